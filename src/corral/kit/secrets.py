@@ -1,0 +1,31 @@
+"""Bearer secrets: how they are made, stored and compared.
+
+Only the SHA-256 of a secret is ever stored. A slow hash would buy nothing: there are 256 random bits to guess, and the
+check sits on the hot path.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+
+API_KEY = "ck_"
+JOIN_TOKEN = "cj_"
+NODE_TOKEN = "cn_"
+WEB_SESSION = "cs_"
+PREFIXES = (API_KEY, JOIN_TOKEN, NODE_TOKEN, WEB_SESSION)  # `log.py` masks whatever starts with one of these
+
+
+def new_secret(prefix: str) -> str:
+    """256 random bits as text that survives shells, URLs and double-click selection."""
+    return prefix + base64.b32encode(os.urandom(32)).decode().rstrip("=").lower()
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def matches(secret: str, stored_digest: str) -> bool:
+    return hmac.compare_digest(digest(secret), stored_digest)
