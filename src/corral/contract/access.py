@@ -1,0 +1,38 @@
+"""Controller-signed tokens that callers show at a worker's ingress (DESIGN §4). Signing itself is `kit/signing.py`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from corral.contract.codec import Message, always
+
+ANY_NODE = "*"
+LONGEST_LIFE_S = 3600
+
+
+class Scope(StrEnum):
+    REPLICAS = "replicas"
+    BLOBS = "blobs"
+    LOGS = "logs"
+    FILES = "files"
+    PROBE = "probe"  # "is it you?": lets the controller check that an ingress is the node it should be
+
+
+class AccessClaims(Message):
+    sub: str = always(str)  # who shows it: `gateway`, `controller`, a node id
+    aud: str = always(str)  # the node it is for, or `*`
+    scope: tuple[str, ...] = always(tuple)
+    exp: int = always(int)  # seconds since the epoch, on the controllers' clock
+
+
+def refusal(claims: AccessClaims, *, node: str, scope: Scope, now: float) -> str | None:
+    """Why these claims do not open this door; None when they do."""
+    if claims.aud not in (ANY_NODE, node):
+        return "the token is for another node"
+    if scope not in claims.scope:
+        return f"the token does not allow {scope.value}"
+    if claims.exp <= now:
+        return "the token has expired"
+    if claims.exp > now + LONGEST_LIFE_S + 300:  # 5 min for clocks: a token for ever must not pass
+        return "the token lives longer than any we sign"
+    return None

@@ -1,0 +1,15 @@
+"""Hints among controllers and gateways. Losing one costs at most one polling interval."""
+
+from __future__ import annotations
+
+from corral.contract.codec import Message, always
+from corral.contract.subjects import event
+
+
+class ViewChanged(Message):
+    kind: str = always(str)  # nodes, keys, tokens
+    id: str = ""
+    row_version: int = 0
+
+
+VIEW_CHANGED = event("corral.view.changed", ViewChanged)

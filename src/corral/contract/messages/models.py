@@ -1,0 +1,58 @@
+"""Models on a node: unload, stop, delete, what runs (contract: nats.md §4.6–4.9)."""
+
+from __future__ import annotations
+
+from corral.contract.codec import Message, always
+from corral.contract.subjects import call
+
+
+class UnloadModel(Message):
+    model_name: str = always(str)
+    address: str = ""
+
+
+class DoneReply(Message):
+    success: bool = always(bool)
+    error: str = ""
+
+
+class StopModel(Message):
+    model_name: str = always(str)
+    process_key: str = always(str)
+    expected_address: str = always(str)
+    force: bool = False
+    config_revision: str = ""
+
+
+class ModelStopped(Message):
+    matched: bool = always(bool)
+    freed: bool = always(bool)
+    terminated: bool = always(bool)
+    process_key: str = always(str)
+    address: str = ""
+    error: str = ""
+
+
+class DeleteModel(Message):
+    model_name: str = always(str)
+
+
+class ListRunningModels(Message):
+    pass
+
+
+class RunningModel(Message):
+    model_id: str = always(str)
+    replica_index: int = always(int)
+    address: str = ""
+
+
+class RunningModels(Message):
+    models: tuple[RunningModel, ...] = always(tuple)
+    error: str = ""
+
+
+UNLOAD_MODEL = call("nodes.{node}.model.unload", UnloadModel, DoneReply)
+STOP_MODEL = call("nodes.{node}.model.stop", StopModel, ModelStopped)
+DELETE_MODEL = call("nodes.{node}.model.delete", DeleteModel, DoneReply)
+LIST_RUNNING_MODELS = call("nodes.{node}.models.running", ListRunningModels, RunningModels)

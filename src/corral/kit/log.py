@@ -1,0 +1,78 @@
+"""Logging: constant words, variable fields, no secrets. Console lines for people, JSON lines for machines."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+from corral.kit.secrets import PREFIXES
+
+_SECRET = re.compile(
+    r"\b(" + "|".join(PREFIXES) + r")[a-z2-7]{16,}"  # our own keys and tokens
+    r"|\bS[AUOCNX][A-Z2-7]{50,}\b"  # nkeys seeds
+    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"  # JWTs
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # user:password in a URL
+    r"|(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"
+)
+
+
+def mask_secrets(text: str) -> str:
+    """What looks like a secret of ours is replaced; the last net under code that should never have logged one."""
+    return _SECRET.sub(lambda found: (found.group(1) or "") + "***", text)
+
+
+def _mask_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = mask_secrets(value)
+        elif isinstance(value, list | tuple | dict | BaseException):
+            event[key] = mask_secrets(str(value))
+    return event
+
+
+def configure_logging(
+    *, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None
+) -> None:
+    """Once, at the start of a process. Libraries that use the standard logging come out of the same pipe."""
+    stream = stream or sys.stderr
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _mask_event,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=34)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=shared,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("nats", "asyncio", "uvicorn.access", "aiosqlite", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(role=role)
+
+
+def get_log(name: str) -> Any:
+    """A logger for one module: `log.info("replica ready", model=model)`."""
+    return structlog.get_logger(name)

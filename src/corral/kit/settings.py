@@ -1,0 +1,259 @@
+"""Settings of a process: one frozen dataclass, read from flags, environment and a file, all faults told at once.
+
+A field is declared with `setting(...)`. Its name gives the flag (`--heartbeat-interval`), the variable
+(`CORRAL_HEARTBEAT_INTERVAL`) and the key in the file; other variables may be aliases. Flags win over the environment,
+the environment over the file, the file over the default. Every setting of a process is declared in its `settings.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+from corral.kit.durations import format_duration, parse_duration_s
+from corral.kit.errors import CorralError
+
+T = TypeVar("T")
+_DECLARED = "corral.setting"
+
+
+class Seconds(float):
+    """A span of time, so that the reader knows `15m` when it meets one."""
+
+
+class BadSettings(CorralError):
+    """Some settings cannot be used; `faults` has one line each."""
+
+    code = "bad_settings"
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True)
+class Declared:
+    help: str
+    aliases: tuple[str, ...]
+    secret: bool
+    advanced: bool
+    parse: Callable[[str], Any] | None
+    check: Callable[[Any], str | None] | None
+
+
+@dataclass(frozen=True)
+class SettingDoc:
+    """One row of the reference page and one option of the command."""
+
+    name: str
+    flag: str
+    env: str
+    aliases: tuple[str, ...]
+    kind: str
+    default: str
+    help: str
+    secret: bool
+    advanced: bool
+
+
+def setting(
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    aliases: Sequence[str] = (),
+    secret: bool = False,
+    advanced: bool = False,
+    parse: Callable[[str], Any] | None = None,
+    check: Callable[[Any], str | None] | None = None,
+) -> Any:
+    """Declare a field. `parse` reads text where the field's type does not say how; it raises ValueError with a
+    sentence. `check` returns what is wrong with a value, or None. Without a default the setting is required."""
+    declared = Declared(help, tuple(aliases), secret, advanced, parse, check)
+    return dataclasses.field(default=default, metadata={_DECLARED: declared})
+
+
+def read_settings(
+    kind: type[T],
+    *,
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    file: Path | None = None,
+) -> T:
+    """Build the settings or raise `BadSettings` naming every fault by the words the person used."""
+    faults: list[str] = []
+    from_file = _read_file(file, faults)
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    names = {field.name for field in dataclasses.fields(_as_dataclass(kind))}
+    faults.extend(f"{file}: unknown setting {key!r}" for key in from_file if key not in names)
+    for field in dataclasses.fields(_as_dataclass(kind)):
+        declared: Declared = field.metadata[_DECLARED]
+        found = _find(field.name, declared, flags, env, from_file, file)
+        if found is None:
+            if field.default is dataclasses.MISSING:
+                faults.append(f"{flag_of(field.name)} (or {env_of(field.name)}) is required: {declared.help}")
+            continue
+        source, raw = found
+        try:
+            value = _convert(raw, hints[field.name], declared)
+        except ValueError as error:
+            shown = "its value" if declared.secret else str(error)
+            faults.append(f"{source}: {shown if not declared.secret else 'cannot be used'}")
+            continue
+        wrong = declared.check(value) if declared.check else None
+        if wrong:
+            faults.append(f"{source}: {wrong}")
+            continue
+        values[field.name] = value
+    if faults:
+        raise BadSettings(faults)
+    return kind(**values)
+
+
+def describe(kind: type[Any]) -> list[SettingDoc]:
+    """Every setting, in the order of declaration: for `--help`, the reference page and the test that compares them."""
+    hints = typing.get_type_hints(kind)
+    docs = []
+    for field in dataclasses.fields(kind):
+        declared: Declared = field.metadata[_DECLARED]
+        docs.append(
+            SettingDoc(
+                name=field.name,
+                flag=flag_of(field.name),
+                env=env_of(field.name),
+                aliases=declared.aliases,
+                kind=_kind_name(hints[field.name]),
+                default="required" if field.default is dataclasses.MISSING else _show(field.default),
+                help=declared.help,
+                secret=declared.secret,
+                advanced=declared.advanced,
+            )
+        )
+    return docs
+
+
+def shown(settings: Any) -> dict[str, str]:
+    """The settings for the log at start: secrets are only said to be set or not."""
+    result = {}
+    for field in dataclasses.fields(settings):
+        declared: Declared = field.metadata[_DECLARED]
+        value = getattr(settings, field.name)
+        result[field.name] = ("set" if value else "not set") if declared.secret else _show(value)
+    return result
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def env_of(name: str) -> str:
+    return "CORRAL_" + name.removesuffix("_s").upper()
+
+
+def _as_dataclass(kind: type[Any]) -> Any:
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} is not a dataclass")
+    return kind
+
+
+def _read_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with file.open("rb") as stream:
+            return {key.replace("-", "_"): value for key, value in tomllib.load(stream).items()}
+    except OSError as error:
+        faults.append(f"{file}: cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        faults.append(f"{file}: not TOML: {error}")
+    return {}
+
+
+def _find(
+    name: str,
+    declared: Declared,
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    from_file: Mapping[str, Any],
+    file: Path | None,
+) -> tuple[str, Any] | None:
+    if flags.get(name) is not None:
+        return flag_of(name), flags[name]
+    for variable in (env_of(name), *declared.aliases):
+        if env.get(variable):  # an empty variable counts as not set: that is how compose files unset one
+            return variable, env[variable]
+    short = name.removesuffix("_s")
+    for key in (name, short):
+        if key in from_file:
+            return f"{file}: {key}", from_file[key]
+    return None
+
+
+def _convert(raw: Any, kind: Any, declared: Declared) -> Any:
+    if declared.parse is not None and isinstance(raw, str):
+        return declared.parse(raw)
+    kind = _without_none(kind)
+    if kind is Seconds:
+        if isinstance(raw, bool):
+            raise ValueError("a span of time is expected, such as 10s")
+        return Seconds(parse_duration_s(str(raw)))
+    if kind is bool:
+        return raw if isinstance(raw, bool) else _read_bool(str(raw))
+    if kind is int:
+        return _read_int(raw)
+    if kind is Path:
+        return Path(str(raw)).expanduser()
+    if kind is str:
+        return str(raw)
+    if typing.get_origin(kind) is tuple:
+        parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
+        return tuple(str(part).strip() for part in parts if str(part).strip())
+    return raw
+
+
+def _read_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _read_int(raw: Any) -> int:
+    try:
+        if isinstance(raw, bool):
+            raise ValueError
+        return int(raw)
+    except (TypeError, ValueError):
+        raise ValueError(f"{raw!r} is not a whole number") from None
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return next(part for part in typing.get_args(kind) if part is not type(None))
+    return kind
+
+
+def _kind_name(kind: Any) -> str:
+    kind = _without_none(kind)
+    names = {Seconds: "duration", bool: "true/false", int: "number", Path: "path", str: "text"}
+    return names.get(kind, "list" if typing.get_origin(kind) is tuple else "text")
+
+
+def _show(value: Any) -> str:
+    if value is None or value == "" or value == ():
+        return ""
+    if isinstance(value, Seconds):
+        return format_duration(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return str(value)

@@ -1,0 +1,67 @@
+"""Loops that outlive their mistakes, and the small tools around them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+
+class Wake:
+    """An edge that makes a level-triggered loop look sooner. Many wakes before a look count as one."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True if woken, False if the time passed. Either way the next look is due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        woken = self._event.is_set()
+        self._event.clear()
+        return woken
+
+
+async def run_every(
+    name: str,
+    interval_s: float,
+    step: Callable[[], Awaitable[None]],
+    *,
+    clock: Clock,
+    wake: Wake | None = None,
+    worst_wait_s: float = 60.0,
+) -> None:
+    """Call `step` for ever. This is the one catch-all of a loop: an error is logged, backed off, and the loop goes on."""
+    backoff = Backoff(first_s=interval_s, cap_s=max(interval_s, worst_wait_s))
+    while True:
+        try:
+            await step()
+            backoff.reset()
+            wait_s = interval_s
+        except CorralError as error:
+            wait_s = backoff.next_s()
+            log.warning(
+                "loop will try again",
+                loop=name,
+                error=error.message,
+                code=error.code,
+                wait_s=round(wait_s, 2),
+            )
+        except Exception:
+            wait_s = backoff.next_s()
+            log.exception("loop failed and will try again", loop=name, wait_s=round(wait_s, 2))
+        if wake is not None:
+            await wake.wait(wait_s)
+        else:
+            await clock.sleep(wait_s)
