@@ -18,7 +18,7 @@ class Scope(StrEnum):
     PROBE = "probe"  # "is it you?": lets the controller check that an ingress is the node it should be
 
 
-class AccessClaims(Message):
+class AccessClaims(Message, frozen=True):
     sub: str = always(str)  # who shows it: `gateway`, `controller`, a node id
     aud: str = always(str)  # the node it is for, or `*`
     scope: tuple[str, ...] = always(tuple)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from corral.contract.codec import Message, always
 from corral.contract.hardware import Device
 from corral.contract.view import KeyLimits
 
 
-class NodeView(Message):
+class NodeView(Message, frozen=True):
     """The contract's node object, then ours."""
 
     id: str = always(str)
@@ -36,21 +38,19 @@ class NodeView(Message):
     updated_at: str = always(str)
     model_count: int = always(int)
     in_flight_count: int = always(int)
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     status_reason: str = ""  # ours from here on: why it has this status, in words
     platform: str = ""
     devices: tuple[Device, ...] = ()
     ingress_url: str = ""
-    ingress_error: str = (
-        ""  # why the ingress could not be reached at `ingress_url`; empty = it answers, or not tried
-    )
+    ingress_error: str = ""  # why the ingress could not be reached at `ingress_url`; empty = it answers, or not tried
     bus_down: bool = False
     compat: bool = False  # a LocalAI worker on the shared token
     version: str = ""
     row_version: int = 0
 
 
-class JoinTokenView(Message):
+class JoinTokenView(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)
     uses: int = always(int)
@@ -62,14 +62,14 @@ class JoinTokenView(Message):
     last_used_at: str = ""
 
 
-class CreateJoinToken(Message):
+class CreateJoinToken(Message, frozen=True):
     name: str = ""
     uses: int | None = 1  # None = unlimited
     ttl_s: float | None = 3600.0  # None = never expires
     pre_approved: bool = False
 
 
-class JoinTokenCreated(Message):
+class JoinTokenCreated(Message, frozen=True):
     """The secret is shown here once and stored only as a hash."""
 
     token: JoinTokenView
@@ -77,7 +77,7 @@ class JoinTokenCreated(Message):
     join_command: str = ""
 
 
-class KeyView(Message):
+class KeyView(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)
     role: str = always(str)
@@ -89,7 +89,7 @@ class KeyView(Message):
     last_used_at: str = ""
 
 
-class CreateKey(Message):
+class CreateKey(Message, frozen=True):
     name: str = ""
     role: str = "inference"
     models: tuple[str, ...] | None = None
@@ -97,12 +97,12 @@ class CreateKey(Message):
     ttl_s: float | None = None
 
 
-class KeyCreated(Message):
+class KeyCreated(Message, frozen=True):
     key: KeyView
     secret: str
 
 
-class ControllerView(Message):
+class ControllerView(Message, frozen=True):
     id: str = always(str)
     host: str = always(str)
     version: str = always(str)
@@ -111,7 +111,7 @@ class ControllerView(Message):
     live: bool = always(bool)
 
 
-class Cluster(Message):
+class Cluster(Message, frozen=True):
     """`GET /api/cluster`: what the CLI and the page say about the whole."""
 
     version: str = always(str)
@@ -124,9 +124,9 @@ class Cluster(Message):
     compat_localai: bool = False
 
 
-class BudgetBody(Message):
+class BudgetBody(Message, frozen=True):
     value: str = always(str)
 
 
-class MaxReplicasBody(Message):
+class MaxReplicasBody(Message, frozen=True):
     value: int = always(int)

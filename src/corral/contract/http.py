@@ -64,7 +64,7 @@ class Body(Protocol):
 
 
 class Responder(Protocol):
-    """The way back to the client. Exactly one of the three is called per request; leaving without an answer is a 500."""
+    """The way back to the client. Exactly one of these is called per request; leaving without an answer is a 500."""
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer at once. Content-Length is set here."""
@@ -127,7 +127,7 @@ class ClientGone(RelayError):
 
 
 class UpstreamFailed(RelayError):
-    """The target could not be reached or broke before its first byte. `refused`: connecting failed, so nothing was sent."""
+    """The target could not be reached or broke before its first byte; `refused`: nothing was sent."""
 
     def __init__(self, message: str, *, refused: bool, timed_out: bool = False) -> None:
         super().__init__(message)

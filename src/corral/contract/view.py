@@ -6,13 +6,13 @@ from corral.contract.codec import Message, always
 from corral.contract.messages.nodes import BusAccess
 
 
-class KeyLimits(Message):
+class KeyLimits(Message, frozen=True):
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
     concurrent: int | None = None
 
 
-class ViewKey(Message):
+class ViewKey(Message, frozen=True):
     id: str = always(str)
     secret_hash: str = always(str)  # SHA-256 hex
     role: str = always(str)
@@ -22,20 +22,20 @@ class ViewKey(Message):
     expires_at: float | None = None  # seconds since the epoch
 
 
-class ViewNode(Message):
+class ViewNode(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)
     status: str = always(str)
     ingress_url: str = ""
 
 
-class ViewModel(Message):
+class ViewModel(Message, frozen=True):
     id: str = always(str)
     created: int = 0
     owned_by: str = "corral"
 
 
-class FleetView(Message):
+class FleetView(Message, frozen=True):
     revision: int = always(int)
     keys: tuple[ViewKey, ...] = always(tuple)
     nodes: tuple[ViewNode, ...] = always(tuple)
@@ -44,7 +44,7 @@ class FleetView(Message):
     server_time: float = 0.0
 
 
-class GatewayBus(Message):
+class GatewayBus(Message, frozen=True):
     """Answer of `POST /internal/gateway/credentials`."""
 
     bus: BusAccess | None = None

@@ -19,7 +19,7 @@ class Backoff:
 
     def next_s(self) -> float:
         # The exponent is bounded: 2**5000 after a month of failures would raise OverflowError.
-        plain = min(self.cap_s, self.first_s * 2 ** min(self.failures, 64))
+        plain = min(self.cap_s, self.first_s * 2.0 ** min(self.failures, 64))
         self.failures += 1
         return plain * (1 + self.jitter * (2 * self.roll() - 1))
 

@@ -35,9 +35,7 @@ def _mask_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> Mu
     return event
 
 
-def configure_logging(
-    *, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None
-) -> None:
+def configure_logging(*, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
     """Once, at the start of a process. Libraries that use the standard logging come out of the same pipe."""
     stream = stream or sys.stderr
     shared: list[Any] = [

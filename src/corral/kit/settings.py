@@ -103,8 +103,7 @@ def read_settings(
         try:
             value = _convert(raw, hints[field.name], declared)
         except ValueError as error:
-            shown = "its value" if declared.secret else str(error)
-            faults.append(f"{source}: {shown if not declared.secret else 'cannot be used'}")
+            faults.append(f"{source}: {'cannot be used' if declared.secret else error}")
             continue
         wrong = declared.check(value) if declared.check else None
         if wrong:

@@ -42,7 +42,7 @@ async def run_every(
     wake: Wake | None = None,
     worst_wait_s: float = 60.0,
 ) -> None:
-    """Call `step` for ever. This is the one catch-all of a loop: an error is logged, backed off, and the loop goes on."""
+    """Call `step` for ever. The one catch-all of a loop: an error is logged, backed off, and the loop goes on."""
     backoff = Backoff(first_s=interval_s, cap_s=max(interval_s, worst_wait_s))
     while True:
         try:

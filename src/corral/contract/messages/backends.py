@@ -1,4 +1,4 @@
-"""Backends on a node: install, upgrade, list, delete, stop, and the progress of long ones (contract: nats.md §4.1–4.5, §6)."""
+"""Backends on a node: install, upgrade, list, delete, stop, progress (contract: nats.md §4.1–4.5, §6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeRowStatus(StrEnum):
     ERROR = "error"
 
 
-class InstallBackend(Message):
+class InstallBackend(Message, frozen=True):
     backend: str = always(str)
     model_id: str = ""
     backend_galleries: str = ""  # JSON inside JSON: an array of gallery objects
@@ -40,14 +40,14 @@ class InstallBackend(Message):
     attempt: int = 0  # since protocol 1
 
 
-class InstallReply(Message):
+class InstallReply(Message, frozen=True):
     success: bool = always(bool)
     address: str = ""
     error: str = ""
     accepted: bool = False  # since protocol 1
 
 
-class UpgradeBackend(Message):
+class UpgradeBackend(Message, frozen=True):
     backend: str = always(str)
     backend_galleries: str = ""
     uri: str = ""
@@ -59,7 +59,7 @@ class UpgradeBackend(Message):
     attempt: int = 0  # since protocol 1
 
 
-class StoppedReply(Message):
+class StoppedReply(Message, frozen=True):
     """Answer to upgrade and delete. `reports_stopped_processes` false means an older worker: its list says nothing."""
 
     success: bool = always(bool)
@@ -69,7 +69,7 @@ class StoppedReply(Message):
     accepted: bool = False  # since protocol 1
 
 
-class InstallProgress(Message):
+class InstallProgress(Message, frozen=True):
     op_id: str = always(str)
     node_id: str = always(str)
     backend: str = always(str)
@@ -85,11 +85,11 @@ class InstallProgress(Message):
     rate: float = 0.0  # since protocol 1: bytes per second
 
 
-class ListBackends(Message):
+class ListBackends(Message, frozen=True):
     pass
 
 
-class NodeBackend(Message):
+class NodeBackend(Message, frozen=True):
     name: str = always(str)
     is_system: bool = always(bool)
     is_meta: bool = always(bool)
@@ -100,16 +100,16 @@ class NodeBackend(Message):
     digest: str = ""
 
 
-class BackendList(Message):
+class BackendList(Message, frozen=True):
     backends: tuple[NodeBackend, ...] = always(tuple)
     error: str = ""
 
 
-class DeleteBackend(Message):
+class DeleteBackend(Message, frozen=True):
     backend: str = always(str)
 
 
-class StopBackend(Message):
+class StopBackend(Message, frozen=True):
     """An empty `backend` stops everything; so does an empty payload. A payload that cannot be read stops nothing."""
 
     backend: str = ""

@@ -6,34 +6,34 @@ from corral.contract.codec import Message, always
 from corral.contract.subjects import call
 
 
-class EnsureFile(Message):
+class EnsureFile(Message, frozen=True):
     key: str = always(str)
 
 
-class LocalFile(Message):
+class LocalFile(Message, frozen=True):
     local_path: str = ""
     error: str = ""
 
 
-class StageFile(Message):
+class StageFile(Message, frozen=True):
     local_path: str = always(str)
     key: str = always(str)
 
 
-class StagedFile(Message):
+class StagedFile(Message, frozen=True):
     key: str = ""
     error: str = ""
 
 
-class MakeTempFile(Message):
+class MakeTempFile(Message, frozen=True):
     pass
 
 
-class ListDir(Message):
+class ListDir(Message, frozen=True):
     key_prefix: str = always(str)
 
 
-class DirListing(Message):
+class DirListing(Message, frozen=True):
     files: tuple[str, ...] = always(tuple)
     error: str = ""
 

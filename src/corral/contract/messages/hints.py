@@ -6,7 +6,7 @@ from corral.contract.codec import Message, always
 from corral.contract.subjects import event
 
 
-class ViewChanged(Message):
+class ViewChanged(Message, frozen=True):
     kind: str = always(str)  # nodes, keys, tokens
     id: str = ""
     row_version: int = 0

@@ -6,17 +6,17 @@ from corral.contract.codec import Message, always
 from corral.contract.subjects import call
 
 
-class UnloadModel(Message):
+class UnloadModel(Message, frozen=True):
     model_name: str = always(str)
     address: str = ""
 
 
-class DoneReply(Message):
+class DoneReply(Message, frozen=True):
     success: bool = always(bool)
     error: str = ""
 
 
-class StopModel(Message):
+class StopModel(Message, frozen=True):
     model_name: str = always(str)
     process_key: str = always(str)
     expected_address: str = always(str)
@@ -24,7 +24,7 @@ class StopModel(Message):
     config_revision: str = ""
 
 
-class ModelStopped(Message):
+class ModelStopped(Message, frozen=True):
     matched: bool = always(bool)
     freed: bool = always(bool)
     terminated: bool = always(bool)
@@ -33,21 +33,21 @@ class ModelStopped(Message):
     error: str = ""
 
 
-class DeleteModel(Message):
+class DeleteModel(Message, frozen=True):
     model_name: str = always(str)
 
 
-class ListRunningModels(Message):
+class ListRunningModels(Message, frozen=True):
     pass
 
 
-class RunningModel(Message):
+class RunningModel(Message, frozen=True):
     model_id: str = always(str)
     replica_index: int = always(int)
     address: str = ""
 
 
-class RunningModels(Message):
+class RunningModels(Message, frozen=True):
     models: tuple[RunningModel, ...] = always(tuple)
     error: str = ""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from corral.contract.codec import Message, always
 from corral.contract.hardware import Device
 from corral.contract.subjects import event
@@ -22,7 +24,7 @@ class NodeType(StrEnum):
     AGENT = "agent"
 
 
-class IngressOffer(Message):
+class IngressOffer(Message, frozen=True):
     """How the worker's one port can be reached. Since protocol 1."""
 
     port: int = 0
@@ -31,7 +33,7 @@ class IngressOffer(Message):
     tls: bool = False  # the worker serves TLS with a certificate it already has
 
 
-class RegisterNode(Message):
+class RegisterNode(Message, frozen=True):
     name: str = always(str)
     node_type: str = ""
     address: str = ""
@@ -46,13 +48,11 @@ class RegisterNode(Message):
     gpu_vendor: str = ""
     gpu_compute_capability: str = ""
     capability: str = ""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     max_replicas_per_model: int = 0
     vram_budget: str = ""
     protocol: int = 0  # since protocol 1; 0 = a LocalAI worker
-    enrolment: str = (
-        ""  # since protocol 1: secret made by the worker before its first try; proves it is the same node
-    )
+    enrolment: str = ""  # since protocol 1: secret made by the worker before its first try; proves it is the same node
     platform: str = ""  # since protocol 1: os/arch, e.g. linux/amd64
     devices: tuple[Device, ...] = ()  # since protocol 1
     ingress: IngressOffer | None = None  # since protocol 1
@@ -60,7 +60,7 @@ class RegisterNode(Message):
     version: str = ""  # since protocol 1
 
 
-class BusAccess(Message):
+class BusAccess(Message, frozen=True):
     """Where the bus is and what to show it. Since protocol 1."""
 
     urls: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class BusAccess(Message):
     password: str = ""
 
 
-class IngressGrant(Message):
+class IngressGrant(Message, frozen=True):
     """Since protocol 1."""
 
     url: str = ""  # where the controller will look for the ingress
@@ -78,7 +78,7 @@ class IngressGrant(Message):
     ca: str = ""  # PEM
 
 
-class NodeRegistered(Message):
+class NodeRegistered(Message, frozen=True):
     """Answer to a registration. `nats_*` and everything below them is absent while the node is pending."""
 
     id: str = always(str)
@@ -89,9 +89,7 @@ class NodeRegistered(Message):
     api_token: str = ""
     nats_jwt: str = ""
     nats_user_seed: str = ""
-    node_token: str = (
-        ""  # since protocol 1: told once, when the node is new (or proved itself by its enrolment)
-    )
+    node_token: str = ""  # since protocol 1: told once, when the node is new (or proved itself by its enrolment)
     protocol: int = 0  # since protocol 1
     bus: BusAccess | None = None  # since protocol 1
     expires_in_s: float = 0.0  # since protocol 1: lifetime left of nats_jwt, free of anybody's clock
@@ -101,7 +99,7 @@ class NodeRegistered(Message):
     server_time: float = 0.0  # since protocol 1: the controller's clock, seconds since the epoch
 
 
-class HttpHeartbeat(Message):
+class HttpHeartbeat(Message, frozen=True):
     """All optional; absent keeps the last value."""
 
     available_vram: int | None = None
@@ -114,13 +112,13 @@ class HttpHeartbeat(Message):
     boot_id: str | None = None  # since protocol 1
 
 
-class HeartbeatReceived(Message):
+class HeartbeatReceived(Message, frozen=True):
     message: str = always(str)
     status: str = ""  # since protocol 1
     server_time: float = 0.0  # since protocol 1
 
 
-class BusHeartbeat(Message):
+class BusHeartbeat(Message, frozen=True):
     """`nodes.{node}.heartbeat`, since protocol 1."""
 
     boot_id: str = ""
@@ -135,7 +133,7 @@ class BusHeartbeat(Message):
     devices: tuple[Device, ...] | None = None
 
 
-class StopNode(Message):
+class StopNode(Message, frozen=True):
     """Any payload: the worker drains, deregisters and ends."""
 
 
