@@ -17,7 +17,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def always(zero: type[Any]) -> Any:
     """A field that is on the wire even when zero, yet may be absent in what an older peer sends."""
-    return msgspec.field(default_factory=zero)
+    # Wrapped, because msgspec knows the empty containers by their type and would leave them out.
+    return msgspec.field(default_factory=lambda: zero())
 
 
 class Undecodable(ValueError):
@@ -38,16 +39,16 @@ def decode(kind: type[T], payload: bytes) -> T:
     try:
         return msgspec.json.decode(payload, type=kind)
     except msgspec.ValidationError:
-        # The strict pass is the fast one; only a peer that writes nulls pays for the second.
-        return _decode_without_nulls(kind, payload)
+        pass  # The strict pass is the fast one; only a peer that writes nulls pays for the second.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable(f"not JSON: {error}") from error
+    return _decode_without_nulls(kind, payload)
 
 
 def _decode_without_nulls(kind: type[T], payload: bytes) -> T:
     try:
         return msgspec.convert(_drop_nulls(msgspec.json.decode(payload)), type=kind)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable(str(error)) from error
 
 

@@ -90,7 +90,7 @@ def read_settings(
     from_file = _read_file(file, faults)
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    names = {field.name for field in dataclasses.fields(_as_dataclass(kind))}
+    names = {spelling for field in dataclasses.fields(_as_dataclass(kind)) for spelling in _spellings(field.name)}
     faults.extend(f"{file}: unknown setting {key!r}" for key in from_file if key not in names)
     for field in dataclasses.fields(_as_dataclass(kind)):
         declared: Declared = field.metadata[_DECLARED]
@@ -155,6 +155,11 @@ def env_of(name: str) -> str:
     return "CORRAL_" + name.removesuffix("_s").upper()
 
 
+def _spellings(name: str) -> tuple[str, str]:
+    """In a file a span may be called `interval` or `interval_s`."""
+    return name.removesuffix("_s"), name
+
+
 def _as_dataclass(kind: type[Any]) -> Any:
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} is not a dataclass")
@@ -187,8 +192,7 @@ def _find(
     for variable in (env_of(name), *declared.aliases):
         if env.get(variable):  # an empty variable counts as not set: that is how compose files unset one
             return variable, env[variable]
-    short = name.removesuffix("_s")
-    for key in (name, short):
+    for key in _spellings(name):
         if key in from_file:
             return f"{file}: {key}", from_file[key]
     return None

@@ -1,0 +1,1 @@
+"""HTTP doors: they parse, check rights and call a service. Nothing is decided here."""

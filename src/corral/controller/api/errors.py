@@ -1,0 +1,71 @@
+"""Our errors as HTTP, here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from corral.contract.codec import encode
+from corral.kit import errors
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+_STATUS: dict[type[errors.CorralError], int] = {
+    errors.Invalid: 400,
+    errors.Unauthenticated: 401,
+    errors.Denied: 403,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Gone: 410,
+    errors.Failed: 502,
+    errors.Unreachable: 502,
+    errors.NoCapacity: 503,
+    errors.Unavailable: 503,
+    errors.OutcomeUnknown: 504,
+}
+
+
+def answer(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> Response[bytes]:
+    body = encode({"error": {"code": status, "message": message, "type": kind}})
+    return Response(body, status_code=status, media_type="application/json", headers=headers or {})
+
+
+def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) -> Response[bytes]:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    # The contract names every error of these two families so; scripts of ours read the status.
+    kind = "node_error" if request.url.path.startswith(("/api/node/", "/api/nodes")) else error.code
+    headers = {}
+    if isinstance(error, errors.NoCapacity):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    elif isinstance(error, errors.Unavailable):
+        headers["Retry-After"] = "2"
+    elif isinstance(error, errors.Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return answer(status, error.message, kind, headers)
+
+
+def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """What the framework itself refuses: unknown routes, wrong methods, bodies it cannot read."""
+    detail = error.detail
+    if error.status_code == 404:
+        detail = f"there is no {request.url.path} here; /docs lists what there is"
+    elif error.status_code == 400 and isinstance(error.extra, list) and error.extra:
+        detail = "; ".join(_sentence(fault) for fault in error.extra)
+    elif error.status_code >= 500:
+        log.error("request failed", path=request.url.path, error=str(error))
+        detail = "something went wrong here; the log has the details"
+    return answer(error.status_code, detail, "http_error", dict(error.headers or {}))
+
+
+def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    log.error("request failed", path=request.url.path, exc_info=error)
+    return answer(500, "something went wrong here; the log has the details", "internal_error")
+
+
+def _sentence(fault: object) -> str:
+    if isinstance(fault, dict):
+        return ": ".join(str(fault[part]) for part in ("key", "message") if fault.get(part))
+    return str(fault)

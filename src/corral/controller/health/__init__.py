@@ -1,0 +1,1 @@
+"""Who is alive, busy or gone."""

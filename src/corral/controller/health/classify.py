@@ -1,0 +1,73 @@
+"""Alive, silent, or we cannot tell: pure. Silence is not death, and our own outage is not theirs.
+
+Staleness counts only time in which this controller could receive and record heartbeats. So a full grace period follows
+its own start and each outage of bus or database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corral.contract.ids import NodeId
+from corral.contract.messages.nodes import NodeStatus
+from corral.controller.registry.transitions import NodeEvent
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What the monitor knows of one node. Ages are spans on the database's clock."""
+
+    node: NodeId
+    status: NodeStatus
+    status_age_s: float
+    heartbeat_age_s: float | None  # None: never heard
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Automation takes no more than `share_percent` of the fleet offline within one window; fewer than `floor` silent
+    nodes are no mass outage, however small the fleet."""
+
+    share_percent: int = 40
+    floor: int = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    events: tuple[tuple[NodeId, NodeEvent], ...]
+    held: int  # how many silent nodes the guard left alone
+
+
+def judge(pulses: Sequence[Pulse], *, listening_s: float, stale_after_s: float, guard: Guard) -> Verdict:
+    """`listening_s`: for how long this controller has been able to receive and record without a gap."""
+    back = tuple((p.node, NodeEvent.CAME_BACK) for p in pulses if _is_back(p, stale_after_s))
+    if listening_s < stale_after_s:
+        return Verdict(back, 0)
+    silent = [p.node for p in pulses if _is_silent(p, stale_after_s)]
+    held = _is_mass_outage(pulses, len(silent), stale_after_s, guard)
+    event = NodeEvent.SILENT_BUT_HELD if held else NodeEvent.WENT_SILENT
+    return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0)
+
+
+_PRESENT = (NodeStatus.HEALTHY, NodeStatus.UNHEALTHY, NodeStatus.DRAINING)
+
+
+def _is_mass_outage(pulses: Sequence[Pulse], silent: int, window_s: float, guard: Guard) -> bool:
+    """Nodes that fell in this window count on both sides: a rolling outage must not slip through one by one."""
+    just_fallen = sum(1 for p in pulses if p.status is NodeStatus.OFFLINE and not p.left and p.status_age_s < window_s)
+    fleet = just_fallen + sum(1 for p in pulses if p.status in _PRESENT)
+    gone = just_fallen + silent
+    return silent > 0 and gone >= guard.floor and gone * 100 > guard.share_percent * fleet
+
+
+def _is_back(pulse: Pulse, stale_after_s: float) -> bool:
+    if pulse.status not in (NodeStatus.OFFLINE, NodeStatus.UNHEALTHY) or pulse.left or pulse.heartbeat_age_s is None:
+        return False
+    # The heartbeat must be younger than the verdict it overturns.
+    return pulse.heartbeat_age_s < min(stale_after_s, pulse.status_age_s)
+
+
+def _is_silent(pulse: Pulse, stale_after_s: float) -> bool:
+    return pulse.status in _PRESENT and (pulse.heartbeat_age_s is None or pulse.heartbeat_age_s >= stale_after_s)

@@ -1,0 +1,1 @@
+"""Who the nodes are: registration, identity, approval, heartbeats, labels."""

@@ -1,0 +1,136 @@
+"""Every setting of `corral controller`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.kit.settings import Seconds, setting
+
+
+def _positive(value: float) -> str | None:
+    return None if value > 0 else "must be more than zero"
+
+
+def _store_url(value: str) -> str | None:
+    if value.startswith(("sqlite:///", "postgresql://", "postgres://")):
+        return None
+    return "must be sqlite:///PATH or postgresql://USER@HOST/NAME"
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    data: Path = setting("folder of the controller's own files", default=Path("~/.local/share/corral/controller"))
+    store: str = setting(
+        "database: sqlite:///PATH or postgresql://…; empty = corral.db in the data folder",
+        default="",
+        secret=True,  # a PostgreSQL URL may carry a password
+        aliases=("LOCALAI_AUTH_DATABASE_URL",),
+        check=lambda value: _store_url(value) if value else None,
+    )
+    instance_id: str = setting(
+        "name of this controller among several; empty = made at start", default="", aliases=("LOCALAI_INSTANCE_ID",)
+    )
+    socket: Path | None = setting("unix socket to serve on; the local gateway uses it", default=None)
+    host: str = setting("address to serve on besides the socket; needs a port", default="127.0.0.1")
+    port: int = setting("port to serve on besides the socket; 0 = none", default=0)
+    tls_cert: Path | None = setting("certificate for host:port (PEM)", default=None)
+    tls_key: Path | None = setting("key for host:port (PEM)", default=None)
+    public_url: str = setting("URL under which people and workers reach the gateway; printed in join lines", default="")
+
+    admin_key_file: Path | None = setting("file with the first admin key; made when absent", default=None)
+    gateway_key_file: Path | None = setting("file with the key gateways show; made when absent", default=None)
+    ca_cert: Path | None = setting("the cluster's CA certificate; workers get certificates from it", default=None)
+    ca_key: Path | None = setting("the cluster's CA key", default=None)
+
+    bus_urls: tuple[str, ...] = setting(
+        "where this controller reaches NATS", default=("nats://127.0.0.1:4222",), aliases=("LOCALAI_NATS_URL",)
+    )
+    bus_public_urls: tuple[str, ...] = setting(
+        "where workers reach NATS; `{host}` stands for the host they used to reach us; empty = the same as bus-urls",
+        default=(),
+    )
+    bus_keys: Path | None = setting(
+        "folder with the bus keys (operator, account, system, service seeds) of the embedded server", default=None
+    )
+    bus_account_seed: str = setting(
+        "account seed of an external NATS, to mint node credentials",
+        default="",
+        secret=True,
+        aliases=("LOCALAI_NATS_ACCOUNT_SEED",),
+    )
+    bus_service_jwt: str = setting(
+        "this controller's user JWT on an external NATS", default="", secret=True, aliases=("LOCALAI_NATS_SERVICE_JWT",)
+    )
+    bus_service_seed: str = setting(
+        "this controller's user seed on an external NATS",
+        default="",
+        secret=True,
+        aliases=("LOCALAI_NATS_SERVICE_SEED",),
+    )
+    bus_shared_credentials: bool = setting(
+        "use user and password of the bus URL for everyone: no isolation between nodes", default=False
+    )
+    bus_ca: Path | None = setting("CA of the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_CA",))
+    bus_cert: Path | None = setting(
+        "client certificate for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_CERT",), advanced=True
+    )
+    bus_key: Path | None = setting(
+        "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
+    )
+    bus_credential_ttl_s: Seconds = setting(
+        "lifetime of a node's bus credential",
+        default=Seconds(3600),
+        aliases=("LOCALAI_NATS_WORKER_JWT_TTL",),
+        check=_positive,
+    )
+
+    auto_approve: bool = setting(
+        "approve every node that shows a valid token", default=False, aliases=("LOCALAI_AUTO_APPROVE_NODES",)
+    )
+    compat_localai: bool = setting("let LocalAI workers join with the shared registration token", default=False)
+    registration_token: str = setting(
+        "the shared token of LocalAI workers; only with compat-localai",
+        default="",
+        secret=True,
+        aliases=("LOCALAI_REGISTRATION_TOKEN",),
+    )
+
+    stale_after_s: Seconds = setting("a node silent for so long is offline", default=Seconds(60), check=_positive)
+    health_interval_s: Seconds = setting("how often health is judged", default=Seconds(5), check=_positive)
+    guard_share: int = setting(
+        "automation takes no more than this share of nodes (percent) offline in one window", default=40
+    )
+    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3)
+    heartbeat_flush_s: Seconds = setting(
+        "heartbeats are written in batches this far apart", default=Seconds(1), check=_positive, advanced=True
+    )
+    watch_interval_s: Seconds = setting(
+        "how often the database is asked for changes made by other controllers",
+        default=Seconds(1),
+        check=_positive,
+        advanced=True,
+    )
+    lease_ttl_s: Seconds = setting(
+        "a controller silent for so long loses its leases", default=Seconds(15), check=_positive, advanced=True
+    )
+    ingress_check_interval_s: Seconds = setting(
+        "how often a node's ingress is tried", default=Seconds(30), check=_positive, advanced=True
+    )
+    ingress_check_timeout_s: Seconds = setting(
+        "how long one try may take", default=Seconds(5), check=_positive, advanced=True
+    )
+    session_ttl_s: Seconds = setting(
+        "a web session unused for so long ends", default=Seconds(12 * 3600), check=_positive
+    )
+    install_timeout_s: Seconds = setting(
+        "how long a node may take to answer an install order",
+        default=Seconds(900),
+        aliases=("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
+        check=_positive,
+    )
+    log_level: str = setting("debug, info, warning or error", default="info")
+    log_json: bool = setting("log lines as JSON", default=False)
+
+    def store_url(self) -> str:
+        return self.store or f"sqlite:///{(self.data.expanduser() / 'corral.db').absolute()}"

@@ -1,0 +1,84 @@
+"""Who is judged silent, who is back, and when the guard holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from corral.contract.ids import NodeId
+from corral.contract.messages.nodes import NodeStatus
+from corral.controller.health.classify import Guard, Pulse, Verdict, judge
+
+STALE_S = 60.0
+
+
+def pulse(
+    name: str, status: str = "healthy", heard: float | None = 1.0, *, since: float = 1000.0, left: bool = False
+) -> Pulse:
+    return Pulse(NodeId(name), NodeStatus(status), since, heard, left)
+
+
+def judged(pulses: Iterable[Pulse], listening_s: float = 1000.0) -> Verdict:
+    return judge(list(pulses), listening_s=listening_s, stale_after_s=STALE_S, guard=Guard(share_percent=40, floor=3))
+
+
+@pytest.mark.parametrize("status", ["healthy", "unhealthy", "draining"])
+def test_a_silent_node_goes_offline(status: str) -> None:
+    assert judged([pulse("a", status, 60.0)]).events == (("a", "went_silent"),)
+    assert judged([pulse("a", status, None)]).events == (("a", "went_silent"),)
+
+
+@pytest.mark.parametrize("status", ["pending", "offline"])
+def test_a_node_that_is_not_in_service_cannot_fall_silent(status: str) -> None:
+    assert judged([pulse("a", status, 4000.0)]).events == ()
+
+
+def test_our_own_outage_is_not_theirs() -> None:
+    silent = [pulse("a", heard=500.0)]
+    assert judged(silent, listening_s=59.9).events == ()
+    assert judged(silent, listening_s=60.0).events == (("a", "went_silent"),)
+
+
+@pytest.mark.parametrize("status", ["offline", "unhealthy"])
+def test_a_heartbeat_younger_than_the_verdict_brings_a_node_back(status: str) -> None:
+    assert judged([pulse("a", status, 2.0, since=10.0)]).events == (("a", "came_back"),)
+    assert judged([pulse("a", status, 2.0, since=10.0)], listening_s=0.0).events == (("a", "came_back"),)
+
+
+def test_an_older_heartbeat_does_not_overturn_the_verdict() -> None:
+    assert judged([pulse("a", "unhealthy", 11.0, since=10.0)]).events == ()
+
+
+def test_a_node_that_said_goodbye_is_not_brought_back_by_a_late_heartbeat() -> None:
+    assert judged([pulse("a", "offline", 2.0, since=3.0, left=True)]).events == ()
+
+
+def test_the_guard_holds_when_most_of_the_fleet_falls_silent_at_once() -> None:
+    fleet = [pulse(f"s{n}", heard=70.0) for n in range(3)] + [pulse(f"h{n}") for n in range(4)]
+    verdict = judged(fleet)
+    assert verdict.held == 3
+    assert verdict.events == tuple((f"s{n}", "silent_but_held") for n in range(3))
+
+
+def test_forty_percent_is_still_believed() -> None:
+    fleet = [pulse(f"s{n}", heard=70.0) for n in range(4)] + [pulse(f"h{n}") for n in range(6)]
+    assert judged(fleet).held == 0
+
+
+def test_two_silent_nodes_of_two_are_no_mass_outage() -> None:
+    assert judged([pulse("a", heard=70.0), pulse("b", heard=70.0)]).held == 0
+
+
+def test_a_rolling_outage_does_not_slip_through_one_by_one() -> None:
+    fleet = [
+        *(pulse(f"gone{n}", "offline", 90.0, since=5.0) for n in range(3)),
+        pulse("next", heard=61.0),
+        *(pulse(f"h{n}") for n in range(4)),
+    ]
+    assert judged(fleet).held == 1  # 4 of 8 within one window
+
+
+def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:
+    fleet = [*(pulse(f"old{n}", "offline", 9e5, since=8e5) for n in range(50)), pulse("a", heard=70.0), pulse("b")]
+    assert judged(fleet).events == (("a", "went_silent"),)
