@@ -15,7 +15,8 @@ API_KEY = "ck_"
 JOIN_TOKEN = "cj_"
 NODE_TOKEN = "cn_"
 WEB_SESSION = "cs_"
-PREFIXES = (API_KEY, JOIN_TOKEN, NODE_TOKEN, WEB_SESSION)  # `log.py` masks whatever starts with one of these
+ENROLMENT = "ce_"
+PREFIXES = (API_KEY, JOIN_TOKEN, NODE_TOKEN, WEB_SESSION, ENROLMENT)  # `log.py` masks whatever starts with one of these
 
 
 def new_secret(prefix: str) -> str:

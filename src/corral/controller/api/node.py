@@ -1,0 +1,91 @@
+"""`/api/node/…`: what workers ask for themselves (contract: http.md §2)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, Request, Response, delete, get, post
+
+from corral.contract.codec import Message, Undecodable, decode, encode
+from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
+from corral.controller.access.keys import Access
+from corral.controller.api.auth import bearer_of, seen_from
+from corral.controller.registry.admission import Caller, NodeApi
+from corral.kit.errors import Invalid, Unauthenticated
+
+AnyRequest = Request[Any, Any, Any]
+T = TypeVar("T", bound=Message)
+
+
+class RefreshCredentials(Message, frozen=True):
+    csr: str = ""
+
+
+class NodeSelfService(Controller):
+    """Guarded by the node's own token, not by API keys; registration by a join token."""
+
+    path = "/api/node"
+    tags = ("node self-service",)
+
+    @post("/register", summary="Join the fleet, or come back to it", status_code=201)
+    async def register(self, request: AnyRequest, node_api: NodeApi, access: Access) -> Response[bytes]:
+        asked = await _body(request, RegisterNode)
+        return _json(await node_api.register(asked, await _caller(request, access)), 201)
+
+    @post("/{node_id:str}/credentials", summary="Fresh bus credentials and certificate; nothing else changes", status_code=200)
+    async def credentials(
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
+    ) -> Response[bytes]:
+        asked = await _body(request, RefreshCredentials)
+        return _json(await node_api.refresh(node_id, asked.csr, await _caller(request, access)))
+
+    @post("/{node_id:str}/heartbeat", summary="I am alive", status_code=200)
+    async def heartbeat(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> Response[bytes]:
+        beat = await _body(request, HttpHeartbeat)
+        return _json(await node_api.heartbeat(node_id, beat, await _caller(request, access)))
+
+    @post("/{node_id:str}/drain", summary="Send me no new work", status_code=200)
+    async def drain(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
+        await node_api.drain(node_id, await _caller(request, access))
+        return {"message": "node set to draining"}
+
+    @post("/{node_id:str}/resume", summary="Send me work again", status_code=200)
+    async def resume(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
+        await node_api.resume(node_id, await _caller(request, access))
+        return {"message": "node resumed"}
+
+    @post("/{node_id:str}/deregister", summary="Goodbye", status_code=200)
+    async def deregister(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
+        await node_api.deregister(node_id, await _caller(request, access))
+        return {"message": "node set to offline"}
+
+    @delete("/{node_id:str}", summary="Goodbye", status_code=200)
+    async def leave(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:
+        await node_api.deregister(node_id, await _caller(request, access))
+        return {"message": "node set to offline"}
+
+    @get("/{node_id:str}/models", summary="The replicas you think I have")
+    async def models(
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
+    ) -> list[dict[str, object]]:
+        return await node_api.replicas(node_id, await _caller(request, access))
+
+
+async def _caller(request: AnyRequest, access: Access) -> Caller:
+    bearer = bearer_of(request)
+    if bearer is None:
+        raise Unauthenticated("registration token required")
+    host = request.headers.get("x-forwarded-host") or request.headers.get("host", "")
+    return Caller(bearer=bearer, seen_from=await seen_from(request, access), reached_us_at=host)
+
+
+async def _body(request: AnyRequest, kind: type[T]) -> T:
+    try:
+        return decode(kind, await request.body())
+    except Undecodable as error:
+        raise Invalid(f"invalid request body: {error}") from error
+
+
+def _json(message: msgspec.Struct, status: int = 200) -> Response[bytes]:
+    return Response(encode(message), status_code=status, media_type="application/json")

@@ -1,0 +1,110 @@
+"""`/api/nodes/…`: nodes as people see and steer them (contract: http.md §3.1). `:id` may be an id or a name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import Controller, delete, get, patch, post, put
+from litestar.params import Parameter
+
+from corral.contract.admin import BudgetBody, MaxReplicasBody, NodeView
+from corral.controller.api.auth import admins, viewers
+from corral.controller.registry.nodes import NodeAdmin
+
+Limit = Annotated[int | None, Parameter(ge=1, le=10_000, description="At most so many, in name order")]
+After = Annotated[str | None, Parameter(description="Only names after this one: the last of the page before")]
+
+
+class Nodes(Controller):
+    path = "/api/nodes"
+    tags = ("nodes",)
+    guards = (viewers,)
+
+    @get("/", summary="Every node, in name order")
+    async def list_nodes(self, nodes: NodeAdmin, limit: Limit = None, after: After = None) -> list[NodeView]:
+        return await nodes.list_views(limit=limit, after=after)
+
+    @get("/models", summary="Replicas that can answer now")
+    async def all_models(self) -> list[dict[str, object]]:
+        return []
+
+    @get("/{node:str}", summary="One node")
+    async def show(self, nodes: NodeAdmin, node: str) -> NodeView:
+        return await nodes.view(node)
+
+    @get("/{node:str}/models", summary="Replicas of one node")
+    async def models(self, nodes: NodeAdmin, node: str) -> list[dict[str, object]]:
+        await nodes.view(node)
+        return []
+
+    @delete("/{node:str}", guards=(admins,), status_code=200, summary="Forget a node; its credentials end at once")
+    async def remove(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        await nodes.delete(node)
+        return {"message": "node deregistered"}
+
+    @post("/{node:str}/approve", guards=(admins,), status_code=200, summary="Let a pending node in")
+    async def approve(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        view = await nodes.approve(node)
+        return {
+            "id": view.id,
+            "name": view.name,
+            "node_type": view.node_type,
+            "status": view.status,
+            "message": "node approved",
+        }
+
+    @post("/{node:str}/drain", guards=(admins,), status_code=200, summary="No new work for this node")
+    async def drain(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        await nodes.drain(node)
+        return {"message": "node set to draining"}
+
+    @post("/{node:str}/resume", guards=(admins,), status_code=200, summary="Work for this node again")
+    async def resume(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        await nodes.resume(node)
+        return {"message": "node resumed"}
+
+    @post(
+        "/{node:str}/replace",
+        guards=(admins,),
+        status_code=200,
+        summary="Let another machine take over this name; the old one's credentials end at once",
+    )
+    async def replace(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        view = await nodes.open_for_replacement(node)
+        return {"message": f"the next machine that joins as {view.name} with a valid token becomes this node"}
+
+    @get("/{node:str}/labels", summary="Labels of one node")
+    async def labels(self, nodes: NodeAdmin, node: str) -> dict[str, str]:
+        return await nodes.labels(node)
+
+    @put("/{node:str}/labels", guards=(admins,), summary="Exactly these labels")
+    async def put_labels(self, nodes: NodeAdmin, node: str, data: dict[str, str]) -> dict[str, str]:
+        return await nodes.replace_labels(node, data)
+
+    @patch("/{node:str}/labels", guards=(admins,), summary="These labels too")
+    async def patch_labels(self, nodes: NodeAdmin, node: str, data: dict[str, str]) -> dict[str, str]:
+        return await nodes.merge_labels(node, data)
+
+    @delete("/{node:str}/labels/{key:path}", guards=(admins,), status_code=204, summary="Remove one label")
+    async def delete_label(self, nodes: NodeAdmin, node: str, key: str) -> None:
+        await nodes.delete_label(node, key.lstrip("/"))
+
+    @put("/{node:str}/max-replicas-per-model", guards=(admins,), summary="Cap replicas of one model on this node")
+    async def put_max_replicas(self, nodes: NodeAdmin, node: str, data: MaxReplicasBody) -> dict[str, int]:
+        return {"max_replicas_per_model": await nodes.set_max_replicas(node, data.value)}
+
+    @delete("/{node:str}/max-replicas-per-model", guards=(admins,), status_code=200, summary="Back to the worker's cap")
+    async def reset_max_replicas(self, nodes: NodeAdmin, node: str) -> dict[str, bool]:
+        await nodes.reset_max_replicas(node)
+        return {"reset": True}
+
+    @put("/{node:str}/vram-budget", guards=(admins,), summary="How much VRAM Corral may use: 80%, 12GiB, or empty")
+    async def put_budget(self, nodes: NodeAdmin, node: str, data: BudgetBody) -> dict[str, str]:
+        return {"vram_budget": await nodes.set_vram_budget(node, data.value)}
+
+    @delete("/{node:str}/vram-budget", guards=(admins,), status_code=200, summary="Back to the worker's budget")
+    async def reset_budget(self, nodes: NodeAdmin, node: str) -> dict[str, bool]:
+        await nodes.reset_vram_budget(node)
+        return {"reset": True}
+
+
