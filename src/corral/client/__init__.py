@@ -1,0 +1,29 @@
+"""Our HTTP API as Python calls, for the CLI and the e2e tests. Knows nothing of terminals, folders of a fleet or roles.
+
+`find_endpoint` says where the fleet is and which key to show; `Client` talks to it; what comes back are the shapes of
+`contract/admin.py`, what goes wrong is one of `kit/errors.py`.
+"""
+
+from __future__ import annotations
+
+from corral.client.client import Client
+from corral.client.endpoint import Endpoint, find_endpoint
+from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Ready, Restarted
+from corral.client.local import LocalFleet, forget_local, local_file, read_local, write_local
+
+__all__ = [
+    "Changed",
+    "Client",
+    "Endpoint",
+    "FleetEvent",
+    "LocalFleet",
+    "NodeRemoved",
+    "NodeSeen",
+    "Ready",
+    "Restarted",
+    "find_endpoint",
+    "forget_local",
+    "local_file",
+    "read_local",
+    "write_local",
+]

@@ -1,0 +1,20 @@
+"""What the nouns need of the client, and nothing more."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+from urllib.parse import quote
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    async def call(self, method: str, path: str, kind: type[T], body: object = None) -> T: ...
+
+    async def call_raw(self, method: str, path: str, body: object = None) -> bytes: ...
+
+
+def segment(text: str) -> str:
+    """A name or id as one segment of a path."""
+    # `.` and `..` would be taken for folders by everybody on the way; percent-encoding does not hide them either.
+    return quote(text, safe="") if text not in (".", "..") else "%2E" * len(text)

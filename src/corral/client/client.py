@@ -1,0 +1,158 @@
+"""The client: one connection pool, one method that calls, and a small class per noun on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from corral.client.endpoint import Endpoint
+from corral.client.errors import error_of, unreachable
+from corral.client.events import EventParser, FleetEvent, Restarted, read_event
+from corral.client.keys import Keys
+from corral.client.nodes import Nodes
+from corral.client.tokens import Tokens
+from corral.client.trust import trust_of
+from corral.contract.admin import Cluster
+from corral.contract.codec import Message, Undecodable, always, decode, encode
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import Failed, Unavailable, Unreachable
+
+T = TypeVar("T")
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class Me(Message, frozen=True):
+    key_id: str = always(str)
+    name: str = always(str)
+    role: str = always(str)
+
+
+class Client:
+    """`async with Client(endpoint) as client: await client.nodes.list()`.
+
+    `idle_s` bounds the silence of an event stream: the controller pings well within it, so a longer silence means that
+    the other side is gone without a word.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout_s: float = 30.0, idle_s: float = 60.0, clock: Clock | None = None
+    ) -> None:
+        self.endpoint = endpoint
+        self.nodes = Nodes(self)
+        self.tokens = Tokens(self)
+        self.keys = Keys(self)
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._clock = clock or SystemClock()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        trust = await trust_of(self.endpoint.url, self.endpoint.ca, timeout_s=self._timeout_s)
+        self._session = aiohttp.ClientSession(
+            # True = aiohttp's own default, which is what plain http gets.
+            connector=aiohttp.TCPConnector(ssl=trust if trust is not None else True),
+            headers={"Authorization": f"Bearer {self.endpoint.key}", "Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def me(self) -> Me:
+        """Whose key this is."""
+        return await self.call("GET", "/api/me", Me)
+
+    async def cluster(self) -> Cluster:
+        return await self.call("GET", "/api/cluster", Cluster)
+
+    async def call(self, method: str, path: str, kind: type[T], body: object = None) -> T:
+        """One call of the API, its answer decoded. Raises an error of the house."""
+        payload = await self.call_raw(method, path, body)
+        try:
+            return decode(kind, payload)
+        except Undecodable as error:
+            raise Failed(f"{self.endpoint.url}{path} answered with something that is not Corral's: {error}") from error
+
+    async def call_raw(self, method: str, path: str, body: object = None) -> bytes:
+        data = None if body is None else encode(body)
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        try:
+            # A redirect is never followed: the key must not travel to a place nobody chose.
+            async with self._open.request(
+                method, self._url(path), data=data, headers=headers, allow_redirects=False
+            ) as answer:
+                payload = await answer.read()
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=method != "GET") from error
+        if 200 <= answer.status < 300:
+            return payload
+        raise error_of(answer.status, payload, retry_after=answer.headers.get("Retry-After"))
+
+    async def status_of(self, path: str) -> tuple[int, bytes]:
+        """A probe (`/readyz`): whatever the status, that is the answer."""
+        try:
+            async with self._open.get(self._url(path), allow_redirects=False) as answer:
+                return answer.status, await answer.read()
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def events(self) -> AsyncGenerator[FleetEvent, None]:
+        """One stream, until it ends. Ends with `Unreachable`, also when the other side closes it in order."""
+        quiet = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        parser = EventParser()
+        try:
+            async with self._open.get(
+                self._url("/api/events"),
+                timeout=quiet,
+                headers={"Accept": "text/event-stream"},
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read())
+                yield Restarted()
+                async for chunk in answer.content.iter_any():
+                    for raw in parser.feed(chunk):
+                        if (event := read_event(raw)) is not None:
+                            yield event
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+        except Undecodable as error:
+            raise Failed(f"{self.endpoint.url}/api/events sent something that is not Corral's: {error}") from error
+        raise Unreachable(f"{self.endpoint.url} ended the stream of events")
+
+    async def follow(self, *, first_s: float = 0.5, cap_s: float = 10.0) -> AsyncGenerator[FleetEvent, None]:
+        """Events for ever: a broken stream is opened again, and begins with `Restarted` and everything there is.
+        What waiting cannot cure (a wrong key, say) is raised. So is a fleet that was never reached at all."""
+        backoff = Backoff(first_s=first_s, cap_s=cap_s)
+        reached = False
+        while True:
+            try:
+                async with aclosing(self.events()) as stream:
+                    async for event in stream:
+                        reached = True
+                        backoff.reset()
+                        yield event
+            except (Unreachable, Unavailable):
+                if not reached:
+                    raise
+            await self._clock.sleep(backoff.next_s())
+
+    def _url(self, path: str) -> URL:
+        # Already encoded: a second pass would undo what keeps a name with a slash or dots one segment.
+        return URL(self.endpoint.url + path, encoded=True)
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("use the client in `async with`")
+        return self._session

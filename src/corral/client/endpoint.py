@@ -1,0 +1,93 @@
+"""Where the fleet is and what to show it: flags, else `CORRAL_*`, else the fleet that runs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from corral.client.local import LocalFleet, local_file, read_local
+from corral.kit.errors import Invalid
+
+_NO_FLEET = (
+    "no fleet found: start one with `corral up`, or say where it is with --url and --key (CORRAL_URL and CORRAL_KEY)"
+)
+_NO_KEY = "no key: give --key, or set CORRAL_KEY or CORRAL_KEY_FILE (admin key: <data>/secrets/admin.key)"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    key: str = field(repr=False)
+    ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
+    source: str = ""  # in words, for messages: who said so
+
+
+def find_endpoint(
+    *, url: str | None = None, key: str | None = None, ca: str | None = None, env: Mapping[str, str]
+) -> Endpoint:
+    """Raises `Invalid` with the line to show. A key is only ever sent to the place it was meant for: the local fleet's
+    key goes along only with the local fleet's URL."""
+    told_url = url or env.get("CORRAL_URL") or ""
+    told_key = key or env.get("CORRAL_KEY") or _read_key_file(env.get("CORRAL_KEY_FILE"))
+    told_ca = ca or env.get("CORRAL_CA") or ""
+    local = read_local(local_file(env))
+    if told_url:
+        address = check_url(told_url)
+        ours = local if local is not None and same_place(local.url, address) else None
+        found_key = told_key or (_local_key(ours) if ours else "")
+        if not found_key:
+            raise Invalid(_NO_KEY)
+        return Endpoint(
+            address,
+            found_key,
+            told_ca or (ours.ca_file if ours else ""),
+            source="--url" if url else "CORRAL_URL",
+        )
+    if local is None:
+        raise Invalid(_NO_FLEET)
+    return Endpoint(
+        local.url, told_key or _local_key(local), told_ca or local.ca_file, source=f"the fleet in {local.data}"
+    )
+
+
+def check_url(text: str) -> str:
+    """The URL without a trailing slash; `host:port` alone is taken as http."""
+    whole = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(whole)
+        port = parts.port
+    except ValueError as error:
+        raise Invalid(f"{text!r} is not a URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise Invalid(f"{text!r} is not a URL such as http://127.0.0.1:8080 or https://fleet.example:8080")
+    if parts.username or parts.password:
+        raise Invalid("a URL with a user or password in it is not used: give the key with --key or CORRAL_KEY")
+    return whole.rstrip("/")
+
+
+def same_place(one: str, other: str) -> bool:
+    first, second = urlsplit(one), urlsplit(other)
+    names = {first.hostname, second.hostname}
+    same_host = len(names) == 1 or names <= {"127.0.0.1", "localhost", "::1"}
+    return same_host and (first.scheme, first.port) == (second.scheme, second.port)
+
+
+def _read_key_file(path: str | None) -> str:
+    return read_key(Path(path).expanduser()) if path else ""
+
+
+def _local_key(local: LocalFleet) -> str:
+    return read_key(Path(local.admin_key_file))
+
+
+def read_key(path: Path) -> str:
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise Invalid(f"the key in {path} cannot be read ({reason}): give another with --key or CORRAL_KEY") from error
+    if not text or "\n" in text:
+        raise Invalid(f"{path} does not hold a key: give another with --key or CORRAL_KEY")
+    return text

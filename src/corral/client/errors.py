@@ -1,0 +1,110 @@
+"""HTTP answers and broken connections back into the errors of the house, each with the line a person needs."""
+
+from __future__ import annotations
+
+import ssl
+
+import aiohttp
+
+from corral.contract.codec import Message, Undecodable, decode
+from corral.kit.errors import (
+    Conflict,
+    CorralError,
+    Denied,
+    Failed,
+    Gone,
+    Invalid,
+    NoCapacity,
+    NotFound,
+    OutcomeUnknown,
+    Unauthenticated,
+    Unavailable,
+    Unreachable,
+)
+
+_BY_STATUS: dict[int, type[CorralError]] = {
+    400: Invalid,
+    401: Unauthenticated,
+    403: Denied,
+    404: NotFound,
+    405: Invalid,
+    409: Conflict,
+    410: Gone,
+    413: Invalid,
+    422: Invalid,
+    429: Unavailable,
+    502: Failed,
+    503: Unavailable,
+    504: OutcomeUnknown,
+}
+_KINDS: tuple[type[CorralError], ...] = (*_BY_STATUS.values(), NoCapacity, Unreachable)
+_BY_CODE = {kind.code: kind for kind in _KINDS}
+_LONGEST_TEXT = 300
+
+
+class _ErrorBody(Message, frozen=True):
+    message: str = ""
+    type: str = ""
+
+
+class _Nested(Message, frozen=True):
+    error: _ErrorBody | str = ""
+
+
+def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> CorralError:
+    """The error an answer stands for. `type` in the body is our own word and beats the status."""
+    message, code = _read_body(body)
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status) or (Failed if status >= 400 else Invalid)
+    text = message or f"HTTP {status} without a reason"
+    if kind is Unauthenticated:
+        text += ": give a valid key with --key or CORRAL_KEY"
+    if kind is NoCapacity:
+        return NoCapacity(text, retry_after_s=_seconds(retry_after))
+    return kind(text)
+
+
+def _read_body(body: bytes) -> tuple[str, str]:
+    try:
+        error = decode(_Nested, body).error
+    except Undecodable:
+        # Not ours at all: another program on that port, or a proxy's own page.
+        return _one_line(body), ""
+    if isinstance(error, str):
+        return error, ""
+    return error.message, error.type
+
+
+def _one_line(body: bytes) -> str:
+    text = " ".join(body[: 4 * _LONGEST_TEXT].decode("utf-8", errors="replace").split())
+    if text.startswith("<"):
+        return "something that is not Corral answered with a web page; check the URL"
+    return text[:_LONGEST_TEXT]
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text or ""))
+    except ValueError:
+        return 5.0
+
+
+def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> CorralError:
+    """What to say when no answer came. Only a call that changes something leaves a doubt behind."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        reason = getattr(getattr(error, "certificate_error", error), "verify_message", "") or str(error)
+        return Unreachable(
+            f"the certificate of {url} is not trusted ({reason}): "
+            "give the fleet's CA with --ca (a PEM file, or sha256:… from the join line)"
+        )
+    if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
+        return Unreachable(f"no TLS at {url}: is it a plain http:// address?")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        reason = error.os_error.strerror or str(error.os_error)
+        return Unreachable(f"nothing answers at {url} ({reason}): is the fleet running? start it with `corral up`")
+    if isinstance(error, TimeoutError):
+        text = f"{url} did not answer in time"
+    else:
+        text = f"the connection to {url} broke ({str(error) or type(error).__name__})"
+    if may_have_happened:
+        return OutcomeUnknown(f"{text}: it may or may not have been done; look before you repeat it")
+    return Unreachable(f"{text}: try again, or see `corral doctor`")

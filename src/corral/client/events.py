@@ -1,0 +1,108 @@
+"""Server-sent events: the parser (pure), and what each event of `GET /api/events` means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from corral.contract.admin import NodeView
+from corral.contract.codec import Message, Undecodable, always, decode
+
+_LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Raw:
+    name: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A stream begins (again): every node follows, then `Ready`. What is not named until then is gone."""
+
+
+@dataclass(frozen=True)
+class NodeSeen:
+    node: NodeView
+
+
+@dataclass(frozen=True)
+class NodeRemoved:
+    id: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Something else of this kind changed: read it again if you show it."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Everything there was has been told; from here on only changes come."""
+
+
+FleetEvent = Restarted | NodeSeen | NodeRemoved | Changed | Ready
+
+
+class _Removed(Message, frozen=True):
+    id: str = always(str)
+
+
+class _Kind(Message, frozen=True):
+    kind: str = always(str)
+
+
+class EventParser:
+    """Bytes in, whole events out, however the bytes were cut. Comments (pings) and fields we do not use are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Raw]:
+        # A lone CR at the end may be half of a CRLF: it waits for its other half.
+        whole = self._rest + chunk
+        held = b"\r" if whole.endswith(b"\r") else b""
+        lines = whole.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._rest = lines.pop() + held
+        if len(self._rest) > _LARGEST_EVENT_BYTES:
+            raise Undecodable("an event has no end")
+        for line in lines:
+            yield from self._take(line.decode("utf-8", errors="replace"))
+
+    def _take(self, line: str) -> Iterator[Raw]:
+        if not line:
+            if self._data:
+                yield Raw(self._name or "message", "\n".join(self._data))
+            self._name, self._data, self._size = "", [], 0
+            return
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._name = value
+        elif name == "data":
+            self._size += len(value)
+            if self._size > _LARGEST_EVENT_BYTES:
+                raise Undecodable("an event is too large")
+            self._data.append(value)
+
+
+def read_event(raw: Raw) -> FleetEvent | None:
+    """None for a kind of event this version does not know: newer controllers may send more."""
+    payload = raw.data.encode()
+    match raw.name:
+        case "node":
+            return NodeSeen(decode(NodeView, payload))
+        case "node-removed":
+            return NodeRemoved(decode(_Removed, payload).id)
+        case "changed":
+            return Changed(decode(_Kind, payload).kind)
+        case "ready":
+            return Ready()
+        case _:
+            return None

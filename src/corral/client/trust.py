@@ -1,0 +1,100 @@
+"""Whom the client believes over https: the system's roots, a CA file, or a CA known by its fingerprint.
+
+The fingerprint is what a join line carries (`sha256:` of the certificate's DER). The certificate itself is fetched
+without verification, compared, and only then trusted; a man in the middle can hand us nothing that passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from corral.kit.errors import Denied, Invalid, Unreachable
+
+_PREFIX = "sha256:"
+_LARGEST_PEM_BYTES = 64 * 1024
+
+
+def fingerprint(pem: str) -> str:
+    """`sha256:…` of the first certificate in the text."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(_first_certificate(pem))
+    except ValueError as error:
+        raise Invalid(f"not a certificate: {error}") from error
+    return _PREFIX + hashlib.sha256(der).hexdigest()
+
+
+def _first_certificate(pem: str) -> str:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    start, stop = pem.find(begin), pem.find(end)
+    if start < 0 or stop < start:
+        raise ValueError("no PEM certificate in it")
+    return pem[start : stop + len(end)]
+
+
+def check_fingerprint(text: str) -> str:
+    """`sha256:` and 64 hex digits, in lower case, colons between the bytes allowed."""
+    digits = text.removeprefix(_PREFIX).replace(":", "").lower()
+    if not text.startswith(_PREFIX) or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+        raise Invalid(f"{text!r} is not a fingerprint: expected sha256: and 64 hex digits, as the join line has it")
+    return _PREFIX + digits
+
+
+async def trust_of(url: str, ca: str, *, timeout_s: float) -> ssl.SSLContext | None:
+    """The context to connect with; None for plain http."""
+    if not url.startswith("https://"):
+        return None
+    if not ca:
+        return ssl.create_default_context()
+    if ca.startswith(_PREFIX):
+        return _context_from(await fetch_ca(url, ca, timeout_s=timeout_s), source=ca)
+    return _context_from_file(Path(ca))
+
+
+def _context_from_file(file: Path) -> ssl.SSLContext:
+    path = file.expanduser()
+    try:
+        return _context_from(path.read_text(), source=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise Invalid(f"the CA in {path} cannot be read ({reason}): give another with --ca or CORRAL_CA") from error
+
+
+def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=pem)
+    except ssl.SSLError as error:
+        raise Invalid(f"{source} is not a CA certificate in PEM form") from error
+
+
+async def fetch_ca(url: str, expected: str, *, timeout_s: float) -> str:
+    """The PEM at `/ca.pem`, or `Denied` when it is not the one expected."""
+    wanted = check_fingerprint(expected)
+    blind = ssl.create_default_context()
+    blind.check_hostname = False
+    blind.verify_mode = ssl.CERT_NONE
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.get(f"{url}/ca.pem", ssl=blind, allow_redirects=False) as answer,
+        ):
+            body = await answer.content.read(_LARGEST_PEM_BYTES)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Unreachable(f"no CA certificate at {url}/ca.pem: {error or 'no answer in time'}") from error
+    if answer.status != 200:
+        raise Unreachable(f"no CA certificate at {url}/ca.pem: HTTP {answer.status}; is this a fleet with TLS?")
+    pem = body.decode("ascii", errors="replace")
+    try:
+        found = fingerprint(pem)
+    except Invalid:
+        found = ""
+    if not hmac.compare_digest(found, wanted):
+        raise Denied(
+            f"the CA at {url} is not the one expected ({found or 'no certificate'}, not {wanted}): "
+            "a wrong address, or somebody in between; take the join line again from `corral token create`"
+        )
+    return pem
