@@ -1,0 +1,62 @@
+"""The worker's capability: the detection table of the contract (gallery.md §3) as a pure function over facts.
+
+Who gathers the facts is `probe.py`. The table is the contract's to the letter; ours are only the `CORRAL_` twins, which
+win over the `LOCALAI_` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corral.contract.capability import DEFAULT, TOO_LITTLE_VRAM_BYTES
+from corral.contract.hardware import NVIDIA
+
+_FORCED = ("CORRAL_FORCE_META_BACKEND_CAPABILITY", "LOCALAI_FORCE_META_BACKEND_CAPABILITY")
+_RUN_FILES = (
+    ("CORRAL_FORCE_META_BACKEND_CAPABILITY_RUN_FILE", "run/corral/capability"),
+    ("LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE", "run/localai/capability"),
+)
+CUDA_FOLDERS = ("cuda-13", "cuda-12")  # below /usr/local, best first
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """All that the decision depends on."""
+
+    os: str
+    arch: str
+    gpu_vendor: str = ""
+    total_vram: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_files: Sequence[str | None] = ()  # contents of `run_file_paths`, None where there is no such file
+    cuda_folders: frozenset[str] = frozenset()  # those of CUDA_FOLDERS that exist
+
+
+def run_file_paths(env: Mapping[str, str], root: Path) -> list[Path]:
+    """Where a container image may have left its capability, in the order they are believed."""
+    return [Path(env[variable]) if env.get(variable) else root / usual for variable, usual in _RUN_FILES]
+
+
+def detect_capability(facts: HostFacts) -> str:
+    """First rule that matches, in the contract's order."""
+    for variable in _FORCED:
+        if forced := facts.env.get(variable):
+            return forced
+    for content in facts.run_files:
+        # An empty file names nothing: no build answers to the empty word, so it must not hide the hardware.
+        if content is not None and content.strip():
+            return content.strip()
+    if facts.os == "darwin":
+        return "metal" if facts.arch == "arm64" else "darwin-x86"
+    if (facts.os, facts.arch, facts.gpu_vendor) == ("linux", "arm64", NVIDIA):
+        return _with_cuda("nvidia-l4t", facts)
+    if not facts.gpu_vendor or facts.total_vram <= TOO_LITTLE_VRAM_BYTES:
+        return DEFAULT
+    return _with_cuda(NVIDIA, facts) if facts.gpu_vendor == NVIDIA else facts.gpu_vendor
+
+
+def _with_cuda(capability: str, facts: HostFacts) -> str:
+    found = next((folder for folder in CUDA_FOLDERS if folder in facts.cuda_folders), None)
+    return f"{capability}-{found}" if found else capability

@@ -1,0 +1,140 @@
+"""The hardware probe: everything a worker tells about its machine, in one report.
+
+`full()` looks everywhere and may take seconds (commands are run): at registration, and every few minutes after.
+`refresh()` takes a report and brings its free numbers up to date in about a millisecond: for heartbeats.
+Neither raises on account of the hardware. A driver can hang inside a call, for ever: whoever waits for the thread
+should do so with a deadline. The next call then finds the GPUs taken, and reports without them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from corral.contract.hardware import AMD, INTEL, NVIDIA, Device, HardwareReport
+from corral.worker.hardware import apple, sysfs, vulkan
+from corral.worker.hardware.capability import CUDA_FOLDERS, HostFacts, detect_capability, run_file_paths
+from corral.worker.hardware.host import Host
+from corral.worker.hardware.machine import Space, host_ram, read_cpus, read_disk, read_ram
+from corral.worker.hardware.nvidia import Nvml, NvmlLibrary, is_nvidia_soc, load_nvml, soc_device
+from corral.worker.hardware.vendor import choose_vendor, first_sighting, highest_compute_capability, memory_of
+
+T = TypeVar("T")
+
+
+class HardwareProbe:
+    def __init__(
+        self,
+        models_dir: Path,
+        *,
+        env: Mapping[str, str],
+        host: Host | None = None,
+        nvml: Callable[[], NvmlLibrary] = load_nvml,
+        ram: Callable[[], Space] = host_ram,
+        patience_s: float = 2.0,
+    ) -> None:
+        """`host`, `nvml` and `ram` are for tests. `patience_s`: how long a call waits for another's driver call."""
+        self._models_dir = models_dir
+        self._host = host or Host(env)
+        self._nvml = Nvml(self._host, nvml)
+        self._ram = ram
+        self._patience_s = patience_s
+        self._drivers = threading.Lock()
+
+    def full(self) -> HardwareReport:
+        host = self._host
+        ram = read_ram(host, self._ram)
+        devices: list[Device] = self._with_drivers(lambda: self._devices(ram), [])
+        vendor = choose_vendor(devices, lambda: first_sighting(host))
+        total_vram = memory_of(devices, vendor).total_bytes
+        report = HardwareReport(
+            os=host.os,
+            arch=host.arch,
+            cpus=read_cpus(host),
+            gpu_vendor=vendor,
+            gpu_compute_capability=highest_compute_capability(devices),
+            capability=detect_capability(self._facts(vendor, total_vram)),
+            total_vram=total_vram,
+        )
+        return self._with_numbers_of_now(report, devices, ram)
+
+    def refresh(self, report: HardwareReport) -> HardwareReport:
+        """The same machine now. What can no longer be measured is None; what came or went waits for `full()`."""
+        ram = read_ram(self._host, self._ram)
+        unknown = [_unmeasured(device) for device in report.devices]
+        devices = self._with_drivers(lambda: [self._refreshed(device, ram) for device in report.devices], unknown)
+        return self._with_numbers_of_now(report, devices, ram)
+
+    def close(self) -> None:
+        """Lets go of NVML. A later `full()` opens it again."""
+        self._with_drivers(self._nvml.close, None)
+
+    def _with_numbers_of_now(self, report: HardwareReport, devices: Sequence[Device], ram: Space) -> HardwareReport:
+        disk = read_disk(self._host, self._models_dir)
+        return msgspec.structs.replace(
+            report,
+            devices=tuple(devices),
+            available_vram=memory_of(devices, report.gpu_vendor).available_bytes,
+            total_ram=ram.total_bytes,
+            available_ram=ram.available_bytes,
+            total_disk=disk.total_bytes or report.total_disk,
+            available_disk=disk.available_bytes,
+        )
+
+    def _devices(self, ram: Space) -> list[Device]:
+        host = self._host
+        if host.os == "darwin":
+            return self._attempt("apple", lambda: apple.devices(host, ram), [])
+        found: list[Device] = self._attempt("nvml", lambda: self._nvml.devices(ram), [])
+        if not found and is_nvidia_soc(host):
+            found = [soc_device(host, ram)]
+        cards: list[Device] = self._attempt("sysfs", lambda: sysfs.devices(host, ram), [])
+        if found or cards or first_sighting(host):
+            return [*found, *cards]
+        return self._attempt("vulkan", lambda: vulkan.devices(host, ram), [])
+
+    def _refreshed(self, device: Device, ram: Space) -> Device:
+        by_vendor: dict[str, Callable[[], Device]] = {
+            NVIDIA: lambda: self._nvml.refreshed(device, ram),
+            AMD: lambda: sysfs.refreshed(self._host, device, ram),
+            INTEL: lambda: sysfs.refreshed(self._host, device, ram),
+        }
+        shared = msgspec.structs.replace(device, free_bytes=ram.available_bytes if device.unified else None)
+        return self._attempt(device.vendor, by_vendor.get(device.vendor, lambda: shared), _unmeasured(device))
+
+    def _attempt(self, source: str, look: Callable[[], T], otherwise: T) -> T:
+        try:
+            return look()
+        except Exception as error:  # one source's surprise must not cost the report the others
+            self._host.notices.tell(source, type(error).__name__, detail=str(error))
+            return otherwise
+
+    def _with_drivers(self, look: Callable[[], T], otherwise: T) -> T:
+        """One thread at a time talks to drivers. If one never comes back, the others do not pile up behind it."""
+        if not self._drivers.acquire(timeout=self._patience_s):
+            self._host.notices.tell("drivers", "an earlier call has not come back")
+            return otherwise
+        try:
+            return look()
+        finally:
+            self._drivers.release()
+
+    def _facts(self, vendor: str, total_vram: int) -> HostFacts:
+        host = self._host
+        return HostFacts(
+            os=host.os,
+            arch=host.arch,
+            gpu_vendor=vendor,
+            total_vram=total_vram,
+            env=host.env,
+            run_files=[host.text(path) for path in run_file_paths(host.env, host.root)],
+            cuda_folders=frozenset(name for name in CUDA_FOLDERS if (host.root / "usr/local" / name).exists()),
+        )
+
+
+def _unmeasured(device: Device) -> Device:
+    return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None)
