@@ -1,0 +1,69 @@
+"""Everything that is not the gateway's goes to the controller as it is: admin API, page, node API, live events.
+
+The controller authenticates every call itself; all the gateway adds is where the client really is, under a key that
+proves it is the gateway that says so.
+"""
+
+from __future__ import annotations
+
+from corral.contract.http import Patience, Request, Responder, Target, UpstreamFailed
+from corral.gateway import answers
+from corral.gateway.answers import Answer
+from corral.gateway.heads import HIDDEN_FROM_CONTROLLER, for_controller
+from corral.gateway.relaying import RelayLedger, send, status_of
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+_ITS_OWN = {
+    b"/controller/healthz": b"/healthz",
+    b"/controller/readyz": b"/readyz",
+    b"/controller/metrics": b"/metrics",
+}
+_WORDS = {
+    503: "The controller cannot be reached right now. It is restarting or stopped; models go on being served. "
+    "Try again shortly.",
+    504: "The controller did not answer in time; what was asked may still happen.",
+    502: "The controller broke off before it answered; what was asked may have happened.",
+}
+
+
+class ControllerRelay:
+    def __init__(
+        self, target: Target, gateway_key: str, ledger: RelayLedger, *, patience: Patience, retry_after_s: float
+    ) -> None:
+        self._target = target
+        self._gateway_key = gateway_key.encode()
+        self._ledger = ledger
+        self._patience = patience
+        self._retry_after_s = retry_after_s
+
+    async def serve(self, request: Request, responder: Responder) -> int:
+        try:
+            result = await responder.relay(
+                self._target,
+                path=controller_path(request.path),
+                strip=HIDDEN_FROM_CONTROLLER,
+                add=for_controller(request, self._gateway_key),
+                upgrade=request.path.startswith(b"/ws/"),
+                patience=self._patience,
+            )
+        except UpstreamFailed as failure:
+            self._ledger.failed(failure)
+            request.extra["error"] = str(failure)  # for the line in the log; the client gets the general sentence
+            return await send(responder, self._unreachable(failure))
+        return self._ledger.done(result)
+
+    def _unreachable(self, failure: UpstreamFailed) -> Answer:
+        status = status_of(failure)
+        return answers.corral_error(
+            status, _WORDS[status], "unavailable", headers=(answers.retry_after(self._retry_after_s),)
+        )
+
+
+def controller_path(path: bytes) -> bytes:
+    """The path there: its health routes stand under `/controller/` here, since the plain ones are the gateway's."""
+    if not path.startswith(b"/controller/"):
+        return path
+    route, mark, query = path.partition(b"?")
+    return _ITS_OWN.get(route, route) + mark + query

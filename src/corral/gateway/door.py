@@ -1,0 +1,90 @@
+"""The public door: sorts requests by route, counts them, logs them. The main flow of the gateway starts here.
+
+`/v1/…` is `v1.py`, `/healthz`, `/readyz` and `/metrics` are `own.py`, everything else is the controller's
+(`controller_relay.py`). Sockets and bytes are the relay's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from corral.contract.http import ClientGone, Request, Responder
+from corral.gateway.controller_relay import ControllerRelay
+from corral.gateway.metrics import CLIENT_GONE, Metrics, RouteClass, RouteCounts
+from corral.gateway.own import OWN, OwnRoutes
+from corral.gateway.v1 import INFERENCE, MODELS, V1
+from corral.kit.clock import Clock
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+_stdlib = logging.getLogger(__name__)
+_LOGGED = ("key", "error")  # what the parts note down about a request for its line in the log
+
+Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and returns the status it gave
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    serve: Serve
+    counts: RouteCounts
+
+
+class Door:
+    """A `Handler` for the relay."""
+
+    def __init__(self, v1: V1, own: OwnRoutes, controller: ControllerRelay, metrics: Metrics, clock: Clock) -> None:
+        self._clock = clock
+        counts = metrics.routes
+        models = _Way(v1.models, counts[RouteClass.MODELS])
+        self._exact = {
+            **dict.fromkeys(INFERENCE, _Way(v1.inference, counts[RouteClass.INFERENCE])),
+            **dict.fromkeys(OWN, _Way(own.serve, counts[RouteClass.OWN])),
+            MODELS: models,
+        }
+        self._model = models
+        self._other = _Way(v1.other, counts[RouteClass.OTHER])
+        self._controller = _Way(controller.serve, counts[RouteClass.CONTROLLER])
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        way = self._way(request.route)
+        counts = way.counts
+        counts.in_flight += 1
+        status = 500  # what the relay answers when a handler fails
+        started = self._clock.monotonic()
+        try:
+            status = await way.serve(request, responder)
+        except ClientGone:
+            status = CLIENT_GONE
+        finally:
+            seconds = self._clock.monotonic() - started
+            counts.end(status, seconds)
+            self._log(request, status, seconds)
+
+    def _way(self, route: bytes) -> _Way:
+        exact = self._exact.get(route)
+        if exact is not None:
+            return exact
+        if route.startswith(b"/v1/models/"):
+            return self._model
+        if route.startswith(b"/v1/") or route == b"/v1":
+            return self._other
+        return self._controller
+
+    def _log(self, request: Request, status: int, seconds: float) -> None:
+        level = logging.INFO if status >= 400 else logging.DEBUG
+        # Asked before anything is built: at `info` a good request must cost nothing here.
+        if not _stdlib.isEnabledFor(level):
+            return
+        log.log(
+            level,
+            "request",
+            request_id=request.request_id,
+            method=request.method.decode("latin-1"),
+            route=request.route[:200].decode("latin-1"),  # never the query: people put keys there
+            status=status,
+            seconds=round(seconds, 4),
+            client=request.peer[0] if request.peer else "",
+            **{name: request.extra[name] for name in _LOGGED if name in request.extra},
+        )

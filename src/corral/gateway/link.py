@@ -1,0 +1,142 @@
+"""The gateway's own questions to the controller: the view, and credentials for the bus.
+
+Clients' requests do not pass here: those are relayed as bytes (`controller_relay.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from corral.contract.codec import Undecodable, decode
+from corral.contract.http import Target
+from corral.contract.view import FleetView, GatewayBus
+from corral.kit.errors import Denied, Failed, Unavailable
+
+T = TypeVar("T")
+
+_MOST_BYTES = 256 * 1024 * 1024  # a million keys; anything larger is not a view
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerAddress:
+    """Where the controller is, for the relay (`target`) and for our own questions (`base_url`)."""
+
+    target: Target
+    base_url: str
+    shown: str
+
+
+def parse_controller(text: str) -> ControllerAddress:
+    """`unix:/run/corral/controller.sock`, `http://host:port` or `https://host[:port]`. Raises ValueError."""
+    if text.startswith("unix:"):
+        path = "/" + text.removeprefix("unix:").lstrip("/")
+        if path == "/":
+            raise ValueError(f"{text!r} names no socket; write unix:/path/to/controller.sock")
+        return ControllerAddress(Target(unix_path=path), "http://controller", text)
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f"{text!r} is neither unix:/path nor http(s)://host:port")
+    if url.path not in ("", "/") or url.query or url.fragment or url.username:
+        raise ValueError(f"{text!r} must be only http(s)://host:port, without path or user")
+    port = url.port or (443 if url.scheme == "https" else 80)  # .port raises ValueError itself when it is no port
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    target = Target(host=url.hostname, port=port, tls=url.scheme == "https")
+    return ControllerAddress(target, f"{url.scheme}://{host}:{port}", text)
+
+
+def trust(ca: Path | None) -> ssl.SSLContext:
+    """What is believed about a controller's certificate: the given CA, or the machine's own list."""
+    return ssl.create_default_context(cafile=None if ca is None else str(ca))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadView:
+    view: FleetView
+    etag: str
+
+
+class ControllerLink:
+    def __init__(self, session: aiohttp.ClientSession, address: ControllerAddress, gateway_key: str) -> None:
+        self._session = session
+        self._base_url = address.base_url
+        self._headers = {"Authorization": f"Bearer {gateway_key}"}
+
+    async def read_view(self, known_etag: str | None) -> ReadView | None:
+        """The view, or None when the one with `known_etag` is still current."""
+        headers = {**self._headers, "If-None-Match": known_etag} if known_etag else self._headers
+        async with self._ask("GET", "/internal/view", headers) as answer:
+            if answer.status == 304 and known_etag:
+                return None
+            body = await _whole_body(answer)
+            etag = answer.headers.get("ETag", "")
+        # The decoder forgives absent fields, so `{}` from a stranger on that port would pass for a fleet without keys
+        # and lock everybody out.
+        if b'"revision"' not in body:
+            raise Failed("the controller answered /internal/view with something that is no view")
+        return ReadView(_decoded(FleetView, body), etag)
+
+    async def bus_credentials(self) -> GatewayBus:
+        async with self._ask("POST", "/internal/gateway/credentials", self._headers) as answer:
+            return _decoded(GatewayBus, await _whole_body(answer))
+
+    @contextlib.asynccontextmanager
+    async def _ask(self, method: str, path: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._session.request(
+                method, self._base_url + path, headers=headers, allow_redirects=False
+            ) as answer:
+                _check(answer.status, path)
+                yield answer
+        except TimeoutError as error:
+            raise Unavailable("the controller did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the controller cannot be reached: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def open_link(
+    address: ControllerAddress, gateway_key: str, *, ca: Path | None, timeout_s: float
+) -> AsyncIterator[ControllerLink]:
+    target = address.target
+    connector: aiohttp.BaseConnector
+    if target.unix_path:
+        connector = aiohttp.UnixConnector(path=target.unix_path, limit=4)
+    else:
+        connector = aiohttp.TCPConnector(limit=4, ssl=trust(ca) if target.tls else True)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    # trust_env stays off: a proxy from the environment must never see the gateway's key.
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield ControllerLink(session, address, gateway_key)
+
+
+def _check(status: int, path: str) -> None:
+    if status in (401, 403):
+        raise Denied(f"the controller refuses the gateway key ({status} on {path}); is it the one in its gateway.key?")
+    if status >= 500:
+        raise Unavailable(f"the controller answered {status} on {path}")
+    if status not in (200, 304):
+        raise Failed(f"the controller answered {status} on {path}; is this a controller?")
+
+
+async def _whole_body(answer: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise Failed(f"the controller's answer is larger than {_MOST_BYTES} bytes")
+    return bytes(body)
+
+
+def _decoded(kind: type[T], body: bytes) -> T:
+    try:
+        return decode(kind, body)
+    except Undecodable as error:
+        raise Failed(f"the controller's answer cannot be read: {error}") from error

@@ -1,0 +1,172 @@
+"""What the gateway counts. Counting costs a few list and dict steps; the text is made when somebody asks for it.
+
+`prometheus_client`'s own counters take a lock and build label keys per call, which would cost more than choosing a
+replica does: here they only describe what the plain numbers are called.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # what `generate_latest` writes
+CLIENT_GONE = 499  # as nginx says it: the client left before the answer was whole
+
+_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class RouteClass(StrEnum):
+    INFERENCE = "inference"  # /v1/… that a replica answers
+    MODELS = "models"  # /v1/models
+    CONTROLLER = "controller"  # relayed to the controller
+    OWN = "own"  # /healthz, /readyz, /metrics
+    OTHER = "other"  # /v1/… that is nothing
+
+
+class Histogram:
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BOUNDS_S) + 1)
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as the text format wants them."""
+        rows, seen = [], 0
+        for bound, count in zip((*_BOUNDS_S, float("inf")), self.counts, strict=True):
+            seen += count
+            rows.append(("+Inf" if bound == float("inf") else str(bound), float(seen)))
+        return rows
+
+
+class RouteCounts:
+    """The numbers of one class of routes."""
+
+    __slots__ = ("by_status", "first_byte", "in_flight", "seconds")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.by_status: dict[int, int] = {}
+        self.seconds = Histogram()
+        self.first_byte = Histogram()
+
+    def end(self, status: int, seconds: float) -> None:
+        self.in_flight -= 1
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        self.seconds.observe(seconds)
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    bytes_sent: int = 0  # passed on to clients
+    broken: int = 0  # the answer's head was sent, its end was not
+    refused: int = 0  # nobody listened upstream
+    failed: int = 0  # upstream broke before its first byte
+    timed_out: int = 0  # upstream was silent for too long
+
+
+@dataclass(slots=True)
+class ViewCounts:
+    reads: int = 0  # whole views taken over
+    unchanged: int = 0
+    failures: int = 0
+    hints: int = 0
+    revision: int = 0
+    keys: int = 0
+    models: int = 0
+    confirmed_at: float | None = None  # monotonic; when the controller last said that this view is the current one
+    controller_reachable: bool = False
+    bus_connected: bool = False
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Plain numbers, written by whoever knows them."""
+
+    routes: dict[RouteClass, RouteCounts] = field(default_factory=lambda: {kind: RouteCounts() for kind in RouteClass})
+    relay: RelayCounts = field(default_factory=RelayCounts)
+    view: ViewCounts = field(default_factory=ViewCounts)
+    connections: int = 0  # client connections open, as last asked of the server
+
+
+class _Families(Collector):
+    def __init__(self, metrics: Metrics, now: float) -> None:
+        self._metrics = metrics
+        self._now = now
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._requests()
+        yield from self._relay()
+        yield from self._view()
+
+    def _requests(self) -> Iterable[Metric]:
+        total = CounterMetricFamily("corral_gateway_requests", "Requests answered.", labels=["route", "status"])
+        running = GaugeMetricFamily("corral_gateway_requests_in_flight", "Requests being answered.", labels=["route"])
+        seconds = HistogramMetricFamily(
+            "corral_gateway_request_seconds", "From a request's head to the end of its answer.", labels=["route"]
+        )
+        first = HistogramMetricFamily(
+            "corral_gateway_first_byte_seconds", "How long upstreams took to begin to answer.", labels=["route"]
+        )
+        for kind, counts in self._metrics.routes.items():
+            running.add_metric([kind.value], counts.in_flight)
+            seconds.add_metric([kind.value], counts.seconds.buckets(), counts.seconds.total_s)
+            first.add_metric([kind.value], counts.first_byte.buckets(), counts.first_byte.total_s)
+            for status, count in sorted(counts.by_status.items()):
+                total.add_metric([kind.value, str(status)], count)
+        connections = GaugeMetricFamily("corral_gateway_connections", "Client connections open.")
+        connections.add_metric([], self._metrics.connections)
+        return total, running, seconds, first, connections
+
+    def _relay(self) -> Iterable[Metric]:
+        relay = self._metrics.relay
+        sent = CounterMetricFamily("corral_gateway_relayed_bytes", "Bytes of relayed answers sent to clients.")
+        sent.add_metric([], relay.bytes_sent)
+        failures = CounterMetricFamily(
+            "corral_gateway_relay_failures", "Relayed requests that got no whole answer.", labels=["reason"]
+        )
+        for reason in ("refused", "failed", "timed_out", "broken"):
+            failures.add_metric([reason], getattr(relay, reason))
+        return sent, failures
+
+    def _view(self) -> Iterable[Metric]:
+        view = self._metrics.view
+        reads = CounterMetricFamily("corral_gateway_view_reads", "Looks at the controller's view.", labels=["result"])
+        for result, count in (("changed", view.reads), ("unchanged", view.unchanged), ("failed", view.failures)):
+            reads.add_metric([result], count)
+        hints = CounterMetricFamily("corral_gateway_view_hints", "Hints on the bus that the view changed.")
+        hints.add_metric([], view.hints)
+        yield reads
+        yield hints
+        age_s = float("nan") if view.confirmed_at is None else self._now - view.confirmed_at
+        for name, text, value in (
+            ("view_age_seconds", "Since the controller last confirmed the view; NaN before the first.", age_s),
+            ("view_revision", "Revision of the view.", view.revision),
+            ("view_keys", "API keys in the view.", view.keys),
+            ("view_models", "Models in the view.", view.models),
+            ("controller_reachable", "1 when the controller answered the last question.", view.controller_reachable),
+            ("bus_connected", "1 while hints can arrive.", view.bus_connected),
+        ):
+            gauge = GaugeMetricFamily(f"corral_gateway_{name}", text)
+            gauge.add_metric([], float(value))
+            yield gauge
+
+
+def render(metrics: Metrics, *, now: float) -> bytes:
+    """The text format, with the process's own memory, processor time and files."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(metrics, now))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return generate_latest(registry)

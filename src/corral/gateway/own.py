@@ -1,0 +1,68 @@
+"""The gateway's own three routes: `/healthz` and `/readyz` for anybody, `/metrics` for keys that may watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from corral.contract.http import Request, Responder
+from corral.gateway import answers
+from corral.gateway.admission import FleetSource, admit
+from corral.gateway.answers import TEXT, Answer
+from corral.gateway.metrics import CONTENT_TYPE, Metrics, render
+from corral.gateway.relaying import send
+from corral.kit.clock import Clock
+
+OWN = frozenset({b"/healthz", b"/readyz", b"/metrics"})
+
+
+class OwnRoutes:
+    def __init__(
+        self,
+        fleets: FleetSource,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        draining: Callable[[], bool],
+        retry_after_s: float,
+    ) -> None:
+        self._fleets = fleets
+        self._metrics = metrics
+        self._clock = clock
+        self._draining = draining
+        self._retry_after_s = retry_after_s
+
+    async def serve(self, request: Request, responder: Responder) -> int:
+        return await send(responder, self._answer(request))
+
+    def _answer(self, request: Request) -> Answer:
+        if request.method not in (b"GET", b"HEAD"):
+            return answers.wrong_method(request.method, b"GET")
+        route = request.route
+        if route == b"/healthz":
+            return Answer(200, b"ok\n", (TEXT,))
+        if route == b"/readyz":
+            return self._readiness()
+        return self._numbers(request)
+
+    def _readiness(self) -> Answer:
+        # The view counts however old it is: without its controller a gateway is still of use. The reason stays
+        # general, since anybody may ask; the log has the details.
+        if self._draining():
+            return self._not_ready("the gateway is stopping")
+        if self._fleets.fleet is None:
+            return self._not_ready("no view of the fleet yet: the controller has not answered")
+        return Answer(200, b"ready\n", (TEXT,))
+
+    def _not_ready(self, why: str) -> Answer:
+        return Answer(503, f"not ready: {why}\n".encode(), (TEXT, answers.retry_after(self._retry_after_s)))
+
+    def _numbers(self, request: Request) -> Answer:
+        fleet = self._fleets.fleet
+        if fleet is None:
+            return answers.not_ready(self._retry_after_s)
+        client = admit(fleet, request.headers, self._fleets.server_now)
+        if isinstance(client, Answer):
+            return client
+        if not client.may_watch:
+            return answers.forbidden(client.role, "read metrics")
+        return Answer(200, render(self._metrics, now=self._clock.monotonic()), ((b"content-type", CONTENT_TYPE),))
