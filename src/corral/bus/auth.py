@@ -1,0 +1,236 @@
+"""Operator, account and user tokens: who issues what to whom, and for how long.
+
+Pure: the moment is handed in as `now`. Node and gateway users have keys derived from the account's seed and their
+name, so any controller that holds the seed can mint, renew and revoke them without a table of keys. Files are
+`keys.py`'s business, telling the server is `revocation.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from corral.bus.api import BusCredentials
+from corral.bus.jwt import KeyKind, decode_claims, derive_seed, encode_token, new_seed, public_key
+from corral.bus.permissions import (
+    EVERYTHING,
+    Permissions,
+    gateway_inbox,
+    gateway_permissions,
+    inbox_prefix,
+    localai_node_permissions,
+    node_permissions,
+    service_permissions,
+    system_permissions,
+)
+
+SERVICE = "service"
+SYSTEM = "system"
+_NO_LIMIT = -1
+
+
+@dataclass(frozen=True)
+class BusKeys:
+    """Everything the embedded server's owner holds. Seeds never leave the controller's secrets folder."""
+
+    operator_seed: str = field(repr=False)
+    operator_jwt: str = field(repr=False)  # kept as text: a running server refuses an operator that changed
+    account_seed: str = field(repr=False)
+    system_account_seed: str = field(repr=False)
+    system_user_seed: str = field(repr=False)
+    service_user_seed: str = field(repr=False)
+
+    @staticmethod
+    def generate(random_bytes: Callable[[int], bytes], now: datetime) -> BusKeys:
+        operator = new_seed(KeyKind.OPERATOR, random_bytes)
+        system_account = new_seed(KeyKind.ACCOUNT, random_bytes)
+        return BusKeys(
+            operator_seed=operator,
+            operator_jwt=operator_jwt(operator, public_key(system_account), now),
+            account_seed=new_seed(KeyKind.ACCOUNT, random_bytes),
+            system_account_seed=system_account,
+            system_user_seed=new_seed(KeyKind.USER, random_bytes),
+            service_user_seed=new_seed(KeyKind.USER, random_bytes),
+        )
+
+    @property
+    def account(self) -> str:
+        return public_key(self.account_seed)
+
+    @property
+    def system_account(self) -> str:
+        return public_key(self.system_account_seed)
+
+
+@dataclass(frozen=True)
+class MintedUser:
+    """Credentials for one user, with what its owner must know about them."""
+
+    jwt: str = field(repr=False)
+    seed: str = field(repr=False)
+    public_key: str
+    inbox: str
+    expires_in_s: float | None
+
+    def credentials(self) -> BusCredentials:
+        return BusCredentials(jwt=self.jwt, seed=self.seed, expires_in_s=self.expires_in_s)
+
+
+def operator_jwt(operator_seed: str, system_account: str, now: datetime) -> str:
+    key = public_key(operator_seed)
+    nats = {"type": "operator", "version": 2, "system_account": system_account}
+    return encode_token({"sub": key, "name": "corral", "iat": _unix(now), "nats": nats}, operator_seed)
+
+
+def account_jwt(
+    operator_seed: str,
+    account: str,
+    *,
+    name: str,
+    now: datetime,
+    revocations: Mapping[str, int] | None = None,
+) -> str:
+    """`revocations`: user key → unix time; the server refuses that user's tokens issued up to then."""
+    nats: dict[str, Any] = {"type": "account", "version": 2, "limits": _ACCOUNT_LIMITS}
+    if revocations:
+        nats["revocations"] = dict(revocations)
+    return encode_token({"sub": account, "name": name, "iat": _unix(now), "nats": nats}, operator_seed)
+
+
+def revise_account_jwt(current: str, operator_seed: str, *, now: datetime, revocations: Mapping[str, int]) -> str:
+    """The same account with other revocations. For accounts somebody else made: all else they said is kept."""
+    claims = decode_claims(current)
+    claims["nats"] = {**claims["nats"], "revocations": dict(revocations)}
+    claims["iat"] = _unix(now)
+    return encode_token(claims, operator_seed)
+
+
+def user_jwt(
+    account_seed: str,
+    user: str,
+    permissions: Permissions,
+    *,
+    name: str,
+    now: datetime,
+    ttl_s: float | None,
+) -> str:
+    nats: dict[str, Any] = {
+        "type": "user",
+        "version": 2,
+        "pub": _allow(permissions.publish),
+        "sub": _allow(permissions.subscribe),
+        "subs": _NO_LIMIT,
+        "data": _NO_LIMIT,
+        "payload": _NO_LIMIT,
+        "allowed_connection_types": ["STANDARD"],
+    }
+    if permissions.reply_ttl_s:
+        nats["resp"] = {"max": 1, "ttl": round(permissions.reply_ttl_s * 1_000_000_000)}
+    claims: dict[str, Any] = {"sub": user, "name": name, "iat": _unix(now), "nats": nats}
+    if ttl_s is not None:
+        claims["exp"] = _unix(now) + round(ttl_s)
+    return encode_token(claims, account_seed)
+
+
+def mint_node_credentials(
+    account_seed: str,
+    node_id: str,
+    *,
+    now: datetime,
+    ttl_s: float,
+    reply_ttl_s: float,
+    localai: bool = False,
+) -> MintedUser:
+    """For one node. `reply_ttl_s` is how long the slowest order may take before it is answered."""
+    if localai:
+        permissions = localai_node_permissions(node_id, reply_ttl_s=reply_ttl_s)
+    else:
+        permissions = node_permissions(node_id, reply_ttl_s=reply_ttl_s)
+    seed = derive_seed(account_seed, "node", node_id)
+    inbox = "" if localai else inbox_prefix(node_id)
+    name = f"corral-node-{node_id}"
+    return _mint(account_seed, seed, name, permissions, inbox=inbox, now=now, ttl_s=ttl_s)
+
+
+def mint_gateway_credentials(account_seed: str, name: str, *, now: datetime, ttl_s: float) -> MintedUser:
+    seed = derive_seed(account_seed, "gateway", name)
+    permissions, inbox = gateway_permissions(name), gateway_inbox(name)
+    return _mint(account_seed, seed, f"corral-gateway-{name}", permissions, inbox=inbox, now=now, ttl_s=ttl_s)
+
+
+def mint_service_credentials(
+    account_seed: str,
+    user_seed: str,
+    *,
+    now: datetime,
+    ttl_s: float | None,
+    reply_ttl_s: float,
+    name: str = SERVICE,
+) -> MintedUser:
+    """For controllers."""
+    permissions = service_permissions(name, reply_ttl_s=reply_ttl_s)
+    inbox = inbox_prefix(name)
+    return _mint(account_seed, user_seed, f"corral-{name}", permissions, inbox=inbox, now=now, ttl_s=ttl_s)
+
+
+def mint_system_credentials(keys: BusKeys, *, now: datetime, ttl_s: float | None) -> MintedUser:
+    """For pushing the account to the server."""
+    permissions, inbox = system_permissions(SYSTEM), inbox_prefix(SYSTEM)
+    account_seed, seed = keys.system_account_seed, keys.system_user_seed
+    return _mint(account_seed, seed, f"corral-{SYSTEM}", permissions, inbox=inbox, now=now, ttl_s=ttl_s)
+
+
+def node_user_key(account_seed: str, node_id: str) -> str:
+    """The key to revoke for a node, whatever credentials it was ever given."""
+    return public_key(derive_seed(account_seed, "node", node_id))
+
+
+def gateway_user_key(account_seed: str, name: str) -> str:
+    return public_key(derive_seed(account_seed, "gateway", name))
+
+
+def _mint(
+    account_seed: str,
+    user_seed: str,
+    name: str,
+    permissions: Permissions,
+    *,
+    inbox: str,
+    now: datetime,
+    ttl_s: float | None,
+) -> MintedUser:
+    user = public_key(user_seed)
+    # The server counts in whole seconds; what we promise must not be longer than what it grants.
+    expires_in_s = None if ttl_s is None else max(0.0, _unix(now) + round(ttl_s) - now.timestamp())
+    return MintedUser(
+        jwt=user_jwt(account_seed, user, permissions, name=name, now=now, ttl_s=ttl_s),
+        seed=user_seed,
+        public_key=user,
+        inbox=inbox,
+        expires_in_s=expires_in_s,
+    )
+
+
+def _allow(subjects: tuple[str, ...]) -> dict[str, list[str]]:
+    return {"allow": list(subjects)} if subjects else {"deny": [EVERYTHING]}
+
+
+def _unix(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+# An absent limit is 0 to the server, and 0 connections is a closed door. No leaf nodes, no imports, no exports: nothing
+# of ours uses them.
+_ACCOUNT_LIMITS: Mapping[str, Any] = {
+    "conn": _NO_LIMIT,
+    "data": _NO_LIMIT,
+    "payload": _NO_LIMIT,
+    "subs": _NO_LIMIT,
+    "imports": 0,
+    "exports": 0,
+    "leaf": 0,
+    "wildcards": True,
+    "disallow_bearer": True,
+}

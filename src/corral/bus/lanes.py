@@ -1,0 +1,205 @@
+"""Between the connection's reader and a handler: a bounded queue that never makes the reader wait.
+
+A lane runs at most `concurrency` handlers at once, in the order of arrival. It has no task while there is nothing to
+do. What to do with one delivery (decode, handle, answer) is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+_YIELD_EVERY = 64  # a handler that never waits must not keep the event loop to itself through a full queue
+
+
+@dataclass(frozen=True)
+class LaneLimits:
+    """How much may wait for one subscription's handler."""
+
+    messages: int = 4096
+    payload_bytes: int = 32 * 1024 * 1024
+
+
+class Delivery:
+    """One message as it came off the wire."""
+
+    __slots__ = ("payload", "reply", "subject", "unanswerable")
+
+    def __init__(self, subject: str, payload: bytes, reply: str = "", unanswerable: bool = False) -> None:
+        self.subject = subject
+        self.payload = payload
+        self.reply = reply
+        self.unanswerable = unanswerable  # the server's notice that nobody listens where we asked
+
+    async def respond(self, payload: bytes) -> None:
+        """Answer on the way the message came. Only deliveries that came from a connection can."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Called once when nothing more will be done with this message, handled or not."""
+
+
+class Sink(Protocol):
+    """Where a connection puts what it reads for one subscription."""
+
+    dropped: int
+
+    def offer(self, delivery: Delivery, /) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def stop(self, grace_s: float, /) -> None: ...
+
+
+class Direct:
+    """A sink without a queue, for work that only wakes someone."""
+
+    def __init__(self, process: Callable[[Delivery], None]) -> None:
+        self.dropped = 0
+        self._process = process
+
+    def offer(self, delivery: Delivery, /) -> None:
+        self._process(delivery)
+        delivery.settle()
+
+    def close(self) -> None:
+        """Nothing waits here."""
+
+    async def stop(self, grace_s: float, /) -> None:
+        """Nothing runs here."""
+
+
+class Lane:
+    def __init__(
+        self,
+        name: str,
+        process: Callable[[Delivery], Awaitable[None]],
+        *,
+        concurrency: int,
+        limits: LaneLimits,
+        refuse: Callable[[Delivery], Awaitable[None]] | None = None,
+    ) -> None:
+        """`refuse` answers the newest when the queue is full; without it the oldest is dropped."""
+        self.dropped = 0
+        self._name = name
+        self._process = process
+        self._concurrency = concurrency
+        self._limits = limits
+        self._refuse = refuse
+        self._waiting: deque[Delivery] = deque()
+        self._waiting_bytes = 0
+        self._runners: set[asyncio.Task[None]] = set()
+        self._refusals: set[asyncio.Task[None]] = set()
+        self._told_of_overflow = False
+        self._closed = False
+
+    def offer(self, delivery: Delivery, /) -> None:
+        """Take a message. Never blocks, never raises."""
+        if self._closed:
+            delivery.settle()
+            return
+        if self._is_full_for(delivery) and not self._make_room(delivery):
+            return
+        self._waiting.append(delivery)
+        self._waiting_bytes += len(delivery.payload)
+        if len(self._runners) < self._concurrency:
+            self._runners.add(asyncio.get_running_loop().create_task(self._run(), name=f"bus {self._name}"))
+
+    def close(self) -> None:
+        """Forget what waits and start nothing more. Handlers that run go on."""
+        self._closed = True
+        while self._waiting:
+            self._take().settle()
+
+    async def stop(self, grace_s: float, /) -> None:
+        """Take nothing more, work off what waits within the grace, then end what still runs."""
+        self._closed = True
+        running = self._runners | self._refusals
+        running.discard(_current_task())  # a handler may close its own bus
+        if running:
+            _, late = await asyncio.wait(running, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        self.close()
+
+    def _is_full_for(self, delivery: Delivery) -> bool:
+        over = len(self._waiting) >= self._limits.messages
+        return over or self._waiting_bytes + len(delivery.payload) > self._limits.payload_bytes
+
+    def _make_room(self, delivery: Delivery) -> bool:
+        """True if the delivery may now join the queue."""
+        self._tell_of_overflow()
+        if self._refuse is None:
+            while self._waiting and self._is_full_for(delivery):
+                self._take().settle()
+                self.dropped += 1
+            return True
+        self.dropped += 1
+        # The refusal itself is sent by a task, and those are as bounded as the queue is.
+        if len(self._refusals) < self._limits.messages:
+            task = asyncio.get_running_loop().create_task(self._send_refusal(delivery))
+            self._refusals.add(task)
+            task.add_done_callback(self._refusals.discard)
+        else:
+            delivery.settle()
+        return False
+
+    async def _send_refusal(self, delivery: Delivery) -> None:
+        assert self._refuse is not None
+        try:
+            await self._refuse(delivery)
+        finally:
+            delivery.settle()
+
+    def _tell_of_overflow(self) -> None:
+        if not self._told_of_overflow:
+            self._told_of_overflow = True
+            log.warning("bus handler is too slow, messages are lost", subject=self._name)
+
+    async def _run(self) -> None:
+        me = _current_task()
+        handled = 0
+        try:
+            while self._waiting:
+                await self._handle(self._take(), me)
+                handled += 1
+                if handled % _YIELD_EVERY == 0:
+                    await asyncio.sleep(0)
+        finally:
+            # In the same breath as the last look at the queue: an offer a moment later must start a new runner.
+            self._runners.discard(me)
+        if self._told_of_overflow and not self._runners:
+            self._told_of_overflow = False
+            log.warning("bus handler caught up", subject=self._name, lost_so_far=self.dropped)
+
+    async def _handle(self, delivery: Delivery, me: asyncio.Task[None]) -> None:
+        try:
+            await self._process(delivery)
+        except asyncio.CancelledError:
+            if me.cancelling():
+                raise
+            log.warning("bus handler was cancelled from inside", subject=delivery.subject)
+        except Exception:
+            log.exception("bus handler failed", subject=delivery.subject)
+        finally:
+            delivery.settle()
+
+    def _take(self) -> Delivery:
+        delivery = self._waiting.popleft()
+        self._waiting_bytes -= len(delivery.payload)
+        return delivery
+
+
+def _current_task() -> asyncio.Task[None]:
+    task: asyncio.Task[None] | None = asyncio.current_task()
+    assert task is not None
+    return task

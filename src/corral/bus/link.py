@@ -1,0 +1,367 @@
+"""One connection to one server: connect, subscribe, send, retire, close. It never reconnects: `nats.py` makes a new
+link instead, because nats-py gives up for good when a token expires or is revoked.
+
+This module alone touches nats-py, and all its quirks are dealt with here:
+
+- PING overtakes commands still in the client's buffer, so one flush is no barrier; two are.
+- A PONG for a flush that was given up kills the client's reader without a word. So a flush is never cancelled, and one
+  that times out ends the link.
+- `Subscription.drain` forgets the subscription before the server has: messages in between are lost. `retire` waits.
+- With `tls` given, a server that does not ask for TLS gets a plain connection. We look before we show credentials.
+- Error texts come in lower case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import math
+import re
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from corral.bus.api import BusCredentials, BusTls
+from corral.bus.core import Registration
+from corral.bus.jwt import BadKey, sign
+from corral.bus.lanes import Delivery
+from corral.kit.errors import Unavailable
+from corral.kit.log import get_log, mask_secrets
+
+log = get_log(__name__)
+
+_DENIED = re.compile(r'permissions violation for (subscription|publish) to "([^"]*)"')
+_NEVER_S = 86_400  # nats-py's own pings: ours notice a dead connection sooner and also a dead reader
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    connect_timeout_s: float = 5.0
+    ping_interval_s: float = 5.0  # how often a quiet connection is tried
+    ping_timeout_s: float = 5.0  # how long one answer may take: sum of both = how long a dead one goes unnoticed
+    close_timeout_s: float = 2.0
+
+
+class LinkDelivery(Delivery):
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link, message: Msg) -> None:
+        super().__init__(message.subject, message.data, message.reply, _is_no_responders(message))
+        self._link = link
+        if self.reply:
+            link.owe(+1)
+
+    async def respond(self, payload: bytes) -> None:
+        await self._link.respond(self.reply, payload)
+
+    def settle(self) -> None:
+        if self.reply:
+            self._link.owe(-1)
+
+
+class Link:
+    """Made by `open_link`. `closed` is set once, whatever the cause; `reason` says which."""
+
+    def __init__(self, client: Client, url: str, times: LinkTimes) -> None:
+        self.url = url
+        self.closed = asyncio.Event()
+        self.reason = ""
+        self.on_publish_denied: Callable[[str], None] = lambda subject: None
+        self.successor: Callable[[], Link | None] = lambda: None
+        self._client = client
+        self._times = times
+        self._subscriptions: dict[Registration, Subscription] = {}
+        self._denied: set[str] = set()
+        self._retiring = False
+        self._owed = 0
+        self._owes_nothing = asyncio.Event()
+        self._owes_nothing.set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        self._spawn(self._watch())
+
+    def has(self, registration: Registration) -> bool:
+        return registration in self._subscriptions
+
+    def attached(self) -> tuple[Registration, ...]:
+        return tuple(self._subscriptions)
+
+    def denies(self, registration: Registration) -> bool:
+        return registration.pattern.lower() in self._denied
+
+    async def add(self, registration: Registration, group: str) -> None:
+        """Ask for messages; `barrier` makes sure. A link on its way out takes no more."""
+        if self._is_leaving() or self.has(registration):
+            return
+
+        async def receive(message: Msg) -> None:
+            registration.sink.offer(LinkDelivery(self, message))
+
+        try:
+            subscription = await self._client.subscribe(registration.pattern, queue=group, cb=receive)
+        except (nats.errors.Error, OSError) as error:
+            self._fail(describe(error))
+            return
+        self._subscriptions[registration] = subscription
+        if self._is_leaving():  # since we looked
+            await self._stop_hearing([subscription])
+
+    async def remove(self, registration: Registration) -> None:
+        subscription = self._subscriptions.pop(registration, None)
+        if subscription is None or self.closed.is_set():
+            return
+        try:
+            await subscription.unsubscribe()
+        except (nats.errors.Error, OSError) as error:
+            self._fail(describe(error))
+
+    async def send(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if self.closed.is_set():
+            raise Unavailable(f"the bus is away: {self.reason}")
+        try:
+            await self._client.publish(subject, payload, reply)
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"the bus is away: {describe(error)}") from error
+
+    async def respond(self, reply: str, payload: bytes) -> None:
+        """Answer on this link as long as it lives: the server lets a node answer only where it was asked. After that
+        the next link is worth a try, for users who may publish anyway."""
+        link = self if not self.closed.is_set() else (self.successor() or self)
+        await link.send(reply, payload)
+
+    async def barrier(self) -> None:
+        """Returns once the server has acted on everything sent so far, or the link is closed."""
+        if self.closed.is_set():
+            return
+        # Shielded, because a cancelled flush would kill the client's reader.
+        await asyncio.shield(self._spawn(self._flush_twice()))
+
+    def owe(self, change: int) -> None:
+        """Requests that came this way and are not answered yet."""
+        self._owed += change
+        if self._owed:
+            self._owes_nothing.clear()
+        else:
+            self._owes_nothing.set()
+
+    async def retire(self) -> None:
+        """Hear nothing new, hand on everything heard, stay until every answer owed is sent, then close.
+
+        The wait ends by itself: the server closes the connection when its token expires.
+        """
+        self._retiring = True
+        await self._stop_hearing(list(self._subscriptions.values()))
+        while any(subscription.pending_msgs for subscription in self._subscriptions.values()):
+            if self.closed.is_set():
+                break
+            await asyncio.sleep(0)  # the client's own tasks hand each message on without waiting
+        if not self.closed.is_set():
+            owes_nothing = asyncio.ensure_future(self._owes_nothing.wait())
+            closed = asyncio.ensure_future(self.closed.wait())
+            try:
+                await asyncio.wait((owes_nothing, closed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                owes_nothing.cancel()
+                closed.cancel()
+        await self.close()
+
+    async def stop_hearing(self) -> None:
+        """No new messages; those already here are still handed on."""
+        self._retiring = True
+        await self._stop_hearing(list(self._subscriptions.values()))
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._times.close_timeout_s):
+                await self.barrier()  # what was sent last must reach the server
+        self._fail("closed")
+        for task in tuple(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await _dispose(self._client, self._times.close_timeout_s)
+
+    # Called by nats-py.
+
+    async def took_error(self, error: Exception) -> None:
+        found = _DENIED.search(str(error))
+        if found is None:
+            log.debug("bus client reports", error=describe(error))
+        elif found.group(1) == "subscription":
+            self._denied.add(found.group(2))
+        else:
+            log.error("the bus refuses what we publish", subject=found.group(2))
+            self.on_publish_denied(found.group(2))
+
+    async def took_close(self) -> None:
+        last = self._client.last_error
+        self._fail(describe(last) if last is not None else "the server closed the connection")
+
+    # Inside.
+
+    async def _watch(self) -> None:
+        """Tries a quiet connection, so that a server that froze or a cable that was cut is noticed."""
+        while not self.closed.is_set():
+            await asyncio.sleep(self._times.ping_interval_s)
+            await self._ping()
+
+    async def _flush_twice(self) -> None:
+        await self._ping()
+        await self._ping()
+
+    async def _ping(self) -> None:
+        if self.closed.is_set():
+            return
+        try:
+            await self._client.rtt(timeout=self._times.ping_timeout_s)  # type: ignore[arg-type]
+        except nats.errors.TimeoutError:
+            self._fail(f"the server did not answer within {self._times.ping_timeout_s:g} s")
+        except (nats.errors.Error, OSError, AssertionError) as error:
+            self._fail(describe(error))
+
+    async def _stop_hearing(self, subscriptions: list[Subscription]) -> None:
+        # `Subscription.unsubscribe` would throw away what has arrived and what is still on its way.
+        for subscription in subscriptions:
+            if self.closed.is_set():
+                return
+            await self._client._send_unsubscribe(subscription._id)
+        await self.barrier()
+
+    def _is_leaving(self) -> bool:
+        return self._retiring or self.closed.is_set()
+
+    def _fail(self, reason: str) -> None:
+        if not self.closed.is_set():
+            self.reason = reason
+            self.closed.set()
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None, name: str, times: LinkTimes) -> Link:
+    """Connect to one server. `Unavailable` says in one line why not."""
+    client = Client()
+    link = Link(client, shown_url(url), times)
+    errors: list[Exception] = []
+
+    async def took_error(error: Exception) -> None:
+        errors.append(error)
+        await link.took_error(error)
+
+    try:
+        options = _options(client, credentials, tls, wants_tls=tls is not None or url.startswith("tls://"))
+        async with asyncio.timeout(times.connect_timeout_s):
+            await client.connect(
+                servers=[url],
+                name=name,
+                error_cb=took_error,
+                closed_cb=link.took_close,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,  # 0 would mean for ever
+                reconnect_time_wait=0,
+                connect_timeout=math.ceil(times.connect_timeout_s),
+                ping_interval=_NEVER_S,
+                flush_timeout=times.ping_timeout_s,
+                drain_timeout=math.ceil(times.close_timeout_s),
+                **options,
+            )
+    except BaseException as error:
+        await _dispose(client, times.close_timeout_s)
+        if isinstance(error, nats.errors.NoServersError) and errors:
+            error = errors[-1]  # "no servers available" hides why
+        if isinstance(error, nats.errors.Error | OSError | TimeoutError | ValueError):
+            raise Unavailable(f"{link.url}: {describe(error)}") from error
+        raise
+    link.start()
+    return link
+
+
+def _options(client: Client, credentials: BusCredentials, tls: BusTls | None, *, wants_tls: bool) -> dict[str, Any]:
+    def check_tls() -> None:
+        if wants_tls and not client._server_info.get("tls_required"):
+            raise nats.errors.Error("nats: the server does not offer TLS, and we were told to use it")
+
+    options: dict[str, Any] = {}
+    if wants_tls:
+        options["tls"] = tls_context(tls or BusTls())
+    if credentials.jwt:
+
+        def signature(nonce: str) -> bytes:
+            check_tls()
+            try:
+                return base64.b64encode(sign(credentials.seed, nonce.encode()))
+            except BadKey as error:
+                raise nats.errors.Error(f"nats: {error}") from error
+
+        options["user_jwt_cb"] = lambda: credentials.jwt.encode()
+        options["signature_cb"] = signature
+    elif credentials.user:
+
+        def user() -> str:
+            check_tls()
+            return credentials.user
+
+        options["user"] = user
+        options["password"] = lambda: credentials.password
+    return options
+
+
+def tls_context(tls: BusTls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca), cadata=tls.ca_pem or None)
+    if tls.certificate is not None:
+        context.load_cert_chain(str(tls.certificate), None if tls.key is None else str(tls.key))
+    return context
+
+
+def shown_url(url: str) -> str:
+    """The URL for a log line: where, never who."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else (parts.hostname or "?")
+    return f"{parts.scheme}://{host}:{parts.port or 4222}"
+
+
+def describe(error: BaseException) -> str:
+    """One line for a person."""
+    text = str(error).removeprefix("nats: ").strip().strip("'")
+    lowered = text.lower()
+    if "authorization violation" in lowered:
+        return "the server refuses our credentials"
+    if "authentication expired" in lowered:
+        return "our credentials have expired"
+    if "authentication revoked" in lowered:
+        return "our credentials were revoked"
+    if "unexpected eof" in lowered:
+        return "the server closed the connection"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError) or not text:
+        return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return mask_secrets(text)
+
+
+def _is_no_responders(message: Msg) -> bool:
+    return not message.data and (message.headers or {}).get("Status") == "503"
+
+
+async def _dispose(client: Client, timeout_s: float) -> None:
+    """Close whatever state the client is in, and within bounds: its own close waits for a peer that may be frozen."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.close()
+    except (TimeoutError, nats.errors.Error, OSError, AssertionError, AttributeError) as error:
+        log.debug("bus client did not close in order", error=describe(error))
+    writer = getattr(client._transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()  # no-op when it closed in order
