@@ -13,7 +13,8 @@ _CLAIM_FAMILIES = (b"x-corral-", b"x-forwarded-")
 # The controller checks the client's Authorization and cookies itself.
 HIDDEN_FROM_CONTROLLER = Strip(_CLAIMS, _CLAIM_FAMILIES)
 # A replica sees neither the client's secrets nor its browser: keys, cookies and cross-origin rules end at the edge.
-HIDDEN_FROM_REPLICA = Strip((*_CLAIMS, b"authorization", b"x-api-key", b"cookie", b"origin", b"referer"), _CLAIM_FAMILIES)
+_EDGE = (b"authorization", b"x-api-key", b"cookie", b"origin", b"referer")
+HIDDEN_FROM_REPLICA = Strip((*_CLAIMS, *_EDGE), _CLAIM_FAMILIES)
 
 
 def for_controller(request: Request, gateway_key: bytes) -> Headers:
