@@ -34,10 +34,10 @@ def read_ram(host: Host, of_machine: Callable[[], Space] = host_ram) -> Space:
     except (OSError, RuntimeError, ValueError, psutil.Error) as error:
         host.notices.tell("ram", str(error))
         ram = Space()
-    return _limited(ram, cgroup.memory_limits(host))
+    return limited(ram, cgroup.memory_limits(host))
 
 
-def _limited(ram: Space, limits: list[cgroup.MemoryLimit]) -> Space:
+def limited(ram: Space, limits: list[cgroup.MemoryLimit]) -> Space:
     """A limit above the machine's own RAM limits nothing."""
     binding = [limit for limit in limits if not ram.total_bytes or limit.limit_bytes < ram.total_bytes]
     if not binding:

@@ -92,8 +92,10 @@ class Nvml:
     def refreshed(self, device: Device, ram: Space) -> Device:
         """The same device with its numbers of now; None where NVML no longer answers for it."""
         handle = self._opened.handles.get(device.key) if self._opened else None
-        if self._opened is None or handle is None:
-            return msgspec.structs.replace(device, free_bytes=None, temperature_c=None, utilisation=None)
+        if handle is None:
+            # A chip that NVML never showed still has the RAM.
+            free = ram.available_bytes if device.unified else None
+            return msgspec.structs.replace(device, free_bytes=free, temperature_c=None, utilisation=None)
         return msgspec.structs.replace(
             device,
             free_bytes=ram.available_bytes if device.unified else self._free(handle),

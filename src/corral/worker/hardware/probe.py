@@ -3,7 +3,7 @@
 `full()` looks everywhere and may take seconds (commands are run): at registration, and every few minutes after.
 `refresh()` takes a report and brings its free numbers up to date in about a millisecond: for heartbeats.
 Neither raises on account of the hardware. A driver can hang inside a call, for ever: whoever waits for the thread
-should do so with a deadline. The next call then finds the GPUs taken, and reports without them.
+should do so with a deadline. Later calls then find the drivers taken, and tell the rest.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ class HardwareProbe:
         self._ram = ram
         self._patience_s = patience_s
         self._drivers = threading.Lock()
+        self._seen: list[Device] = []
 
     def full(self) -> HardwareReport:
         host = self._host
         ram = read_ram(host, self._ram)
-        devices: list[Device] = self._with_drivers(lambda: self._devices(ram), [])
+        # Silence is not death: while a driver hangs, its devices are the ones seen last, their numbers unknown.
+        unknown = [_unmeasured(device) for device in self._seen]
+        devices = self._seen = self._with_drivers(lambda: self._devices(ram), unknown)
         vendor = choose_vendor(devices, lambda: first_sighting(host))
         total_vram = memory_of(devices, vendor).total_bytes
         report = HardwareReport(
