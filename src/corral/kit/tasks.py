@@ -65,3 +65,10 @@ async def run_every(
             await wake.wait(wait_s)
         else:
             await clock.sleep(wait_s)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The single errors inside a group, for the one line a person reads."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

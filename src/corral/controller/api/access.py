@@ -45,7 +45,9 @@ class Keys(Controller):
     async def create(self, access: Access, data: CreateKey) -> KeyCreated:
         return await access.create(data)
 
-    @delete("/{key_id:str}", status_code=204, summary="Revoke a key: refused within two seconds, running streams finish")
+    @delete(
+        "/{key_id:str}", status_code=204, summary="Revoke a key: refused within two seconds, running streams finish"
+    )
     async def revoke(self, request: AnyRequest, access: Access, key_id: str) -> None:
         await access.revoke(key_id, by=principal_of(request).key_id)
 

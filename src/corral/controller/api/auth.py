@@ -1,4 +1,4 @@
-"""Every call is authenticated here: by API key, or by web session with its CSRF token. The unix socket confers nothing."""
+"""Every call is authenticated here: by API key, or by web session with its CSRF token. A socket confers nothing."""
 
 from __future__ import annotations
 

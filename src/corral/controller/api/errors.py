@@ -45,7 +45,9 @@ def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) 
     elif isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     if status == 401 and request.url.path.startswith("/api/node/"):  # the contract's token middleware speaks so
-        return Response(encode({"error": error.message}), status_code=401, media_type="application/json", headers=headers)
+        return Response(
+            encode({"error": error.message}), status_code=401, media_type="application/json", headers=headers
+        )
     return answer(status, error.message, kind, headers)
 
 

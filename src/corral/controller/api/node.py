@@ -33,7 +33,11 @@ class NodeSelfService(Controller):
         asked = await _body(request, RegisterNode)
         return _json(await node_api.register(asked, await _caller(request, access)), 201)
 
-    @post("/{node_id:str}/credentials", summary="Fresh bus credentials and certificate; nothing else changes", status_code=200)
+    @post(
+        "/{node_id:str}/credentials",
+        summary="Fresh bus credentials and certificate; nothing else changes",
+        status_code=200,
+    )
     async def credentials(
         self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
     ) -> Response[bytes]:

@@ -106,5 +106,3 @@ class Nodes(Controller):
     async def reset_budget(self, nodes: NodeAdmin, node: str) -> dict[str, bool]:
         await nodes.reset_vram_budget(node)
         return {"reset": True}
-
-

@@ -1,0 +1,116 @@
+"""Join tokens: who may bring a machine. Each has a number of uses, an end, and perhaps approval beforehand."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+
+from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenView
+from corral.controller.registry.views import rfc3339
+from corral.controller.watch import Watch
+from corral.kit.certificates import Ca
+from corral.kit.errors import Invalid, NotFound, Unauthenticated
+from corral.kit.secrets import JOIN_TOKEN, digest, new_secret
+from corral.store import join_tokens, revisions
+from corral.store.api import Store, Transaction
+from corral.store.join_tokens import JoinToken
+
+_LONGEST_S = 10 * 365 * 86400.0
+
+
+class JoinTokens:
+    def __init__(self, store: Store, watch: Watch, *, public_url: str, ca: Ca | None) -> None:
+        self._store = store
+        self._watch = watch
+        self._public_url = public_url
+        self._ca = ca
+
+    async def create(self, asked: CreateJoinToken, *, created_by: str) -> JoinTokenCreated:
+        _check(asked)
+        secret = new_secret(JOIN_TOKEN)
+        async with self._store.write() as tx:
+            now = await tx.now()
+            token = JoinToken(
+                id=str(uuid.uuid4()),
+                name=asked.name,
+                secret_hash=digest(secret),
+                uses_left=asked.uses,
+                uses=0,
+                expires_at=None if asked.ttl_s is None else now + timedelta(seconds=asked.ttl_s),
+                pre_approved=asked.pre_approved,
+                created_by=created_by,
+                created_at=now,
+            )
+            await join_tokens.insert(tx, token)
+            await revisions.bump(tx, "tokens")
+        self._watch.touched("tokens", token.id)
+        return JoinTokenCreated(token=_view(token, now), secret=secret, join_command=self._join_command(secret))
+
+    def _join_command(self, secret: str) -> str:
+        """What to type on the other machine; empty when nobody told us our own URL."""
+        if not self._public_url:
+            return ""
+        pin = f" --ca {self._ca.fingerprint}" if self._ca and self._public_url.startswith("https") else ""
+        return f"corral join {self._public_url} --token {secret}{pin}"
+
+    async def list_views(self) -> list[JoinTokenView]:
+        async with self._store.read() as tx:
+            now = await tx.now()
+            return [_view(token, now) for token in await join_tokens.list_(tx)]
+
+    async def revoke(self, id_or_name: str) -> None:
+        async with self._store.write() as tx:
+            found = [token for token in await join_tokens.list_(tx) if id_or_name in (token.id, token.name)]
+            if not found:
+                raise NotFound(f"there is no join token {id_or_name!r}; `corral token list` shows them")
+            for token in found:
+                await join_tokens.revoke(tx, token.id)
+            await revisions.bump(tx, "tokens")
+        self._watch.touched("tokens")
+
+
+async def claim_join_token(tx: Transaction, secret: str) -> JoinToken:
+    """Spend one use inside the registering transaction, or say exactly why not."""
+    token = await join_tokens.find_by_hash(tx, digest(secret))
+    if token is None:
+        raise Unauthenticated("the join token is not known here; `corral token create` makes a new one")
+    if await join_tokens.claim_use(tx, token.id):
+        return token
+    raise Unauthenticated(
+        f"the join token {_state_sentence(token, await tx.now())}; `corral token create` makes a new one"
+    )
+
+
+def _state_sentence(token: JoinToken, now: datetime) -> str:
+    return {"revoked": "was revoked", "expired": "has expired"}.get(_state(token, now), "is used up")
+
+
+def _state(token: JoinToken, now: datetime) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is not None and token.expires_at <= now:
+        return "expired"
+    return "used" if token.uses_left == 0 else "active"
+
+
+def _check(asked: CreateJoinToken) -> None:
+    if asked.uses is not None and not 0 < asked.uses <= 1_000_000:
+        raise Invalid("uses must be between 1 and 1000000, or null for no limit")
+    if asked.ttl_s is not None and not 0 < asked.ttl_s <= _LONGEST_S:
+        raise Invalid("ttl_s must be more than 0 and at most ten years, or null for never")
+    if len(asked.name) > 255:
+        raise Invalid("name is longer than 255 characters")
+
+
+def _view(token: JoinToken, now: datetime) -> JoinTokenView:
+    return JoinTokenView(
+        id=token.id,
+        name=token.name,
+        uses=token.uses,
+        uses_left=token.uses_left,
+        pre_approved=token.pre_approved,
+        state=_state(token, now),
+        created_at=rfc3339(token.created_at),
+        expires_at=rfc3339(token.expires_at),
+        last_used_at=rfc3339(token.last_used_at),
+    )

@@ -1,0 +1,36 @@
+"""Tokens that open a worker's ingress: signed with the cluster's one key (DESIGN §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from corral.contract.access import ANY_NODE, LONGEST_LIFE_S, AccessClaims, Scope
+from corral.contract.codec import encode
+from corral.kit.clock import Clock
+from corral.kit.signing import Signer
+from corral.store import cluster_secrets
+from corral.store.api import Store
+
+_SECRET = "signing_key"
+
+
+class IngressTokens:
+    def __init__(self, signer: Signer, clock: Clock) -> None:
+        self._signer = signer
+        self._clock = clock
+
+    @property
+    def public_key(self) -> str:
+        return self._signer.public_key
+
+    def sign(self, sub: str, scopes: Iterable[Scope], *, aud: str = ANY_NODE, life_s: float = LONGEST_LIFE_S) -> str:
+        expires = int(self._clock.now().timestamp() + min(life_s, LONGEST_LIFE_S))
+        claims = AccessClaims(sub=sub, aud=aud, scope=tuple(scope.value for scope in scopes), exp=expires)
+        return self._signer.sign(encode(claims))
+
+
+async def open_ingress_tokens(store: Store, clock: Clock) -> IngressTokens:
+    """The key lives in the database, so every controller signs with the same; the first to start makes it."""
+    async with store.write() as tx:
+        key = await cluster_secrets.get_or_create(tx, _SECRET, Signer.new_private_key)
+    return IngressTokens(Signer(key), clock)

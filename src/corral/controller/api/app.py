@@ -1,0 +1,73 @@
+"""The ASGI application: every door of the controller, and what each may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.app import AppConfig
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from corral import __version__
+from corral.controller.access.keys import Access
+from corral.controller.api import access, cluster, events, internal, meta
+from corral.controller.api.errors import on_corral_error, on_http_exception, on_unexpected
+from corral.controller.api.node import NodeSelfService
+from corral.controller.api.nodes import Nodes
+from corral.controller.api.request_log import RequestLog
+from corral.controller.web import routes as web
+from corral.kit.errors import CorralError
+
+_LARGEST_BODY = 1024 * 1024
+
+
+def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str) -> Litestar:
+    """`services` are handed to the doors by name, as their parameters ask."""
+    return Litestar(
+        route_handlers=[
+            NodeSelfService,
+            Nodes,
+            *access.ROUTES,
+            cluster.cluster,
+            events.events,
+            internal.fleet_view,
+            internal.gateway_credentials,
+            *meta.ROUTES,
+            *web.ROUTES,
+        ],
+        dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},
+        state=State({"access": access_service, "ca_pem": ca_pem}),
+        exception_handlers={
+            CorralError: on_corral_error,
+            HTTPException: on_http_exception,
+            Exception: on_unexpected,
+        },
+        middleware=[RequestLog],
+        openapi_config=OpenAPIConfig(
+            title="Corral",
+            version=__version__,
+            path="/openapi",
+            render_plugins=[JsonRenderPlugin()],
+            description="One OpenAI-compatible endpoint over every machine you own: the control API.",
+        ),
+        request_max_body_size=_LARGEST_BODY,
+        debug=False,
+        on_app_init=[_quiet],
+    )
+
+
+def _giver(service: Any) -> Any:
+    def give() -> Any:
+        return service
+
+    return give
+
+
+def _quiet(config: AppConfig) -> AppConfig:
+    config.logging_config = None  # our own logging is set up before the app is built
+    return config

@@ -1,0 +1,50 @@
+"""Health, metrics, the CA's certificate and the API's own description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from corral.controller.api.auth import viewers
+from corral.controller.metrics import ControllerMetrics
+from corral.controller.readiness import Readiness
+from corral.kit.errors import NotFound
+
+AnyRequest = Request[Any, Any, Any]
+
+
+@get("/healthz", include_in_schema=False, media_type="text/plain")
+async def healthz() -> str:
+    return "ok\n"
+
+
+@get("/readyz", include_in_schema=False)
+async def readyz(readiness: Readiness) -> Response[str]:
+    reasons = await readiness.reasons()
+    if reasons:
+        return Response("not ready: " + "; ".join(reasons) + "\n", status_code=503, media_type="text/plain")
+    return Response("ok\n", media_type="text/plain")
+
+
+@get("/metrics", guards=[viewers], include_in_schema=False)
+async def metrics(controller_metrics: ControllerMetrics) -> Response[bytes]:
+    await controller_metrics.refresh()
+    return Response(generate_latest(controller_metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@get("/ca.pem", tags=["cluster"], summary="The cluster's CA certificate; the join line says its fingerprint")
+async def ca_certificate(request: AnyRequest) -> Response[str]:
+    pem = request.app.state.ca_pem
+    if not pem:
+        raise NotFound("this cluster has no CA of its own")
+    return Response(pem, media_type="application/x-pem-file")
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi(request: AnyRequest) -> dict[str, Any]:
+    return request.app.openapi_schema.to_schema()
+
+
+ROUTES: tuple[Any, ...] = (healthz, readyz, metrics, ca_certificate, openapi)

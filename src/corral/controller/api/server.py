@@ -1,0 +1,109 @@
+"""Serves the app on a unix socket, on a port, or on both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from corral.controller.settings import ControllerSettings
+from corral.kit.settings import BadSettings
+
+_START_S = 10.0
+
+
+class _Server(uvicorn.Server):
+    """Signals are main's business: it stops the parts in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[list[str]]:
+    """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds."""
+    doors: list[tuple[str, socket.socket, bool]] = []
+    if settings.socket is not None:
+        doors.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
+    if settings.port:
+        secure = settings.tls_cert is not None
+        scheme = "https" if secure else "http"
+        doors.append((f"{scheme}://{settings.host}:{settings.port}", _tcp_socket(settings.host, settings.port), secure))
+    if not doors:
+        raise BadSettings(["the controller needs somewhere to serve: --socket, or --port"])
+    servers = [(_server(app, settings, secure=secure), sock) for _, sock, secure in doors]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(server.serve(sockets=[sock]), name="http") for server, sock in servers]
+        await _started([server for server, _ in servers], running)
+        try:
+            yield [place for place, _, _ in doors]
+        finally:
+            for server, _ in servers:
+                server.should_exit = True
+    if settings.socket is not None:
+        settings.socket.unlink(missing_ok=True)
+
+
+async def _started(servers: list[_Server], running: list[asyncio.Task[None]]) -> None:
+    async with asyncio.timeout(_START_S):
+        while not all(server.started for server in servers):
+            for task in running:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)  # uvicorn offers no event to wait for
+
+
+def _server(app: Any, settings: ControllerSettings, *, secure: bool) -> _Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,  # nobody's word about addresses counts here but the gateway's, shown with its key
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=str(settings.tls_cert) if secure and settings.tls_cert else None,
+        ssl_keyfile=str(settings.tls_key) if secure and settings.tls_key else None,
+    )
+    return _Server(config)
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if len(os.fsencode(path)) > 100:
+        raise BadSettings([f"--socket: {path} is longer than 100 bytes; unix sockets need a short path"])
+    # Bound aside and renamed: a successor takes the place without a moment in which nobody is there.
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    door = socket.socket(socket.AF_UNIX)
+    try:
+        door.bind(str(aside))
+        os.chmod(aside, 0o600)
+        os.replace(aside, path)
+    except OSError as error:
+        door.close()
+        raise BadSettings([f"--socket: {path}: {error.strerror}"]) from error
+    return door
+
+
+def _tcp_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    door = socket.socket(family)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind((host, port))
+    except OSError as error:
+        door.close()
+        raise BadSettings(
+            [f"--port: {host}:{port} cannot be used: {error.strerror}; choose another with --port"]
+        ) from error
+    return door

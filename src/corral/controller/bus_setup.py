@@ -1,0 +1,88 @@
+"""From settings to the bus this controller uses and hands out: embedded keys, an external account, or shared users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.bus.api import BusCredentials, BusTls, CredentialSource, FixedCredentials
+from corral.bus.auth import BusKeys, MintedUser, mint_service_credentials
+from corral.bus.keys import load_or_create_keys
+from corral.bus.permissions import INBOX
+from corral.controller.access.bus_issuer import BusIssuer, BusPlace, SharedUser, split_user
+from corral.controller.settings import ControllerSettings
+from corral.kit.clock import Clock
+from corral.kit.settings import BadSettings
+
+_SERVICE_TTL_S = 3600.0
+
+
+@dataclass(frozen=True)
+class BusSetup:
+    urls: tuple[str, ...]
+    credentials: CredentialSource
+    tls: BusTls | None
+    inbox: str
+    issuer: BusIssuer
+    keys: BusKeys | None  # with them revocations can be pushed
+
+
+class ServiceCredentials:
+    """This controller's own credentials, minted afresh at each connect from keys it holds."""
+
+    def __init__(self, keys: BusKeys, clock: Clock, reply_ttl_s: float) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._reply_ttl_s = reply_ttl_s
+
+    @property
+    def inbox(self) -> str:
+        return self._mint().inbox
+
+    async def current(self) -> BusCredentials:
+        return self._mint().credentials()
+
+    def _mint(self) -> MintedUser:
+        return mint_service_credentials(
+            self._keys.account_seed,
+            self._keys.service_user_seed,
+            now=self._clock.now(),
+            ttl_s=_SERVICE_TTL_S,
+            reply_ttl_s=self._reply_ttl_s,
+        )
+
+
+def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
+    split = [split_user(url) for url in settings.bus_urls]
+    urls = tuple(url for url, _ in split)
+    shared = next((user for _, user in split if user is not None), None)
+    tls = BusTls(settings.bus_ca, settings.bus_cert, settings.bus_key) if settings.bus_ca or settings.bus_cert else None
+    place = BusPlace(settings.bus_public_urls or urls, settings.bus_ca.read_text() if settings.bus_ca else "")
+
+    def issuer(*, account_seed: str = "", shared: SharedUser | None = None) -> BusIssuer:
+        return BusIssuer(
+            place,
+            clock,
+            account_seed=account_seed,
+            shared=shared,
+            ttl_s=settings.bus_credential_ttl_s,
+            install_timeout_s=settings.install_timeout_s,
+        )
+
+    if settings.bus_keys is not None:
+        keys = load_or_create_keys(settings.bus_keys, clock.now())
+        service = ServiceCredentials(keys, clock, settings.install_timeout_s)
+        return BusSetup(urls, service, tls, service.inbox, issuer(account_seed=keys.account_seed), keys)
+    if settings.bus_account_seed:
+        if not (settings.bus_service_jwt and settings.bus_service_seed):
+            raise BadSettings(["--bus-service-jwt and --bus-service-seed are required with --bus-account-seed"])
+        own = FixedCredentials(BusCredentials(jwt=settings.bus_service_jwt, seed=settings.bus_service_seed))
+        return BusSetup(urls, own, tls, INBOX, issuer(account_seed=settings.bus_account_seed), None)
+    if not settings.bus_shared_credentials:
+        raise BadSettings(
+            [
+                "the bus needs credentials: --bus-keys (embedded server), --bus-account-seed with service credentials "
+                "(external NATS), or --bus-shared-credentials if every node may read every other node's messages"
+            ]
+        )
+    plain = FixedCredentials(BusCredentials(user=shared.user, password=shared.password) if shared else BusCredentials())
+    return BusSetup(urls, plain, tls, INBOX, issuer(shared=shared), None)

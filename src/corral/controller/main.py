@@ -1,0 +1,171 @@
+"""The whole controller on one page. What is opened here is closed here, in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import uuid
+
+import uvloop
+
+from corral.bus.nats import NatsBus
+from corral.controller.access.bootstrap import ensure_key_file, load_ca
+from corral.controller.access.join_tokens import JoinTokens
+from corral.controller.access.keys import Access
+from corral.controller.access.principal import Role
+from corral.controller.access.revocations import Revocations
+from corral.controller.access.signing import open_ingress_tokens
+from corral.controller.api.app import build_app
+from corral.controller.api.server import serve_app
+from corral.controller.bus_setup import set_up_bus
+from corral.controller.health.classify import Guard
+from corral.controller.health.ingress_check import IngressCheck
+from corral.controller.health.listening import Listening
+from corral.controller.health.monitor import HealthMonitor
+from corral.controller.leadership import Leadership
+from corral.controller.metrics import ControllerMetrics
+from corral.controller.overview import Overview
+from corral.controller.presence import Presence
+from corral.controller.readiness import Readiness
+from corral.controller.registry.admission import AdmissionRules, NodeApi
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.settings import ControllerSettings
+from corral.controller.view import Views
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import CorralError
+from corral.kit.log import configure_logging, get_log
+from corral.kit.settings import shown
+from corral.kit.tasks import leaves
+from corral.store import open_store
+
+log = get_log(__name__)
+
+
+async def serve(
+    settings: ControllerSettings, *, clock: Clock | None = None, stopped: asyncio.Event | None = None
+) -> None:
+    clock = clock or SystemClock()
+    stopped = stopped or asyncio.Event()
+    settings.data.expanduser().mkdir(parents=True, exist_ok=True)
+    instance = settings.instance_id or str(uuid.uuid4())
+    ca = load_ca(settings.ca_cert, settings.ca_key)
+    bus_setup = set_up_bus(settings, clock)
+    async with (
+        open_store(settings.store_url()) as store,
+        NatsBus(
+            bus_setup.urls, bus_setup.credentials, tls=bus_setup.tls, inbox_prefix=bus_setup.inbox, clock=clock
+        ) as bus,
+    ):
+        watch = Watch(store, bus, clock, interval_s=settings.watch_interval_s)
+        changes = NodeChanges(store, watch)
+        leadership = Leadership(store, instance, ttl_s=settings.lease_ttl_s)
+        listening = Listening(bus, clock)
+        ingress_tokens = await open_ingress_tokens(store, clock)
+        issuer = bus_setup.issuer
+        revoked = Revocations(
+            store,
+            bus,
+            clock,
+            keys=bus_setup.keys,
+            urls=bus_setup.urls,
+            tls=bus_setup.tls,
+            ttl_s=settings.bus_credential_ttl_s,
+        )
+        health = HealthMonitor(
+            store,
+            changes,
+            listening,
+            leadership,
+            clock,
+            interval_s=settings.health_interval_s,
+            stale_after_s=settings.stale_after_s,
+            guard=Guard(settings.guard_share, settings.guard_floor),
+        )
+        ingress_check = IngressCheck(
+            store,
+            ingress_tokens,
+            leadership,
+            clock,
+            interval_s=settings.ingress_check_interval_s,
+            timeout_s=settings.ingress_check_timeout_s,
+            ca_pem=ca.certificate_pem if ca else "",
+        )
+        heartbeats = Heartbeats(
+            store,
+            bus,
+            clock,
+            flush_s=settings.heartbeat_flush_s,
+            recorded=listening.recorded,
+            not_recorded=listening.not_recorded,
+            back=health.wake.set,
+        )
+        changes.on_change(ingress_check.wake.set)
+        access = Access(store, watch, clock, session_ttl_s=settings.session_ttl_s)
+        await access.ensure(
+            ensure_key_file(settings.admin_key_file or settings.data / "admin.key"), "admin", Role.ADMIN
+        )
+        await access.ensure(
+            ensure_key_file(settings.gateway_key_file or settings.data / "gateway.key"), "gateway", Role.GATEWAY
+        )
+        rules = AdmissionRules(settings.auto_approve, settings.registration_token if settings.compat_localai else "")
+        node_admin = NodeAdmin(store, changes, issuer, revoked)
+        overview = Overview(
+            store,
+            bus,
+            issuer,
+            revoked,
+            health,
+            live_for_s=settings.lease_ttl_s,
+            compat_localai=settings.compat_localai,
+        )
+        presence = Presence(store, instance, clock, interval_s=settings.lease_ttl_s / 3)
+        app = build_app(
+            {
+                "access": access,
+                "join_tokens": JoinTokens(store, watch, public_url=settings.public_url, ca=ca),
+                "node_api": NodeApi(store, changes, heartbeats, issuer, ingress_tokens, ca, clock, rules),
+                "nodes": node_admin,
+                "watch": watch,
+                "views": Views(store, issuer, ingress_tokens, clock),
+                "overview": overview,
+                "readiness": Readiness(store),
+                "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
+            },
+            access_service=access,
+            ca_pem=ca.certificate_pem if ca else "",
+        )
+        async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
+            parts = (watch, heartbeats, health, ingress_check, revoked, presence)
+            loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
+            async with serve_app(app, settings) as places:
+                log.info("controller ready", instance=instance, at=places, store=store.dialect)
+                await stopped.wait()
+            for loop in loops:
+                loop.cancel()
+        await leadership.release_all()
+        await presence.leave()
+
+
+def run(settings: ControllerSettings) -> int:
+    """The process: logging, signals, exit code. One clear line on stderr for what a person must mend."""
+    configure_logging(role="controller", level=settings.log_level, json=settings.log_json)
+    log.info("settings", **shown(settings))
+    try:
+        uvloop.run(_until_signalled(settings))
+    except* CorralError as group:
+        for error in leaves(group):
+            print(f"corral controller: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _until_signalled(settings: ControllerSettings) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await serve(settings, stopped=stopped)

@@ -1,0 +1,49 @@
+"""What the controller tells Prometheus. Gauges that need the database are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as PromCounter
+
+from corral import __version__
+from corral.bus.api import Bus
+from corral.contract.messages.nodes import NodeStatus
+from corral.controller.health.monitor import HealthMonitor
+from corral.controller.registry.heartbeats import Heartbeats
+from corral.kit.errors import CorralError
+from corral.store import nodes
+from corral.store.api import Store
+
+
+class ControllerMetrics:
+    def __init__(self, store: Store, bus: Bus, heartbeats: Heartbeats, health: HealthMonitor) -> None:
+        self._store = store
+        self._bus = bus
+        self._heartbeats = heartbeats
+        self._health = health
+        self._counted = 0
+        self.registry = CollectorRegistry()
+        self._nodes = Gauge("corral_nodes", "Nodes by status", ["status"], registry=self.registry)
+        self._held = Gauge("corral_nodes_held", "Silent nodes the guard leaves alone", registry=self.registry)
+        self._bus_up = Gauge("corral_bus_connected", "1 while the bus is connected", registry=self.registry)
+        self._store_up = Gauge("corral_store_reachable", "1 while the database answers", registry=self.registry)
+        self._beats = PromCounter("corral_heartbeats", "Heartbeats heard by this controller", registry=self.registry)
+        build = Gauge("corral_build_info", "Version of this controller", ["version"], registry=self.registry)
+        build.labels(__version__).set(1)
+
+    async def refresh(self) -> None:
+        self._bus_up.set(self._bus.connected)
+        self._held.set(self._health.held)
+        self._beats.inc(self._heartbeats.heard - self._counted)
+        self._counted = self._heartbeats.heard
+        try:
+            async with self._store.read() as tx:
+                by_status = Counter(row.status for row in await nodes.list_pulses(tx))
+        except CorralError:
+            self._store_up.set(0)
+            return
+        self._store_up.set(1)
+        for status in NodeStatus:
+            self._nodes.labels(status.value).set(by_status[status.value])

@@ -1,0 +1,36 @@
+"""Which controllers are alive: each writes its own row."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from corral import __version__
+from corral.kit.clock import Clock
+from corral.kit.tasks import run_every
+from corral.store import controllers
+from corral.store.api import Store
+
+_FORGET_AFTER = timedelta(days=7)
+
+
+class Presence:
+    name = "presence"
+
+    def __init__(self, store: Store, instance: str, clock: Clock, *, interval_s: float) -> None:
+        self._store = store
+        self._instance = instance
+        self._clock = clock
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        await run_every("presence", self._interval_s, self.tell, clock=self._clock, worst_wait_s=self._interval_s)
+
+    async def tell(self) -> None:
+        async with self._store.write() as tx:
+            await controllers.seen(tx, self._instance, host=socket.gethostname(), version=__version__)
+            await controllers.prune(tx, await tx.now() - _FORGET_AFTER)
+
+    async def leave(self) -> None:
+        async with self._store.write() as tx:
+            await controllers.delete(tx, self._instance)

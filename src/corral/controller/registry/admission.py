@@ -1,0 +1,333 @@
+"""What workers ask for themselves: joining, credentials, heartbeats, leaving (contract: http.md §2; DESIGN §4).
+
+Deciding is done by `identity`, `offers` and `transitions`; this part reads, claims and writes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from corral.contract.messages.nodes import (
+    HeartbeatReceived,
+    HttpHeartbeat,
+    IngressGrant,
+    IngressOffer,
+    NodeRegistered,
+    NodeType,
+    RegisterNode,
+)
+from corral.contract.protocol import PROTOCOL
+from corral.controller.access.bus_issuer import BusIssuer
+from corral.controller.access.join_tokens import claim_join_token
+from corral.controller.access.signing import IngressTokens
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.registry.identity import (
+    Buried,
+    ByJoinToken,
+    ByJoinTokenButTaken,
+    BySharedToken,
+    OnFile,
+    Presented,
+    SameNode,
+    WasDeleted,
+    who_knocks,
+)
+from corral.controller.registry.offers import AdminChoices, check_offer, labels_we_add, node_columns, worker_labels
+from corral.controller.registry.transitions import NodeEvent, new_node
+from corral.controller.registry.views import rfc3339
+from corral.kit.certificates import BadRequest, Ca
+from corral.kit.clock import Clock
+from corral.kit.errors import Conflict, Gone, Invalid, NotFound, Unauthenticated
+from corral.kit.log import get_log
+from corral.kit.secrets import NODE_TOKEN, digest, matches, new_secret
+from corral.store import node_labels, node_tombstones, nodes, revisions
+from corral.store.api import Store, Transaction
+from corral.store.nodes import Node
+
+log = get_log(__name__)
+
+_CERTIFICATE_LIFE = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Caller:
+    bearer: str
+    seen_from: str  # address the request came from; empty when unknown
+    reached_us_at: str  # host[:port] under which the caller reached us
+
+
+@dataclass(frozen=True)
+class AdmissionRules:
+    auto_approve: bool
+    shared_token: str  # of LocalAI workers; empty = they are not let in
+
+
+class NodeApi:
+    def __init__(
+        self,
+        store: Store,
+        changes: NodeChanges,
+        heartbeats: Heartbeats,
+        issuer: BusIssuer,
+        tokens: IngressTokens,
+        ca: Ca | None,
+        clock: Clock,
+        rules: AdmissionRules,
+    ) -> None:
+        self._store = store
+        self._changes = changes
+        self._heartbeats = heartbeats
+        self._issuer = issuer
+        self._tokens = tokens
+        self._ca = ca
+        self._clock = clock
+        self._rules = rules
+
+    async def register(self, offer: RegisterNode, caller: Caller) -> NodeRegistered:
+        if offer.token != caller.bearer:
+            raise Unauthenticated("registration token required")
+        check_offer(offer)
+        labels = worker_labels(offer)
+        node_token = ""
+        async with self._store.write() as tx:
+            node, node_token = await self._admit(tx, offer, caller)
+            await node_labels.merge(tx, node.id, labels, origin="worker")
+            await node_labels.merge(tx, node.id, labels_we_add(offer, node.max_replicas_per_model), origin="auto")
+            await revisions.bump(tx, "nodes")
+        self._changes.told(node.id)
+        log.info("node registered", node=node.name, node_id=node.id, status=node.status, seen_from=caller.seen_from)
+        return self._answer(node, caller, offer.ingress, node_token=node_token)
+
+    async def refresh(self, node_id: str, csr: str, caller: Caller) -> NodeRegistered:
+        """Credentials and certificate. Reads only: a refresh must never un-drain, un-approve or forget anything."""
+        node = await self._authenticated(node_id, caller)
+        return self._answer(node, caller, IngressOffer(csr=csr) if csr else None)
+
+    async def heartbeat(self, node_id: str, beat: HttpHeartbeat, caller: Caller) -> HeartbeatReceived:
+        node = await self._authenticated(node_id, caller)
+        self._heartbeats.heard_http(node.id, beat)
+        return HeartbeatReceived(
+            message="heartbeat received", status=node.status, server_time=self._clock.now().timestamp()
+        )
+
+    async def drain(self, node_id: str, caller: Caller) -> None:
+        await self._authenticated(node_id, caller)
+        await self._changes.apply(node_id, NodeEvent.SELF_DRAINED)
+
+    async def resume(self, node_id: str, caller: Caller) -> None:
+        await self._authenticated(node_id, caller)
+        await self._changes.apply(node_id, NodeEvent.SELF_RESUMED)
+
+    async def deregister(self, node_id: str, caller: Caller) -> None:
+        await self._authenticated(node_id, caller)
+        self._heartbeats.forget(node_id)
+        await self._changes.apply(node_id, NodeEvent.LEFT)
+
+    async def replicas(self, node_id: str, caller: Caller) -> list[dict[str, object]]:
+        """Replica rows come with the models; until then a node has none."""
+        await self._authenticated(node_id, caller)
+        return []
+
+    async def _authenticated(self, node_id: str, caller: Caller) -> Node:
+        """The node whose own token this is. One node's token opens nothing of another's."""
+        async with self._store.read() as tx:
+            node = await nodes.find(tx, node_id)
+            grave = None if node else await node_tombstones.find(tx, node_id)
+        if grave is not None and (matches(caller.bearer, grave.token_hash) or self._shows_shared(caller)):
+            raise Gone(f"node {grave.name} was deleted; join again with a new token (`corral token create`)")
+        if node is None:
+            if self._shows_shared(caller):
+                raise NotFound(f"there is no node {node_id}")
+            # Whoever holds no token of ours learns nothing, not even which ids exist.
+            if not caller.bearer.startswith(NODE_TOKEN):
+                raise Unauthenticated("this needs the node's own token")
+            raise NotFound(f"there is no node {node_id}")
+        if node.auth == "shared" and self._shows_shared(caller):
+            return node
+        if node.auth == "token" and node.token_hash and matches(caller.bearer, node.token_hash):
+            return node
+        raise Unauthenticated(f"this token does not belong to node {node_id}")
+
+    def _shows_shared(self, caller: Caller) -> bool:
+        return bool(self._rules.shared_token) and matches(caller.bearer, digest(self._rules.shared_token))
+
+    async def _admit(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
+        known = await nodes.find_by_name(tx, offer.name)
+        graves = [] if known else await node_tombstones.list_by_name(tx, offer.name)
+        presented = Presented(caller.bearer, offer.enrolment, offer.protocol)
+        knocks = [
+            who_knocks(
+                presented,
+                OnFile(known.auth, known.token_hash, known.enrolment_hash) if known else None,
+                Buried(grave.token_hash, grave.enrolment_hash) if grave else None,
+                self._rules.shared_token,
+            )
+            for grave in (graves or [None])
+        ]
+        knock = next((found for found in knocks if isinstance(found, WasDeleted)), knocks[0])
+        match knock:
+            case WasDeleted():
+                raise Gone(f"node {offer.name} was deleted; join again with a new token (`corral token create`)")
+            case ByJoinTokenButTaken():
+                await claim_join_token(tx, caller.bearer)  # rolled back by the error below; tells a bad token apart
+                raise Conflict(
+                    f"another machine is already called {offer.name}: choose another name with --name, "
+                    f"or run `corral nodes replace {offer.name}` to let this machine take its place"
+                )
+            case SameNode(needs_token):
+                assert known is not None
+                return await self._comes_back(tx, known, offer, caller, new_token=needs_token)
+            case BySharedToken():
+                if known is not None:
+                    return await self._comes_back(tx, known, offer, caller, new_token=False)
+                return await self._is_new(tx, offer, caller, approved=self._rules.auto_approve, shared=True)
+            case ByJoinToken(replaces):
+                token = await claim_join_token(tx, caller.bearer)
+                approved = token.pre_approved or self._rules.auto_approve
+                if replaces:
+                    assert known is not None
+                    return await self._takes_over(tx, known, offer, caller, approved=approved)
+                return await self._is_new(tx, offer, caller, approved=approved, shared=False)
+
+    async def _is_new(
+        self, tx: Transaction, offer: RegisterNode, caller: Caller, *, approved: bool, shared: bool
+    ) -> tuple[Node, str]:
+        node_token = "" if shared else new_secret(NODE_TOKEN)
+        state = new_node(approved=approved)
+        now = await tx.now()
+        columns = node_columns(offer, known=False, chosen=AdminChoices()) | self._place(offer, caller)
+        node = Node(
+            id=str(uuid.uuid4()),
+            name=offer.name,
+            status=state.status,
+            status_reason="approved" if approved else "waits for approval",
+            status_changed_at=now,
+            approved=approved,
+            auth="shared" if shared else "token",
+            token_hash=digest(node_token) if node_token else "",
+            enrolment_hash=digest(offer.enrolment) if offer.enrolment else "",
+            last_heartbeat=now,
+            created_at=now,
+            updated_at=now,
+            **columns,
+        )
+        await nodes.insert(tx, node)
+        return node, node_token
+
+    async def _comes_back(
+        self, tx: Transaction, known: Node, offer: RegisterNode, caller: Caller, *, new_token: bool
+    ) -> tuple[Node, str]:
+        node_token = new_secret(NODE_TOKEN) if new_token else ""
+        chosen = AdminChoices(
+            known.max_replicas_per_model if known.max_replicas_per_model_manually_set else None,
+            known.vram_budget if known.vram_budget_manually_set else None,
+        )
+        columns = node_columns(offer, known=True, chosen=chosen) | self._place(offer, caller)
+        if node_token:
+            columns["token_hash"] = digest(node_token)
+        if offer.enrolment:
+            columns["enrolment_hash"] = digest(offer.enrolment)
+        columns |= {"last_heartbeat": await tx.now(), "bus_down": False}
+        event = NodeEvent.REGISTERED
+        if not known.approved and self._rules.auto_approve:
+            event = NodeEvent.APPROVED
+        return await self._changes.apply_in(tx, known, event, columns), node_token
+
+    async def _takes_over(
+        self, tx: Transaction, known: Node, offer: RegisterNode, caller: Caller, *, approved: bool
+    ) -> tuple[Node, str]:
+        """Another machine under the same name and id, as a person allowed. It waits for approval like any other."""
+        node_token = new_secret(NODE_TOKEN)
+        state = new_node(approved=approved)
+        chosen = AdminChoices(
+            known.max_replicas_per_model if known.max_replicas_per_model_manually_set else None,
+            known.vram_budget if known.vram_budget_manually_set else None,
+        )
+        now = await tx.now()
+        columns: dict[str, Any] = node_columns(offer, known=False, chosen=chosen) | self._place(offer, caller)
+        columns |= {
+            "token_hash": digest(node_token),
+            "enrolment_hash": digest(offer.enrolment) if offer.enrolment else "",
+            "status": state.status,
+            "status_reason": "took the name over; " + ("approved" if approved else "waits for approval"),
+            "status_changed_at": now,
+            "approved": approved,
+            "left": False,
+            "last_heartbeat": now,
+            "bus_down": False,
+        }
+        return await self._changes.write(tx, known, columns), node_token
+
+    def _place(self, offer: RegisterNode, caller: Caller) -> dict[str, Any]:
+        """Where the node can be reached: what a person said, else the address we saw."""
+        if offer.ingress is None:
+            url = f"http://{offer.http_address}" if offer.http_address else ""
+            return {"address": offer.address, "ingress_url": url, "ingress_ok": None, "ingress_error": ""}
+        host, port = _host_and_port(offer.ingress.advertise, caller.seen_from, offer.ingress.port)
+        scheme = "https" if offer.ingress.tls or (offer.ingress.csr and self._ca) else "http"
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return {
+            "address": offer.address or place,
+            "http_address": offer.http_address or place,
+            "ingress_url": f"{scheme}://{place}",
+            "ingress_ok": None,
+            "ingress_error": "",
+        }
+
+    def _answer(
+        self, node: Node, caller: Caller, ingress: IngressOffer | None, *, node_token: str = ""
+    ) -> NodeRegistered:
+        """Everything a node may know about itself. While it is pending it gets no credential for anything."""
+        localai = node.protocol == 0
+        minted = self._issuer.for_node(node.id, localai=localai) if node.approved else None
+        return NodeRegistered(
+            id=node.id,
+            name=node.name,
+            node_type=node.node_type or NodeType.BACKEND.value,
+            status=node.status,
+            created_at=rfc3339(node.created_at),
+            nats_jwt=minted.jwt if minted else "",
+            nats_user_seed=minted.seed if minted else "",
+            node_token=node_token,
+            protocol=0 if localai else PROTOCOL,
+            bus=self._issuer.access(minted, caller.reached_us_at) if node.approved and not localai else None,
+            expires_in_s=(minted.expires_in_s or 0.0) if minted and not localai else 0.0,
+            signing_key="" if localai else self._tokens.public_key,
+            ingress=None if localai else self._grant(node, ingress),
+            server_time=0.0 if localai else self._clock.now().timestamp(),
+        )
+
+    def _grant(self, node: Node, ingress: IngressOffer | None) -> IngressGrant:
+        if self._ca is None or ingress is None or not ingress.csr or not node.approved:
+            return IngressGrant(url=node.ingress_url)
+        names = {node.name, node.id, urlsplit(node.ingress_url).hostname or "localhost"}
+        try:
+            certificate = self._ca.sign_request(
+                ingress.csr, node.name, _dns_safe(names), self._clock.now(), life=_CERTIFICATE_LIFE
+            )
+        except BadRequest as error:
+            raise Invalid(str(error)) from error
+        return IngressGrant(url=node.ingress_url, certificate=certificate, ca=self._ca.certificate_pem)
+
+
+def _host_and_port(advertise: str, seen_from: str, port: int) -> tuple[str, int]:
+    if not advertise:
+        return seen_from or "127.0.0.1", port
+    try:
+        parts = urlsplit(f"//{advertise}")
+        return parts.hostname or "127.0.0.1", parts.port or port
+    except ValueError as error:
+        raise Invalid(f"ingress.advertise {advertise!r} is not HOST or HOST:PORT") from error
+
+
+def _dns_safe(names: set[str]) -> list[str]:
+    """Names a certificate can hold: a node may be called what it likes, a certificate may not."""
+    return sorted(name for name in names if name.isascii() and not set(name) - _HOST_LETTERS)
+
+
+_HOST_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:")

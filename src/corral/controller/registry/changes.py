@@ -1,0 +1,93 @@
+"""Carries a node from one status to the next: reads, asks `transitions`, writes if nobody else was quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from corral.contract.messages.nodes import NodeStatus
+from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, next_state
+from corral.controller.watch import Watch
+from corral.kit.errors import Conflict, NotFound
+from corral.kit.log import get_log
+from corral.store import nodes, revisions
+from corral.store.api import Store, Transaction
+from corral.store.nodes import Node
+
+log = get_log(__name__)
+
+_TRIES = 5
+
+
+class NodeChanges:
+    def __init__(self, store: Store, watch: Watch) -> None:
+        self._store = store
+        self._watch = watch
+        self._callbacks: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Be woken when a node registered or changed its status."""
+        self._callbacks.append(callback)
+
+    async def apply(self, node_id: str, event: NodeEvent) -> Node:
+        """Raises `Conflict` when the event is refused; returns the node as it is now."""
+        for _ in range(_TRIES):
+            try:
+                async with self._store.write() as tx:
+                    before = await nodes.find(tx, node_id)
+                    if before is None:
+                        raise NotFound(f"there is no node {node_id}")
+                    after = await self.apply_in(tx, before, event)
+                    if after is not before:
+                        await revisions.bump(tx, "nodes")
+            except _Overtaken:
+                continue
+            if after is not before:
+                log.info(
+                    "node status", node=after.name, status=after.status, was=before.status, reason=after.status_reason
+                )
+                self.told(node_id)
+            return after
+        raise Conflict("the node changes too fast; try again")
+
+    async def apply_in(
+        self, tx: Transaction, node: Node, event: NodeEvent, columns: Mapping[str, Any] | None = None
+    ) -> Node:
+        """Inside a transaction that also writes `columns`."""
+        written = dict(columns or {})
+        outcome = next_state(state_of(node), event)
+        match outcome:
+            case Refused(why):
+                raise Conflict(f"{node.name}: {why}")
+            case Moved(state, reason):
+                written |= {
+                    "status": state.status,
+                    "approved": state.approved,
+                    "drained": state.drained,
+                    "left": state.left,
+                    "status_reason": reason,
+                }
+                if state.status != node.status:
+                    written["status_changed_at"] = await tx.now()
+            case Stays():
+                pass
+        return await self.write(tx, node, written) if written else node
+
+    async def write(self, tx: Transaction, node: Node, columns: Mapping[str, Any]) -> Node:
+        """The node with these columns, unless it changed since it was read."""
+        if not await nodes.update(tx, node.id, columns, expected=node.row_version):
+            raise _Overtaken(f"{node.name} changed meanwhile; try again")
+        return await nodes.get(tx, node.id)
+
+    def told(self, node_id: str) -> None:
+        self._watch.touched("nodes", node_id)
+        for callback in self._callbacks:
+            callback()
+
+
+class _Overtaken(Conflict):
+    """Somebody else changed the node between our read and our write: ordinary, decide again."""
+
+
+def state_of(node: Node) -> NodeState:
+    return NodeState(NodeStatus(node.status), node.approved, node.drained, node.left)

@@ -1,0 +1,106 @@
+"""Heartbeats from bus and HTTP, kept in memory and written in batches.
+
+One controller of the queue group hears each beat; the last of a node counts. What cannot be written now is kept and
+written with the next batch, so a short outage of the database loses nothing but time, and time is judged by `health`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.nodes import HEARTBEAT_QUEUE, NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.tasks import run_every
+from corral.store import nodes
+from corral.store.api import Store
+from corral.store.nodes import Heartbeat
+
+_KEEP = 100_000  # more waiting nodes than this would mean that the database has been away for very long
+
+
+class Heartbeats:
+    name = "heartbeats"
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        clock: Clock,
+        *,
+        flush_s: float,
+        recorded: Callable[[], None],
+        not_recorded: Callable[[], None],
+        back: Callable[[], None],
+    ) -> None:
+        """`recorded` and `not_recorded` tell the health monitor whether we can write at all; `back` that a node which
+        was away has been heard, so that it need not wait for the next round."""
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._flush_s = flush_s
+        self._recorded = recorded
+        self._not_recorded = not_recorded
+        self._back = back
+        self._waiting: dict[str, Heartbeat] = {}
+        self.heard = 0
+
+    def heard_http(self, node_id: str, beat: HttpHeartbeat) -> None:
+        self._keep(
+            Heartbeat(
+                node_id=node_id,
+                boot_id=beat.boot_id,
+                available_vram=beat.available_vram,
+                total_vram=beat.total_vram,
+                available_ram=beat.available_ram,
+                available_disk=beat.available_disk,
+                total_disk=beat.total_disk,
+                gpu_vendor=beat.gpu_vendor,
+                bus_down=beat.bus == "down" if beat.bus is not None else None,
+            )
+        )
+
+    def forget(self, node_id: str) -> None:
+        """The node said goodbye: a beat still waiting must not be stamped after that."""
+        self._waiting.pop(node_id, None)
+
+    async def run(self) -> None:
+        await self._bus.subscribe(NODE_HEARTBEAT, self._heard_bus, queue=HEARTBEAT_QUEUE)
+        await run_every("heartbeats", self._flush_s, self.flush, clock=self._clock, worst_wait_s=self._flush_s)
+
+    async def flush(self) -> None:
+        """Write what waits; with nothing waiting, still find out whether we could."""
+        batch, self._waiting = self._waiting, {}
+        try:
+            async with self._store.write() as tx:
+                away = await nodes.record_heartbeats(tx, list(batch.values())) if batch else 0
+        except CorralError:
+            self._waiting = batch | self._waiting
+            self._not_recorded()
+            raise
+        self._recorded()
+        if away:
+            self._back()
+
+    async def _heard_bus(self, beat: BusHeartbeat, tokens: Tokens) -> None:
+        self._keep(
+            Heartbeat(
+                node_id=tokens["node"],
+                boot_id=beat.boot_id,
+                available_vram=beat.available_vram,
+                total_vram=beat.total_vram,
+                available_ram=beat.available_ram,
+                total_ram=beat.total_ram,
+                available_disk=beat.available_disk,
+                total_disk=beat.total_disk,
+                gpu_vendor=beat.gpu_vendor,
+                devices=beat.devices,
+                bus_down=False,
+            )
+        )
+
+    def _keep(self, beat: Heartbeat) -> None:
+        self.heard += 1
+        if len(self._waiting) < _KEEP or beat.node_id in self._waiting:
+            self._waiting[beat.node_id] = beat

@@ -1,0 +1,71 @@
+"""The fleet as gateways need it: keys, nodes, models, and the token they show at every ingress."""
+
+from __future__ import annotations
+
+from corral.contract.access import Scope
+from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode
+from corral.controller.access.bus_issuer import BusIssuer
+from corral.controller.access.principal import Role
+from corral.controller.access.signing import IngressTokens
+from corral.kit.clock import Clock
+from corral.store import api_keys, nodes, revisions
+from corral.store.api import Store
+from corral.store.api_keys import ApiKey
+
+_TOKEN_ROLLS_S = 900.0  # the ingress token lives an hour; every quarter the view counts as changed because of it
+
+
+class Views:
+    def __init__(self, store: Store, issuer: BusIssuer, tokens: IngressTokens, clock: Clock) -> None:
+        self._store = store
+        self._issuer = issuer
+        self._tokens = tokens
+        self._clock = clock
+
+    async def tag(self) -> str:
+        async with self._store.read() as tx:
+            return self._tag(_sum(await revisions.read_all(tx)))
+
+    async def build(self) -> FleetView:
+        async with self._store.read() as tx:
+            # The counters are read first: a change between the reads makes the view look older than it is, never newer.
+            revision = _sum(await revisions.read_all(tx))
+            keys = await api_keys.list_(tx)
+            rows = await nodes.list_(tx)
+        return FleetView(
+            revision=revision,
+            keys=tuple(_view_key(key) for key in keys if key.revoked_at is None and key.role != Role.GATEWAY),
+            nodes=tuple(
+                ViewNode(id=row.id, name=row.name, status=row.status, ingress_url=row.ingress_url) for row in rows
+            ),
+            ingress_token=self._tokens.sign("gateway", [Scope.REPLICAS]),
+            server_time=self._clock.now().timestamp(),
+        )
+
+    def gateway_bus(self, name: str, reached_us_at: str) -> GatewayBus:
+        minted = self._issuer.for_gateway(name)
+        return GatewayBus(
+            bus=self._issuer.access(minted, reached_us_at),
+            nats_jwt=minted.jwt if minted else "",
+            nats_user_seed=minted.seed if minted else "",
+            expires_in_s=(minted.expires_in_s or 0.0) if minted else 0.0,
+        )
+
+    def _tag(self, revision: int) -> str:
+        return f"{revision}-{int(self._clock.now().timestamp() // _TOKEN_ROLLS_S)}"
+
+
+def _sum(counters: dict[str, int]) -> int:
+    return sum(counters.values())
+
+
+def _view_key(key: ApiKey) -> ViewKey:
+    return ViewKey(
+        id=key.id,
+        secret_hash=key.secret_hash,
+        role=key.role,
+        name=key.name,
+        models=key.models,
+        limits=key.limits,
+        expires_at=key.expires_at.timestamp() if key.expires_at else None,
+    )

@@ -1,0 +1,91 @@
+"""Rooms import only what the plan of the house allows (README, "Map of the rooms")."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "corral"
+
+ALLOWED = {
+    "kit": set[str](),
+    "contract": set[str](),
+    "bus": {"contract"},
+    "store": {"contract"},
+    "relay": {"contract"},
+    "client": {"contract"},
+    "gateway": {"bus", "relay", "contract"},
+    "worker": {"bus", "relay", "contract"},
+    "controller": {"store", "bus", "contract"},
+    "cli": {"client", "contract"},
+}
+# `corral up` and friends start the roles: these modules alone reach into them, and only when they are called.
+LAZY = {
+    "cli": {"controller", "gateway", "worker", "bus", "store"},
+}
+PURE = [
+    "controller/registry/transitions.py",
+    "controller/registry/identity.py",
+    "controller/registry/offers.py",
+    "controller/health/classify.py",
+    "controller/access/principal.py",
+    "contract/budget.py",
+    "contract/labels.py",
+    "contract/capability.py",
+    "worker/hardware/capability.py",
+]
+IMPURE = {"asyncio", "time", "random", "os", "secrets", "socket", "subprocess", "threading", "aiohttp"}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Every imported module, and whether it happens when the module is loaded."""
+
+    def walk(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, at_load) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module:
+                if child.module == "corral":
+                    yield from ((f"corral.{alias.name}", at_load) for alias in child.names)
+                yield child.module, at_load
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, at_load and not inside)
+
+    yield from walk(tree, True)
+
+
+def rooms_of(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "corral" and len(parts) > 1 and not parts[1].startswith("_") else None
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    assert room in ALLOWED, f"{room} is not a room of the house"
+    for name, at_load in imports(ast.parse(path.read_text())):
+        other = rooms_of(name)
+        if other is None or other in (room, "kit") or other in ALLOWED[room]:
+            continue
+        assert not at_load, f"{path.name} imports {name} when it is loaded"
+        assert other in LAZY.get(room, set()), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_deciding_modules_do_nothing(name: str) -> None:
+    for module, _ in imports(ast.parse((SOURCE / name).read_text())):
+        assert module.split(".")[0] not in IMPURE, f"{name} imports {module}"
+        assert rooms_of(module) not in ("store", "bus"), f"{name} imports {module}"
+
+
+def test_the_middle_rooms_are_all_named() -> None:
+    found = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert found <= set(ALLOWED)
