@@ -27,17 +27,19 @@ def command_of(
     *,
     help: str,
     arguments: Mapping[str, Any] | None = None,
-    rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda flags: flags,
+    read: Callable[[dict[str, Any]], dict[str, Any] | int] = lambda given: given,
     shown: Callable[[SettingDoc], bool] = lambda doc: not doc.advanced,
     env: Mapping[str, str] | None = None,
 ) -> Run:
     """A function for Typer. `arguments` are further parameters (name → annotation) that come before the settings;
-    `rename` turns everything given into flags of the settings."""
+    `read` turns everything given into flags of the settings, or into an exit code when there is nothing to run."""
 
     def invoke(**given: Any) -> int:
         config = given.pop("config_file")
         given.pop("help_all")
-        flags = rename({name: _joined(value) for name, value in given.items()})
+        flags = read({name: _joined(value) for name, value in given.items()})
+        if isinstance(flags, int):
+            return flags
         settings = read_settings(
             kind,
             flags=flags,

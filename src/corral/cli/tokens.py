@@ -109,7 +109,7 @@ async def revoke_token(
 
 def join_line(endpoint: Endpoint, secret: str) -> str:
     """What the other machine runs, as seen from here: used when the controller does not know its public address."""
-    from corral.client.trust import fingerprint
+    from corral.kit.certificates import fingerprint
 
     words = ["corral", "join", endpoint.url, "--token", secret]
     if endpoint.url.startswith("https://") and endpoint.ca:

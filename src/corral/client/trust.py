@@ -6,7 +6,6 @@ without verification, compared, and only then trusted; a man in the middle can h
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ssl
 from pathlib import Path
@@ -17,23 +16,6 @@ from corral.kit.errors import Denied, Invalid, Unreachable
 
 _PREFIX = "sha256:"
 _LARGEST_PEM_BYTES = 64 * 1024
-
-
-def fingerprint(pem: str) -> str:
-    """`sha256:…` of the first certificate in the text."""
-    try:
-        der = ssl.PEM_cert_to_DER_cert(_first_certificate(pem))
-    except ValueError as error:
-        raise Invalid(f"not a certificate: {error}") from error
-    return _PREFIX + hashlib.sha256(der).hexdigest()
-
-
-def _first_certificate(pem: str) -> str:
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    start, stop = pem.find(begin), pem.find(end)
-    if start < 0 or stop < start:
-        raise ValueError("no PEM certificate in it")
-    return pem[start : stop + len(end)]
 
 
 def check_fingerprint(text: str) -> str:
@@ -73,6 +55,8 @@ def _context_from(pem: str, *, source: str) -> ssl.SSLContext:
 
 async def fetch_ca(url: str, expected: str, *, timeout_s: float) -> str:
     """The PEM at `/ca.pem`, or `Denied` when it is not the one expected."""
+    from corral.kit.certificates import fingerprint  # here: most commands never need it, and it takes 0.1 s to load
+
     wanted = check_fingerprint(expected)
     blind = ssl.create_default_context()
     blind.check_hostname = False
@@ -90,7 +74,7 @@ async def fetch_ca(url: str, expected: str, *, timeout_s: float) -> str:
     pem = body.decode("ascii", errors="replace")
     try:
         found = fingerprint(pem)
-    except Invalid:
+    except ValueError:
         found = ""
     if not hmac.compare_digest(found, wanted):
         raise Denied(

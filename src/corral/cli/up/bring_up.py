@@ -1,0 +1,156 @@
+"""From nothing to a fleet that answers: start in order, wait until each can do its work, say where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from corral.cli.output import tell as print_line
+from corral.cli.tokens import join_line
+from corral.cli.up.children import ChildSpec, Site
+from corral.cli.up.settings import UpSettings
+from corral.cli.up.supervisor import Supervisor
+from corral.client import Client, Endpoint, LocalFleet, write_local
+from corral.client.endpoint import read_key
+from corral.contract.admin import CreateJoinToken, JoinTokenCreated
+from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.files import write_secret
+
+T = TypeVar("T")
+_OWN_TOKEN_LIFE_S = 900.0
+_LOOK_EVERY_S = 0.1
+_TRIES, _TRY_EVERY_S = 20, 0.5
+_HOPELESS_AFTER = 3  # ends in a row, before the fleet was ever ready
+
+
+class BringUp:
+    def __init__(
+        self,
+        settings: UpSettings,
+        site: Site,
+        specs: Mapping[str, ChildSpec],
+        supervisor: Supervisor,
+        local: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._site = site
+        self._specs = specs
+        self._supervisor = supervisor
+        self._local = local
+        self._tell = tell
+        self._endpoint = Endpoint(
+            site.local_url, read_key(site.folder.admin_key), str(site.folder.ca_cert) if site.tls else ""
+        )
+
+    async def run(self) -> None:
+        for name in ("bus", "controller", "gateway"):
+            self._supervisor.start(self._specs[name])
+        async with Client(self._endpoint, timeout_s=10.0) as client:
+            await self._until("the fleet", lambda: self._answers(client), hopeless=True)
+            self._announce_locally()
+            if "worker" in self._specs:
+                await self._start_worker(client)
+            wanted = CreateJoinToken(name="join line of corral up")
+            self._greet(await self._insist(lambda: client.tokens.create(wanted)))
+
+    async def _start_worker(self, client: Client) -> None:
+        """Its token is made here and now, for this machine alone, and taken back if it was not needed."""
+        wanted = CreateJoinToken(name="this machine's worker", ttl_s=_OWN_TOKEN_LIFE_S, pre_approved=True)
+        made = await self._insist(lambda: client.tokens.create(wanted))
+        write_secret(self._site.folder.worker_token, made.secret + "\n")
+        self._supervisor.start(self._specs["worker"])
+        ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca)
+        async with Client(ingress, timeout_s=5.0) as worker:
+            await self._until("this machine's worker", lambda: self._answers(worker), hopeless=False)
+        await self._insist(lambda: client.tokens.revoke(made.token.id))
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """A part that has just been restarted is no reason to give up. Doing these calls twice does no harm."""
+        for _ in range(_TRIES):
+            try:
+                return await ask()
+            except (Unavailable, Unreachable, OutcomeUnknown):
+                await asyncio.sleep(_TRY_EVERY_S)
+        return await ask()
+
+    async def _answers(self, client: Client) -> str | None:
+        """None when it is ready, else why it is not."""
+        try:
+            status, body = await client.status_of("/readyz")
+        except CorralError as error:
+            return error.message
+        return None if status == 200 else body.decode("utf-8", errors="replace").strip()[:200] or f"HTTP {status}"
+
+    async def _until(self, what: str, look: Callable[[], Awaitable[str | None]], *, hopeless: bool) -> None:
+        """Wait for ever, but not in silence: after the timeout say what is missing. A child that cannot even start
+        ends the wait: for the fleet's own parts as a failure, for the worker as a fleet without one."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self._settings.ready_timeout_s
+        while (missing := await look()) is not None:
+            for child in self._supervisor.children.values():
+                if child.quick_ends >= _HOPELESS_AFTER:
+                    if hopeless:
+                        raise Failed(f"{child.name} cannot start: {_last(child.tail.lines())}")
+                    return
+            if loop.time() > patience:
+                self._tell(f"{what} is not ready yet: {missing} (still trying; logs in {self._site.folder.logs})")
+                patience = loop.time() + self._settings.ready_timeout_s
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _announce_locally(self) -> None:
+        folder = self._site.folder
+        fleet = LocalFleet(
+            url=self._endpoint.url,
+            data=str(folder.root),
+            admin_key_file=str(folder.admin_key),
+            ca_file=self._endpoint.ca,
+            pid=os.getpid(),
+        )
+        try:
+            write_local(self._local, fleet)
+        except OSError as error:  # a read-only home is no reason to have no fleet
+            self._tell(f"{self._local} cannot be written ({error.strerror}): give commands --url and --key")
+
+    def _greet(self, made: JoinTokenCreated) -> None:
+        for line in greeting(
+            self._site,
+            join_command=made.join_command or join_line(self._public_endpoint(), made.secret),
+            key=self._endpoint.key if self._settings.show_key or sys.stdout.isatty() else None,
+        ):
+            with contextlib.suppress(OSError):  # nobody reads it: no reason to stop
+                print_line(line)
+
+    def _public_endpoint(self) -> Endpoint:
+        return Endpoint(self._site.public_url, "", self._endpoint.ca)
+
+
+def greeting(site: Site, *, join_command: str, key: str | None) -> list[str]:
+    """What a person sees when everything runs. Pure."""
+    url = site.public_url if site.lan else site.local_url
+    return [
+        "Corral is ready.",
+        "",
+        f"  URL        {url}/v1",
+        f"  page       {url}/",
+        f"  admin key  {key or site.folder.admin_key}",
+        f"  logs       {site.folder.logs}",
+        "",
+        "Another machine joins with"
+        if site.lan
+        else "Another worker on this machine joins with (other machines: --lan)",
+        "",
+        f"  {join_command}",
+        "",
+        "That line is good once, for an hour; then let the machine in with `corral nodes approve NAME`.",
+        "Ctrl-C stops everything.",
+    ]
+
+
+def _last(lines: list[str]) -> str:
+    return lines[-1] if lines else "it said nothing"

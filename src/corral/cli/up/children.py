@@ -1,0 +1,152 @@
+"""What `up` starts, with which settings. Pure: places, ports and the environment are handed in.
+
+Settings travel by environment, secrets by the path of their file: a command line is everybody's to read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corral.cli.folder import DataFolder
+from corral.cli.up.machine import in_url, loopback_of
+from corral.kit.settings import describe, env_of
+
+STOP_ORDER = ("worker", "gateway", "controller", "bus")
+ROLE = (sys.executable, "-P", "-m", "corral.cli.main")  # -P: what lies in the current folder is not ours to import
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    stop_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where everything of this fleet is. Ports are settled: none is 0."""
+
+    folder: DataFolder
+    run: Path
+    bind: str
+    port: int
+    bus_port: int
+    ingress_port: int
+    lan: bool
+    tls: bool
+    address: str  # how other machines reach this one
+    node_name: str = ""
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "controller.sock"
+
+    @property
+    def local_url(self) -> str:
+        """How this machine reaches its own gateway."""
+        return f"{self._scheme}://{in_url(loopback_of(self.bind))}:{self.port}"
+
+    @property
+    def public_url(self) -> str:
+        return f"{self._scheme}://{in_url(self.address)}:{self.port}"
+
+    @property
+    def ingress_url(self) -> str:
+        return f"{self._scheme}://{in_url(loopback_of(self.bind))}:{self.ingress_port}"
+
+    @property
+    def bus_url(self) -> str:
+        return f"{self._bus_scheme}://{in_url(loopback_of(self.bind))}:{self.bus_port}"
+
+    @property
+    def bus_public_url(self) -> str:
+        """`{host}` is the controller's to fill in: the name by which a worker found us also leads to the bus."""
+        return f"{self._bus_scheme}://{{host}}:{self.bus_port}" if self.lan else self.bus_url
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+    @property
+    def _bus_scheme(self) -> str:
+        return "tls" if self.tls else "nats"
+
+
+def controller_settings(site: Site) -> dict[str, str]:
+    folder = site.folder
+    return {
+        "data": str(folder.controller),
+        "socket": str(site.socket),
+        "host": "",
+        "port": "0",
+        "tls_cert": "",
+        "tls_key": "",
+        "public_url": site.public_url,
+        "admin_key_file": str(folder.admin_key),
+        "gateway_key_file": str(folder.gateway_key),
+        "ca_cert": str(folder.ca_cert) if site.tls else "",
+        "ca_key": str(folder.ca_key) if site.tls else "",
+        "bus_urls": site.bus_url,
+        "bus_public_urls": site.bus_public_url,
+        "bus_keys": str(folder.bus_keys),
+        "bus_ca": str(folder.ca_cert) if site.tls else "",
+    }
+
+
+def gateway_settings(site: Site) -> dict[str, str]:
+    return {
+        "controller": f"unix:{site.socket}",
+        "controller_ca": "",
+        "gateway_key_file": str(site.folder.gateway_key),
+        "gateway_key": "",
+        "host": site.bind,
+        "port": str(site.port),
+        "tls_cert": str(site.folder.server_cert) if site.tls else "",
+        "tls_key": str(site.folder.server_key) if site.tls else "",
+    }
+
+
+def worker_settings(site: Site) -> dict[str, str]:
+    return {
+        "controller": site.local_url,
+        "token": "",
+        "token_file": str(site.folder.worker_token),
+        "ca": str(site.folder.ca_cert) if site.tls else "",
+        "data": str(site.folder.worker),
+        "name": site.node_name,
+        "host": site.bind,
+        "port": str(site.ingress_port),
+        "advertise": site.address if site.lan else "",
+        "bus_urls": "",
+    }
+
+
+def role_child(
+    name: str, kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str], *, stop_timeout_s: float
+) -> ChildSpec:
+    return ChildSpec(name, (*ROLE, name), role_env(kind, settings, environ), stop_timeout_s)
+
+
+def role_env(kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one role: ours, less every setting of anybody, plus what this role may still be told by a
+    person (`CORRAL_STALE_AFTER=20s corral up`), plus what `up` itself decides. An empty value means "not set"."""
+    docs = {doc.name: doc for doc in describe(kind)}
+    unknown = settings.keys() - docs.keys()
+    if unknown:
+        raise KeyError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    decided = {name for name in docs if name in settings}
+    told: set[str] = {doc.env for doc in docs.values() if doc.name not in decided}
+    told |= {alias for doc in docs.values() if doc.name not in decided for alias in doc.aliases}
+    told -= {alias for name in decided for alias in docs[name].aliases}
+    env = {key: value for key, value in environ.items() if key in told or not _is_setting(key)}
+    env.update({env_of(name): value for name, value in settings.items() if value})
+    return env
+
+
+def _is_setting(key: str) -> bool:
+    return key.startswith(("CORRAL_", "LOCALAI_"))

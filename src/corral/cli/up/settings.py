@@ -1,0 +1,91 @@
+"""Every setting of `corral up`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.kit.settings import BadSettings, Seconds, setting
+
+
+def _port(value: int) -> str | None:
+    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
+
+
+def _positive(value: float) -> str | None:
+    return None if value > 0 else "must be more than zero"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class UpSettings:
+    data: Path = setting("folder of everything this fleet keeps", default=Path("~/.local/share/corral"))
+    host: str = setting(
+        "address to serve on; empty = loopback, or every interface with --lan. Off loopback there is TLS", default=""
+    )
+    port: int = setting("port of the gateway, the one people and programs use", default=8080, check=_port)
+    bus_port: int = setting("port of the bus, for workers", default=4222, check=_port)
+    ingress_port: int = setting("port of this machine's worker, for gateways", default=50050, check=_port)
+    lan: bool = setting("let other machines join: every interface, with TLS from a CA made here", default=False)
+    plain: bool = setting("no TLS with --lan: keys and answers can then be read on the network", default=False)
+    worker: bool = setting("also run a worker on this machine", default=True)
+    name: str = setting("name of this machine's node; empty = its host name", default="")
+    show_key: bool = setting("print the admin key itself, not only where it lies", default=False)
+    verbose: bool = setting("show the log of every process here too", default=False)
+
+    ready_timeout_s: Seconds = setting(
+        "say so when the fleet is not ready after so long", default=Seconds(60), check=_positive, advanced=True
+    )
+    restart_first_s: Seconds = setting(
+        "wait before a process that ended is started again; doubles",
+        default=Seconds(0.5),
+        check=_positive,
+        advanced=True,
+    )
+    restart_cap_s: Seconds = setting("longest such wait", default=Seconds(30), check=_positive, advanced=True)
+    steady_after_s: Seconds = setting(
+        "a process that ran for so long starts with the short wait again",
+        default=Seconds(30),
+        check=_positive,
+        advanced=True,
+    )
+    stop_timeout_s: Seconds = setting(
+        "how long one process may take to stop before it is killed", default=Seconds(65), check=_positive, advanced=True
+    )
+    log_file_bytes: int = setting(
+        "size at which a log file is put aside; three are kept",
+        default=16 * 1024 * 1024,
+        check=_positive,
+        advanced=True,
+    )
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.plain and not self.reaches_out:
+            faults.append("--plain only makes sense with --lan: on this machine alone there is no TLS anyway")
+        ports = [port for port in (self.port, self.bus_port, self.ingress_port if self.worker else 0) if port]
+        if len(set(ports)) < len(ports):
+            faults.append("--port, --bus-port and --ingress-port must differ")
+        if faults:
+            raise BadSettings(faults)
+        object.__setattr__(self, "data", self.data.expanduser().absolute())
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether other machines can reach it. An address of the network says so as clearly as --lan does."""
+        return self.lan or not is_loopback(self.host or "127.0.0.1")
+
+    @property
+    def tls(self) -> bool:
+        return self.reaches_out and not self.plain
+
+    @property
+    def bind(self) -> str:
+        return self.host or ("0.0.0.0" if self.lan else "127.0.0.1")
