@@ -105,7 +105,7 @@ class Nvml:
 
     def close(self) -> None:
         if self._opened is not None:
-            self._ask("shutdown", self._opened.library.nvmlShutdown)
+            self._ask_quietly(self._opened.library.nvmlShutdown)  # it may have gone away already
             self._opened = None
 
     def _initialised(self) -> NvmlLibrary | None:
