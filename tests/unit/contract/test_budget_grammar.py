@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract.budget import Amount, NoBudget, Share, capped, ceiling_bytes, parse_budget
@@ -118,6 +118,7 @@ def test_available_is_capped_and_unknown_stays_unknown() -> None:
     assert capped(0, 12) == 0
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=80))
 def test_any_text_is_a_budget_or_a_value_error(text: str) -> None:
     try:
@@ -128,6 +129,7 @@ def test_any_text_is_a_budget_or_a_value_error(text: str) -> None:
     assert ceiling is None or 0 <= ceiling <= 24 * GIB
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     number=st.decimals(min_value=0, max_value=10**6, places=3, allow_nan=False),
     unit=st.sampled_from(["B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"]),
@@ -141,6 +143,7 @@ def test_sizes_scale_by_their_unit_and_ignore_case(number: object, unit: str, to
     assert ceiling_bytes(budget, total) == (min(int(exact), total) if int(exact) else None)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(percent=st.integers(1, 100), total=st.integers(0, 2**63))
 def test_percent_and_fraction_agree_and_are_exact(percent: int, total: int) -> None:
     assert ceiling_bytes(parse_budget(f"{percent}%"), total) == total * percent // 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.contract.labels import (
@@ -144,11 +144,13 @@ def test_a_selector_says_why_a_node_does_not_match() -> None:
     assert parse_selector("tier").why_not(LABELS) == ()
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_labels_survive_being_written_and_read(labels: dict[str, str]) -> None:
     assert parse_labels(",".join(f"{key}={value}" for key, value in labels.items())) == labels
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.dictionaries(KEYS, VALUES, max_size=4))
 def test_a_map_selects_nodes_that_have_at_least_its_labels(wanted: dict[str, str], more: dict[str, str]) -> None:
     selector = selector_of_map(wanted)
@@ -158,6 +160,7 @@ def test_a_map_selects_nodes_that_have_at_least_its_labels(wanted: dict[str, str
     assert parse_selector(str(selector)) == selector
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=60))
 def test_any_text_is_a_selector_or_a_value_error(text: str) -> None:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.worker.hardware.capability import HostFacts, detect_capability, run_file_paths
@@ -92,6 +92,7 @@ def test_run_files_may_lie_elsewhere() -> None:
     assert run_file_paths(named, root) == [Path("/etc/c"), Path("/run/localai/capability")]
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     os=st.sampled_from(["linux", "darwin"]),
     arch=st.sampled_from(["amd64", "arm64", "riscv64"]),

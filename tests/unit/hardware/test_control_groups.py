@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
@@ -118,6 +118,7 @@ def test_processors_are_limited_too(machine: FakeMachine, files: dict[str, str],
     assert 1 <= read_cpus(machine.host()) <= (limit or 100_000)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     total=st.integers(1, 2**40),
     available=st.none() | st.integers(0, 2**40),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
@@ -136,6 +136,7 @@ DEVICES = st.builds(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(DEVICES, max_size=6), st.sampled_from(["", "nvidia", "amd", "intel"]))
 def test_a_vendor_is_chosen_if_anything_was_seen_and_unknown_is_never_made_up(devices: list[Device], seen: str) -> None:
     vendor = choose_vendor(devices, lambda: seen)

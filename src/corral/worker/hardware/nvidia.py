@@ -36,7 +36,6 @@ class NvmlLibrary(Protocol):
     NVMLError_LibraryNotFound: type[Exception]
     NVMLError_DriverNotLoaded: type[Exception]
     NVMLError_NotSupported: type[Exception]
-    NVMLError_NotFound: type[Exception]
 
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...
