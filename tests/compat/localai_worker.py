@@ -1,0 +1,142 @@
+"""A scripted LocalAI worker, exact to the contract (http.md §2, §2.7; nats.md §2, §9, §10).
+
+Written from the contract, not from our code: plain HTTP, and a plain NATS client with that client's default inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+
+class LocalAIWorker:
+    def __init__(self, controller: str, bus_url: str, token: str, name: str, *, heartbeat_s: float = 0.3) -> None:
+        self.controller = controller
+        self.bus_url = bus_url
+        self.token = token
+        self.name = name
+        self.heartbeat_s = heartbeat_s
+        self.node_id = ""
+        self.statuses: list[str] = []  # every status a registration told us
+        self.heartbeats: list[int] = []  # HTTP status of every heartbeat
+        self.errors: list[str] = []
+        self.nats: Client | None = None
+        self.backends: list[dict[str, Any]] | None = None  # None is what an empty worker of old sends: null
+        self._jwt = ""
+        self._seed = ""
+
+    async def register(self) -> dict[str, Any]:
+        body = {
+            "name": self.name,
+            "address": f"{self.name}:50051",
+            "http_address": f"{self.name}:50050",
+            "token": self.token,
+            "total_vram": 25769803776,
+            "available_vram": 25769803776,
+            "gpu_vendor": "nvidia",
+            "gpu_compute_capability": "8.9",
+            "capability": "nvidia-cuda-12",
+            "max_replicas_per_model": 1,
+            "total_disk": 1000000000000,
+            "available_disk": 400000000000,
+            "labels": {"node.replica-slots": "1", "tier": "fast"},
+        }
+        status, answer = await self.post("/api/node/register", body)
+        assert status == 201, (status, answer)
+        assert isinstance(answer, dict)
+        self.node_id = answer["id"]
+        self.statuses.append(answer["status"])
+        self._jwt = answer.get("nats_jwt", "")
+        self._seed = answer.get("nats_user_seed", "")
+        return answer
+
+    async def acquire(self, *, tries: int = 100, wait_s: float = 0.2) -> None:
+        """The acquire loop with require-auth: register again while pending or without credentials."""
+        for _ in range(tries):
+            answer = await self.register()
+            if answer["status"] != "pending" and self._jwt:
+                return
+            await asyncio.sleep(wait_s)
+        raise AssertionError(f"no credentials after {tries} tries: {self.statuses}")
+
+    async def connect(self) -> None:
+        async def failed(error: Exception) -> None:
+            self.errors.append(str(error))
+
+        def user_jwt() -> bytearray:
+            return bytearray(self._jwt.encode())
+
+        def sign(nonce: str) -> bytes:
+            import base64
+
+            import nkeys
+
+            return base64.b64encode(nkeys.from_seed(bytearray(self._seed.encode())).sign(nonce.encode()))
+
+        self.nats = await nats.connect(
+            self.bus_url,
+            user_jwt_cb=user_jwt,
+            signature_cb=sign,
+            error_cb=failed,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.2,
+        )
+        replies: dict[str, Callable[[dict[str, Any]], object]] = {
+            "backend.list": lambda _: {"backends": self.backends},
+            "models.running": lambda _: {"models": []},
+            "backend.delete": lambda asked: {"success": False, "error": f"no such backend {asked.get('backend')}"},
+        }
+        for subject, make in replies.items():
+            await self.nats.subscribe(f"nodes.{self.node_id}.{subject}", cb=self._answer(make))
+        await self.nats.flush()
+
+    def _answer(self, make: Callable[[dict[str, Any]], object]) -> Callable[[Msg], Any]:
+        async def answer(message: Msg) -> None:
+            asked = json.loads(message.data or b"{}") or {}
+            await message.respond(json.dumps(make(asked)).encode())
+
+        return answer
+
+    async def run_heartbeats(self) -> None:
+        """Only while NATS is connected; the result's status is ignored, as upstream does."""
+        while True:
+            if self.nats is not None and self.nats.is_connected:
+                beat = {"available_vram": 20000000000, "available_disk": 300000000000}
+                status, _ = await self.post(f"/api/node/{self.node_id}/heartbeat", beat)
+                self.heartbeats.append(status)
+            await asyncio.sleep(self.heartbeat_s)
+
+    async def shut_down(self) -> list[int]:
+        """Drain, wait until nothing is in flight, deregister."""
+        drained, _ = await self.post(f"/api/node/{self.node_id}/drain")
+        status, rows = await self.get(f"/api/node/{self.node_id}/models")
+        assert sum(row["in_flight"] for row in rows) == 0
+        left, _ = await self.post(f"/api/node/{self.node_id}/deregister")
+        return [drained, status, left]
+
+    async def close(self) -> None:
+        if self.nats is not None:
+            with contextlib.suppress(Exception):
+                await self.nats.close()
+
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        return await self._call("POST", path, body)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        return await self._call("GET", path, None)
+
+    async def _call(self, method: str, path: str, body: object) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http,
+            http.request(method, self.controller + path, json=body, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json()

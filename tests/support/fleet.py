@@ -1,0 +1,164 @@
+"""A real fleet from outside: `corral up`, more workers, the CLI and the HTTP API, with short durations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import CORRAL, Process, clean_env, free_port, wait_for
+
+SHORT = {
+    "CORRAL_HEARTBEAT_INTERVAL": "300ms",
+    "CORRAL_STALE_AFTER": "2s",
+    "CORRAL_HEALTH_INTERVAL": "300ms",
+    "CORRAL_HEARTBEAT_FLUSH": "200ms",
+    "CORRAL_WATCH_INTERVAL": "200ms",
+    "CORRAL_VIEW_INTERVAL": "1s",
+    "CORRAL_LEASE_TTL": "2s",
+    "CORRAL_INGRESS_CHECK_INTERVAL": "1s",
+    "CORRAL_REGISTRATION_RETRY_FIRST": "200ms",
+    "CORRAL_REGISTRATION_RETRY_CAP": "1s",
+}
+
+
+class Answer:
+    def __init__(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def http(method: str, url: str, *, key: str = "", body: object = None, headers: dict[str, str] | None = None) -> Answer:
+    """One request; statuses of refusal are answers too."""
+    request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    data = None
+    if body is not None:
+        data = json.dumps(body).encode()
+        request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, data=data, timeout=10) as answer:
+            return Answer(answer.status, answer.read(), dict(answer.headers))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read(), dict(error.headers))
+
+
+class Fleet:
+    """One `corral up` and the workers that joined it. Everything is stopped by `close`."""
+
+    def __init__(self, root: Path, *options: str, **env: str) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.port = free_port()
+        self.bus_port = free_port()
+        self.env = clean_env(root / "home", **SHORT, **env)
+        self.options = options
+        self.workers: dict[str, Process] = {}
+        self.started = 0
+        self.up: Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def key(self) -> str:
+        return (self.data / "secrets" / "admin.key").read_text().strip()
+
+    def start(self, *, wait: bool = True) -> Fleet:
+        self.started += 1
+        command = (
+            *CORRAL,
+            "up",
+            *("--port", str(self.port), "--bus-port", str(self.bus_port), "--ingress-port", str(free_port())),
+            *("--data", str(self.data), *self.options),
+        )
+        self.up = Process(command, self.env, self.root / f"up-{self.started}.log")
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        def ready() -> bool:
+            assert self.up is not None
+            assert self.up.running, self.up.output()
+            return http("GET", f"{self.url}/readyz").status == 200 and self.controller_ready()
+
+        wait_for(ready, "ready fleet", timeout_s)
+
+    def controller_ready(self) -> bool:
+        return http("GET", f"{self.url}/controller/readyz").status == 200
+
+    def api(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answer:
+        return http(method, self.url + path, key=self.key if key is None else key, body=body)
+
+    def cli(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*CORRAL, *words], env=self.env, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        answer = self.api("GET", "/api/nodes")
+        assert answer.status == 200, answer.body
+        return {node["name"]: node for node in answer.json()}
+
+    def status(self, name: str) -> str:
+        return str(self.nodes()[name]["status"])
+
+    def wait_status(self, name: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        wait_for(lambda: self.status(name) == status, f"{status} node {name}", timeout_s)
+        return self.nodes()[name]
+
+    def token(self, *options: str) -> str:
+        made = self.cli("token", "create", "--json", *options)
+        assert made.returncode == 0, made.stderr
+        return str(json.loads(made.stdout)["secret"])
+
+    def join(self, name: str, *, token: str | None = None, options: tuple[str, ...] = (), **env: str) -> Process:
+        """Start a worker with the join line; its data folder is its own and survives restarts."""
+        run = sum(1 for known in self.workers if known.startswith(name))
+        words = ["join", self.url, "--name", name, "--data", str(self.root / f"worker-{name}")]
+        words += ["--ingress-port", str(free_port()), *options]
+        if token:
+            words += ["--token", token]
+        log = self.root / f"worker-{name}-{run}.log"
+        process = Process((*CORRAL, *words), self.env | env, log)
+        self.workers[f"{name}-{run}"] = process
+        return process
+
+    def child_pid(self, role: str) -> int:
+        """The pid of one of `up`'s four children, found by its command line and its parent."""
+        assert self.up is not None
+        for pid in _children(self.up.pid):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if role in line:
+                return pid
+        raise KeyError(role)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        if self.up is not None:
+            self.up.close()
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == parent and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,124 @@
+"""Free ports, waiting for a condition with a deadline, and processes that never outlive their test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+CORRAL = (sys.executable, "-m", "corral.cli.main")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(look: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
+    """The first truthy answer. An exception counts as "not yet"; the last one is told when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        try:
+            last = look()
+            if last:
+                return last
+        except (AssertionError, OSError, KeyError, ValueError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {what} within {timeout_s} s; last seen: {last!r}")
+        time.sleep(0.05)
+
+
+async def wait_until(look: Callable[[], Awaitable[T]], what: str, timeout_s: float = 15.0) -> T:
+    """`wait_for` inside a running loop."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    last: object = None
+    while True:
+        try:
+            last = await look()
+            if last:
+                return last
+        except (AssertionError, OSError, KeyError, ValueError) as error:
+            last = error
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"no {what} within {timeout_s} s; last seen: {last!r}")
+        await asyncio.sleep(0.05)
+
+
+class Process:
+    """A child with its output in a file. `stop` is kind at first; `kill` is not."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.command = list(command)
+        self.log = log
+        self._out = log.open("ab")
+        self._popen = subprocess.Popen(
+            self.command, env=dict(env), stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(
+                f"{self.command} did not end within {timeout_s} s:\n{self.output()[-3000:]}"
+            ) from error
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        if self.running:
+            self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait(10)
+
+    def close(self) -> None:
+        """Whatever state it is in, it is gone afterwards."""
+        if self.running:
+            self.signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(15)
+        if self.running:
+            self.kill()
+        self._out.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def clean_env(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a person who has set nothing of ours, at home in a folder of the test."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("CORRAL_", "LOCALAI_"))}
+    return env | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "NO_COLOR": "1", "TERM": "dumb"} | more
