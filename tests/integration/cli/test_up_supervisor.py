@@ -1,0 +1,228 @@
+"""The supervisor with real child processes: restarts, order of stopping, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from corral.cli.up.children import ChildSpec
+from corral.cli.up.supervisor import Supervisor, Timing
+from corral.kit.clock import SystemClock
+from tests.support.waiting import until, wait_until
+
+QUICK = Timing(restart_first_s=0.02, restart_cap_s=0.1, steady_after_s=0.5)
+ENV = {"PATH": os.environ["PATH"]}
+# Says when it starts, and when it is asked to stop.
+POLITE = """
+import signal, sys, time
+def leave(*_):
+    open(sys.argv[1], "a").write("stopped " + sys.argv[2] + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open(sys.argv[1], "a").write("started " + sys.argv[2] + "\\n")
+print("hello from", sys.argv[2], flush=True)
+time.sleep(600)
+"""
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "a").write("started " + sys.argv[2] + "\\n")
+time.sleep(600)
+"""
+
+
+def child(name: str, program: str, journal: Path, *, stop_timeout_s: float = 10.0) -> ChildSpec:
+    return ChildSpec(name, (sys.executable, "-I", "-c", program, str(journal), name), ENV, stop_timeout_s)
+
+
+def lines_of(journal: Path) -> list[str]:
+    return journal.read_text().splitlines() if journal.exists() else []
+
+
+def make(tmp_path: Path, told: list[str], **more: object) -> Supervisor:
+    return Supervisor(tmp_path, clock=SystemClock(), tell=told.append, timing=QUICK, **more)  # type: ignore[arg-type]
+
+
+async def test_a_killed_child_is_started_again_and_the_others_are_left_alone(tmp_path: Path) -> None:
+    journal, told = tmp_path / "journal", list[str]()
+    async with make(tmp_path, told) as supervisor:
+        one = supervisor.start(child("one", POLITE, journal))
+        two = supervisor.start(child("two", POLITE, journal))
+        await until(lambda: sorted(lines_of(journal)) == ["started one", "started two"])
+        first, untouched = one.pid, two.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: lines_of(journal).count("started one") == 2)
+        assert one.pid != first
+        assert two.pid == untouched
+        assert two.starts == 1
+    assert any("one ended (killed by SIGKILL)" in line for line in told)
+
+
+async def test_children_stop_in_the_given_order_each_before_the_next(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    async with make(tmp_path, [], stop_order=("worker", "gateway", "controller", "bus")) as supervisor:
+        for name in ("bus", "controller", "gateway", "worker"):
+            supervisor.start(child(name, POLITE, journal))
+        await until(lambda: len(lines_of(journal)) == 4)
+    assert lines_of(journal)[4:] == ["stopped worker", "stopped gateway", "stopped controller", "stopped bus"]
+
+
+async def test_one_that_does_not_stop_in_time_is_killed_and_that_is_told(tmp_path: Path) -> None:
+    journal, told = tmp_path / "journal", list[str]()
+    async with make(tmp_path, told) as supervisor:
+        one = supervisor.start(child("stubborn", STUBBORN, journal, stop_timeout_s=0.2))
+        await until(lambda: lines_of(journal))
+        pid = one.pid
+        assert pid is not None
+    assert told == ["stubborn did not stop within 0.2 s and is killed"]
+    assert not psutil.pid_exists(pid)
+
+
+async def test_hurry_ends_everybody_at_once(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    async with make(tmp_path, []) as supervisor:
+        one = supervisor.start(child("stubborn", STUBBORN, journal, stop_timeout_s=600.0))
+        await until(lambda: lines_of(journal))
+        pid = one.pid
+        assert pid is not None
+        began = time.monotonic()
+        supervisor.hurry()
+    assert time.monotonic() - began < 10
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_child_that_keeps_ending_is_tried_less_and_less_often_and_its_last_words_are_told(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    dying = ChildSpec("dying", (sys.executable, "-I", "-c", "raise SystemExit('the sky fell')"), ENV, 1.0)
+    async with make(tmp_path, told) as supervisor:
+        one = supervisor.start(dying)
+        await until(lambda: one.quick_ends >= 4)
+    assert "  the sky fell" in told
+    waits = [float(line.rpartition("in ")[2].removesuffix(" s")) for line in told if "starting it again" in line]
+    assert waits[0] < waits[3]
+    assert "the sky fell" in (tmp_path / "dying.log").read_text()
+
+
+async def test_a_steady_run_forgives_earlier_ends(tmp_path: Path) -> None:
+    # Ends at once twice, then runs longer than `steady_after_s`, then ends again.
+    program = """
+import sys, time
+with open(sys.argv[1], "a+") as journal:
+    journal.seek(0)
+    count = len(journal.readlines())
+    journal.write("started\\n")
+if count == 2:
+    time.sleep(0.8)
+if count > 2:
+    time.sleep(600)
+"""
+    journal = tmp_path / "journal"
+    async with make(tmp_path, []) as supervisor:
+        one = supervisor.start(child("moody", program, journal))
+        await until(lambda: len(lines_of(journal)) == 4)
+        assert one.quick_ends == 1
+        one.kill()
+
+
+async def test_a_command_that_does_not_exist_is_told_like_any_other_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with make(tmp_path, told) as supervisor:
+        one = supervisor.start(ChildSpec("ghost", ("/no/such/program",), ENV, 1.0))
+        await until(lambda: one.quick_ends >= 3)
+    assert any("cannot start /no/such/program: No such file or directory" in line for line in told)
+
+
+async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp_path: Path) -> None:
+    program = """
+import subprocess, sys
+kept = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(sys.argv[1], "a").write(str(kept.pid) + "\\n")
+"""
+    journal = tmp_path / "journal"
+    async with make(tmp_path, []) as supervisor:
+        one = supervisor.start(child("parent", program, journal))
+        await until(lambda: one.quick_ends >= 2)
+        one.kill()
+    for pid in lines_of(journal):
+        os.kill(int(pid), signal.SIGKILL)
+
+
+async def test_a_stop_while_waiting_to_start_again_is_heard_at_once(tmp_path: Path) -> None:
+    slow = Timing(restart_first_s=300.0, restart_cap_s=300.0)
+    supervisor = Supervisor(tmp_path, clock=SystemClock(), tell=lambda _: None, timing=slow)
+    async with asyncio.timeout(15), supervisor:
+        one = supervisor.start(ChildSpec("brief", (sys.executable, "-I", "-c", ""), ENV, 1.0))
+        await until(lambda: one.quick_ends == 1)
+
+
+SUPERVISOR = """
+import asyncio, os, sys
+from pathlib import Path
+from corral.cli.up.children import ChildSpec
+from corral.cli.up.supervisor import Supervisor, Timing
+from corral.kit.clock import SystemClock
+
+async def main():
+    supervisor = Supervisor(Path(sys.argv[1]), clock=SystemClock(), tell=print, timing=Timing())
+    async with supervisor:
+        for name in ("one", "two"):
+            supervisor.start(ChildSpec(name, ("sleep", "600"), dict(os.environ), 5.0))
+        while not all(child.pid for child in supervisor.children.values()):
+            await asyncio.sleep(0.01)
+        print(*(child.pid for child in supervisor.children.values()), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_none_is_left_behind_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        assert supervisor.stdout is not None
+        line = supervisor.stdout.readline()
+        children = [psutil.Process(int(pid)) for pid in line.split()]
+        assert len(children) == 2
+        # They must have become `sleep`: then the death signal is known to have survived the exec.
+        wait_until(lambda: all(each.name() == "sleep" for each in children))
+        supervisor.send_signal(signal.SIGKILL)
+        wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children))
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
+
+
+def test_the_guard_refuses_to_outlive_a_parent_that_is_already_gone(tmp_path: Path) -> None:
+    guard = Path(__file__).parents[3] / "src" / "corral" / "cli" / "up" / "guard.py"
+    mark = tmp_path / "mark"
+    stranger = os.getppid()  # alive, but not the guard's parent
+    done = subprocess.run([sys.executable, "-I", "-S", guard, str(stranger), "touch", str(mark)], timeout=20)
+    assert done.returncode == 1
+    assert not mark.exists()
+
+
+def test_the_guard_gives_its_command_ordinary_signals(tmp_path: Path) -> None:
+    guard = Path(__file__).parents[3] / "src" / "corral" / "cli" / "up" / "guard.py"
+    ask = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", guard, str(os.getpid()), sys.executable, "-I", "-c", ask],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert done.stdout == "True\n"

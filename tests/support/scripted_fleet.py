@@ -1,0 +1,197 @@
+"""A fleet's HTTP API played by a script: routes as the contract has them, in a thread of its own, on a free port.
+
+For the client and the CLI. What it answers is written down here by hand, so a mistake in our shapes shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+KEY = "ck_" + "a" * 52
+
+
+def node(name: str, status: str = "healthy", **more: Any) -> dict[str, Any]:
+    """As the contract's §3.1 lists it."""
+    return {
+        "id": f"id-{name}",
+        "name": name,
+        "node_type": "backend",
+        "address": "",
+        "http_address": "",
+        "status": status,
+        "total_vram": 0,
+        "available_vram": 0,
+        "reserved_vram": 0,
+        "total_ram": 16 * 2**30,
+        "available_ram": 8 * 2**30,
+        "total_disk": 10**12,
+        "available_disk": 4 * 10**11,
+        "gpu_vendor": "",
+        "gpu_compute_capability": "",
+        "capability": "default",
+        "max_replicas_per_model": 1,
+        "max_replicas_per_model_manually_set": False,
+        "vram_budget_manually_set": False,
+        "last_heartbeat": "2026-11-15T12:00:00Z",
+        "created_at": "2026-11-15T10:00:00Z",
+        "updated_at": "2026-11-15T12:00:00Z",
+        "model_count": 0,
+        "in_flight_count": 0,
+        **more,
+    }
+
+
+def refused(status: int, message: str, kind: str) -> web.Response:
+    return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
+
+
+class ScriptedFleet:
+    """State is plain data; tests change it from their own thread between calls."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.nodes: list[dict[str, Any]] = [node("attic"), node("cellar", "pending")]
+        self.tokens: list[dict[str, Any]] = []
+        self.keys: list[dict[str, Any]] = []
+        self.cluster: dict[str, Any] = {
+            "version": "0.1.0",
+            "protocol": 1,
+            "controllers": [],
+            "nodes_by_status": {"healthy": 1, "pending": 1},
+            "bus": {"connected": True, "urls": ["nats://127.0.0.1:4222"], "isolation": "per-node"},
+            "store": "sqlite",
+            "attention": [],
+        }
+        self.calls: list[tuple[str, str, Any]] = []
+        self.streams: list[list[bytes]] = []  # each connection to /api/events is played the next of these, then closed
+        self.answers: dict[tuple[str, str], web.Response] = {}  # (method, path) → an answer out of the ordinary
+        self.ca_pem = ""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.partition("?")[0]
+        body = json.loads(await request.text() or "null") if request.can_read_body else None
+        self.calls.append((request.method, path, body))
+        if path == "/ca.pem":
+            return web.Response(text=self.ca_pem) if self.ca_pem else web.Response(status=404)
+        if path == "/readyz":
+            return web.Response(text="ok")
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            return refused(401, "this key is not known", "unauthenticated")
+        if (request.method, path) in self.answers:
+            return self.answers.pop((request.method, path))
+        if path == "/api/events":
+            return await self._events(request)
+        return self._api(request.method, path, body)
+
+    async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        if not self.streams:
+            await asyncio.sleep(60)  # a quiet fleet; the client leaves before this ends
+        for chunk in self.streams.pop(0) if self.streams else []:
+            await answer.write(chunk)
+        return answer
+
+    def _api(self, method: str, path: str, body: Any) -> web.Response:
+        match method, path.strip("/").split("/"):
+            case "GET", ["api", "me"]:
+                return web.json_response({"key_id": "k1", "name": "admin", "role": "admin"})
+            case "GET", ["api", "cluster"]:
+                return web.json_response(self.cluster)
+            case "GET", ["api", "nodes"]:
+                return web.json_response(self.nodes)
+            case _, ["api", "nodes", which, *rest]:
+                return self._node(method, which, rest, body)
+            case "GET", ["api", "tokens"]:
+                return web.json_response(self.tokens)
+            case "POST", ["api", "tokens"]:
+                made = {"id": "t1", "name": "", "uses": 0, "uses_left": 1, "pre_approved": False, "state": "active"}
+                self.tokens.append({**made, **{k: v for k, v in body.items() if k in ("name", "pre_approved")}})
+                line = f"corral join {self.url} --token cj_x"
+                return web.json_response({"token": self.tokens[-1], "secret": "cj_x", "join_command": line}, status=201)
+            case "GET", ["api", "keys"]:
+                return web.json_response(self.keys)
+            case "POST", ["api", "keys"]:
+                self.keys.append({"id": "k2", "name": body["name"], "role": "inference", "state": "active"})
+                return web.json_response({"key": self.keys[-1], "secret": "ck_new"}, status=201)
+            case "DELETE", ["api", "tokens" | "keys", "t1" | "k2"]:
+                return web.Response(status=204)
+            case _:
+                return refused(404, f"there is no {path} here", "http_error")
+
+    def _node(self, method: str, which: str, rest: list[str], body: Any) -> web.Response:
+        found = next((each for each in self.nodes if which in (each["id"], each["name"])), None)
+        if found is None:
+            return refused(404, f"there is no node {which!r}", "node_error")
+        match method, rest:
+            case "GET", []:
+                return web.json_response(found)
+            case "DELETE", []:
+                self.nodes.remove(found)
+                return web.json_response({"message": "node deregistered"})
+            case "POST", ["approve"]:
+                found["status"] = "healthy"
+                return web.json_response(
+                    {"id": found["id"], "name": found["name"], "node_type": "backend", "status": "healthy"}
+                )
+            case "POST", ["drain"]:
+                found["status"] = "draining"
+                return web.json_response({"message": "node set to draining"})
+            case "POST", ["resume"]:
+                found["status"] = "healthy"
+                return web.json_response({"message": "node resumed"})
+            case "POST", ["replace"]:
+                return web.json_response({"message": "the next machine becomes this node"})
+            case "GET", ["labels"]:
+                return web.json_response(found.get("labels", {}))
+            case "PATCH", ["labels"]:
+                found.setdefault("labels", {}).update(body)
+                return web.json_response(found["labels"])
+            case "DELETE", ["labels", key]:
+                found.get("labels", {}).pop(key.replace("%2F", "/"), None)
+                return web.Response(status=204)
+            case "PUT", ["vram-budget"]:
+                return web.json_response({"vram_budget": body["value"]})
+            case "PUT", ["max-replicas-per-model"]:
+                return web.json_response({"max_replicas_per_model": body["value"]})
+            case "DELETE", ["vram-budget" | "max-replicas-per-model"]:
+                return web.json_response({"reset": True})
+            case _:
+                return refused(405, "not allowed", "http_error")
+
+
+@contextmanager
+def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]:
+    fleet = ScriptedFleet()
+    started, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        # A web.Application would decode the path before we see it; the bare server hands it over as it came.
+        runner = web.ServerRunner(web.Server(fleet.handle, access_log=None), shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+        await site.start()
+        port = runner.addresses[0][1]
+        fleet.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+        started.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted fleet")
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield fleet
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()

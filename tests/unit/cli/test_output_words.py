@@ -1,0 +1,88 @@
+"""Sizes, times, tables and JSON as people and scripts meet them."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from corral.cli import output
+from corral.contract.admin import JoinTokenView, NodeView
+
+NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (24 * 2**30, "24.0 GiB"), (3 * 2**40, "3.0 TiB")],
+)
+def test_size(count: int, words: str) -> None:
+    assert output.size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("stamp", "words"),
+    [
+        ("2026-11-15T11:59:55Z", "5s ago"),
+        ("2026-11-15T11:58:30Z", "90s ago"),
+        ("2026-11-15T11:45:10+00:00", "14m ago"),
+        ("2026-11-15T14:00:00Z", "in 2h"),
+        ("2026-11-01T12:00:00Z", "14d ago"),
+        ("", "never"),
+        ("0001-01-01T00:00:00Z", "never"),
+        ("soon", "soon"),
+    ],
+)
+def test_ago(stamp: str, words: str) -> None:
+    assert output.ago(stamp, NOON).replace("1m30s", "90s") == words
+
+
+def test_json_has_every_field_also_those_with_their_usual_value(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json([JoinTokenView(id="t", uses_left=None), NodeView(name="n")])
+    token, node = json.loads(capsys.readouterr().out)
+    assert token["uses_left"] is None
+    assert token["expires_at"] == ""
+    assert node["labels"] == {}
+    assert node["devices"] == []
+
+
+def test_a_table_off_a_terminal_has_no_colour_no_frame_and_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    long = "x" * 300
+    output.print_table(("NAME", "STATUS", "EMPTY"), [("a", "healthy", ""), (long, "offline", "")], empty="none")
+    lines = out.getvalue().splitlines()
+    assert lines[0].split() == ["NAME", "STATUS"]
+    assert lines[2].split() == [long, "offline"]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_colour_on_a_terminal_but_not_under_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for no_color, coloured in ((None, True), ("1", False)):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", no_color)
+        screen = Terminal()
+        output.console(screen).print(output.table(("STATUS",), [("healthy",)]))
+        assert ("\x1b[32m" in screen.getvalue()) is coloured
+
+
+def test_foreign_text_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    output.print_table(("NAME",), [("\x1b[2Jevil[red]x[/red]",)], empty="none")
+    assert "\x1b" not in out.getvalue()
+    assert "[red]x[/red]" in out.getvalue()
+
+
+def test_every_line_of_a_complaint_says_who_complains(capsys: pytest.CaptureFixture[str]) -> None:
+    output.complain("first\nsecond\x07")
+    assert capsys.readouterr().err == "corral: first\ncorral: second�\n"
