@@ -1,0 +1,67 @@
+"""The controllers: each writes its own row now and then."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import Column, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
+
+from corral.store.api import Transaction
+from corral.store.schema import insert_whole, metadata, records
+from corral.store.types import Instant, now, now_plus, span_us
+
+
+class Controller(msgspec.Struct, frozen=True):
+    id: str
+    host: str
+    version: str
+    started_at: datetime
+    seen_at: datetime
+
+
+table = Table(
+    "controllers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("started_at", Instant, nullable=False),
+    Column("seen_at", Instant, nullable=False),
+)
+
+_INSERT = insert_whole(table).values(started_at=now(), seen_at=now())
+_SEEN = _INSERT.on_conflict_do_update(
+    index_elements=[table.c.id],
+    set_={name: _INSERT.excluded[name] for name in ("host", "version", "seen_at")},
+)
+_ALL = select(table).order_by(table.c.started_at, table.c.id)
+_LIVE = _ALL.where(table.c.seen_at > now_plus("ago_us"))
+_DELETE = delete_from(table).where(table.c.id == bindparam("id"))
+_PRUNE = delete_from(table).where(table.c.seen_at < bindparam("before", type_=Instant()))
+
+
+async def seen(tx: Transaction, controller_id: str, *, host: str, version: str) -> None:
+    """I am here; the first time also: since now."""
+    await tx.execute(_SEEN, {"id": controller_id, "host": host, "version": version})
+
+
+async def list_(tx: Transaction) -> list[Controller]:
+    """All that are remembered, the longest-running first."""
+    return records(Controller, await tx.fetch_all(_ALL))
+
+
+async def list_live(tx: Transaction, *, within_s: float) -> list[Controller]:
+    """Those seen so lately."""
+    return records(Controller, await tx.fetch_all(_LIVE, {"ago_us": -span_us(within_s)}))
+
+
+async def delete(tx: Transaction, controller_id: str) -> bool:
+    """It said goodbye."""
+    return (await tx.execute(_DELETE, {"id": controller_id})).rowcount == 1
+
+
+async def prune(tx: Transaction, before: datetime) -> int:
+    """Forget those not seen since."""
+    return (await tx.execute(_PRUNE, {"before": before})).rowcount

@@ -1,0 +1,151 @@
+"""Brings a database's schema to what this code needs, once, however many controllers start at a time.
+
+Steps are Alembic scripts in `migrations/versions/`, numbered without a gap: `0007_before_node_zone.py` has revision
+"0007". A change that old code would not survive comes in a pair: *before* adds what new code needs and leaves old code
+running (a column with a default, a new table); *after*, shipped one release later, takes away what nobody uses any
+more. So while controllers are replaced one by one, old and new run on one schema.
+
+All pending steps are one transaction, under a lock that other starters wait for. A database that is already right costs
+one query; Alembic is not even imported. One that is newer than the code is refused: old code must not write into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corral.kit.errors import Invalid
+from corral.store.api import Database, Transaction
+from corral.store.postgres import PostgresDatabase, server_settings, through
+from corral.store.sqlite import SqliteDatabase, connect
+from corral.store.sqlite import translated as sqlite_translated
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+VERSION_TABLE = "corral_schema"
+SCRIPTS = Path(__file__).parent / "migrations"
+_NAME = re.compile(r"(\d{4})_\w+\.py")
+_LOCK = 0x636F7272616C  # "corral": any number will do that nobody else locks
+_TABLE_EXISTS = {
+    "sqlite": f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSION_TABLE}'",
+    "postgresql": f"SELECT 1 WHERE to_regclass('{VERSION_TABLE}') IS NOT NULL",
+}
+
+
+def head_of(scripts: Path = SCRIPTS) -> str:
+    """The revision this code wants."""
+    return max(found[1] for file in (scripts / "versions").iterdir() if (found := _NAME.fullmatch(file.name)))
+
+
+async def revision_of(tx: Transaction) -> str | None:
+    """The revision the database has; None for one that is none of ours yet."""
+    if await tx.fetch_one(_TABLE_EXISTS[tx.kind]) is None:
+        return None
+    row = await tx.fetch_one(f"SELECT version_num FROM {VERSION_TABLE}")
+    return None if row is None else str(row[0])
+
+
+async def migrate(database: Database, *, allowed: bool = True, scripts: Path = SCRIPTS) -> None:
+    """Raises `Invalid` when the database is too new, or too old and migrating is not `allowed`."""
+    wanted = head_of(scripts)
+    async with database.transaction(write=False) as session:
+        found = await revision_of(Transaction(session, database.compiler, writable=False))
+    if found == wanted:
+        return
+    refuse_newer(found, wanted)
+    if not allowed:
+        raise Invalid(
+            f"the database has schema {found or 'none'}, this corral needs {wanted}: "
+            "let one controller start that may migrate it"
+        )
+    match database:
+        case SqliteDatabase():
+            await asyncio.to_thread(_upgrade_sqlite, database, scripts)
+        case PostgresDatabase():
+            await _upgrade_postgresql(database, scripts)
+        case _:
+            raise TypeError(f"no way to migrate {database.kind}")
+
+
+def refuse_newer(found: str | None, wanted: str) -> None:
+    if found is not None and found > wanted:
+        raise Invalid(f"the database has schema {found}, newer than this corral knows ({wanted}): upgrade corral")
+
+
+def _upgrade_sqlite(database: SqliteDatabase, scripts: Path) -> None:
+    import sqlite3
+
+    from sqlalchemy import create_engine, event, exc
+    from sqlalchemy.pool import NullPool
+
+    def opened() -> sqlite3.Connection:
+        # Foreign keys are off while tables are rebuilt, and cannot be turned off inside the transaction.
+        return connect(database.path, busy_timeout_s=database.options.migration_wait_s, foreign_keys=False)
+
+    engine = create_engine("sqlite://", creator=opened, poolclass=NullPool)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN EXCLUSIVE"))
+    try:
+        with engine.begin() as connection:
+            _run_steps(connection, scripts)
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchone()
+            if broken is not None:
+                raise RuntimeError(f"a migration left a row of {broken[0]} that refers to nothing")
+    except exc.DBAPIError as error:
+        if isinstance(error.orig, sqlite3.Error):
+            raise sqlite_translated(error.orig, database.path) from error
+        raise
+
+
+async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path) -> None:
+    """Alembic wants SQLAlchemy's own connection; its async engine is good enough for this one moment."""
+    import asyncpg
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
+    limits = server_settings(database.options)
+    limits |= {"statement_timeout": "0", "lock_timeout": f"{round(database.options.migration_wait_s * 1000)}"}
+
+    async def opened() -> object:
+        timeout_s = database.options.connect_timeout_s
+        return await through(asyncpg.connect(database.url, timeout=timeout_s, server_settings=limits), database.place)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=opened, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            await connection.run_sync(_run_steps, scripts)
+    finally:
+        await engine.dispose()
+
+
+def _run_steps(connection: Connection, scripts: Path) -> None:
+    """Inside the lock. Somebody may have been quicker: then there is nothing to do, or they know more than we."""
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import inspect, text
+
+    tables = set(inspect(connection).get_table_names())
+    if VERSION_TABLE in tables:
+        found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+        refuse_newer(found, head_of(scripts))
+    else:
+        _refuse_foreign(tables)
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _refuse_foreign(tables: set[str]) -> None:
+    from corral.store.tables import all_tables
+
+    taken = sorted(tables & {table.name for table in all_tables()})
+    if taken:
+        raise Invalid(
+            f"the database holds somebody else's tables ({', '.join(taken)}): give corral a database of its own"
+        )

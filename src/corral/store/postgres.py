@@ -1,0 +1,159 @@
+"""PostgreSQL through asyncpg's own pool. Statements come compiled; no SQLAlchemy engine is involved (see `sqlite.py`).
+
+Readers get a snapshot (REPEATABLE READ, READ ONLY: no such transaction can fail for somebody else's write). Writers run
+at READ COMMITTED: at a higher level two changes that raise the same counter of `revisions` could never both succeed.
+Every wait has an end here and on the server, so a network that swallows packets costs seconds, not for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import asyncpg
+from sqlalchemy.dialects.postgresql import asyncpg as dialect
+
+from corral.kit.errors import Conflict, Invalid, OutcomeUnknown, Unavailable
+from corral.store.compiling import Compiler
+from corral.store.options import StoreOptions
+
+T = TypeVar("T")
+
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_CONFLICTS = ("23505", "23503", "23P01", "40001", "40P01")  # unique, foreign key, exclusion, serialization, deadlock
+_INVALID = ("22", "23")
+# Connections, credentials, no such database, resources, locks, operator's shutdown, disk; 25006: we reached a standby.
+_UNAVAILABLE = ("08", "28", "3D", "53", "55", "57", "58", "25006")
+
+
+def where(url: str) -> str:
+    """The database as people may be shown it: without credentials."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"postgresql://{host}{parts.path}"
+
+
+def translated(error: BaseException, place: str) -> BaseException:
+    """The error of the house for a driver's; the same one back when it is a mistake in our own SQL."""
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, asyncpg.PostgresError):
+        state = error.sqlstate or ""
+        if state in _CONFLICTS:
+            return Conflict(f"already there, or changed meanwhile: {reason}")
+        if state.startswith(_INVALID):
+            return Invalid(f"this cannot be stored: {reason}")
+        if state.startswith(_UNAVAILABLE):
+            return Unavailable(f"the database {place} cannot be used: {reason}")
+    elif isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        return Invalid(f"the database URL cannot be used: {reason}")
+    elif isinstance(error, OSError | TimeoutError | asyncpg.exceptions.TargetServerAttributeNotMatched):
+        return Unavailable(f"the database {place} cannot be reached: {reason}")
+    elif isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
+        return Invalid(f"this cannot be stored: {reason}")
+    elif isinstance(error, asyncpg.InterfaceError) and "clos" in reason:  # the connection, or the pool, is closed
+        return Unavailable(f"the database {place} cannot be reached: {reason}")
+    return error
+
+
+async def through(call: Awaitable[T], place: str) -> T:
+    """Await a driver's call; what it raises becomes an error of the house."""
+    try:
+        return await call
+    except Exception as error:
+        found = translated(error, place)
+        if found is error:
+            raise
+        raise found from error
+
+
+def server_settings(options: StoreOptions) -> dict[str, str]:
+    def ms(seconds: float) -> str:
+        return str(max(1, round(seconds * 1000)))
+
+    return {
+        "application_name": "corral",
+        "statement_timeout": ms(options.statement_timeout_s),
+        "lock_timeout": ms(options.lock_timeout_s),
+        "idle_in_transaction_session_timeout": ms(options.idle_in_transaction_s),
+        "jit": "off",  # our statements are short: compiling them would take longer than running them
+    }
+
+
+async def _no_reset(connection: Any) -> None:
+    """We leave nothing behind in a session that would have to be reset; an open transaction is rolled back anyway."""
+
+
+class _PostgresSession:
+    def __init__(self, connection: Any, place: str) -> None:
+        self._connection = connection
+        self._place = place
+
+    async def run(self, sql: str, arguments: Sequence[Any]) -> int:
+        status = await through(self._connection.execute(sql, *arguments), self._place)
+        count = status.rpartition(" ")[2]  # UPDATE 3, INSERT 0 3, CREATE TABLE
+        return int(count) if count.isdigit() else 0
+
+    async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
+        await through(self._connection.executemany(sql, arguments), self._place)
+
+    async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        rows: Sequence[Sequence[Any]] = await through(self._connection.fetch(sql, *arguments), self._place)
+        return rows
+
+
+class PostgresDatabase:
+    kind = "postgresql"
+
+    def __init__(self, url: str, options: StoreOptions) -> None:
+        self.url = url
+        self.place = where(url)
+        self.options = options
+        self.compiler = Compiler(dialect.dialect())  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    async def open(self) -> None:
+        """Makes the pool; the first connection is made when one is needed."""
+        self._pool = await asyncpg.create_pool(
+            self.url,
+            min_size=0,
+            max_size=self.options.pool_size,
+            reset=_no_reset,
+            timeout=self.options.connect_timeout_s,
+            # The server keeps its own, shorter time; this one is for a server that no longer answers.
+            command_timeout=self.options.statement_timeout_s + 5,
+            server_settings=server_settings(self.options),
+        )
+
+    @asynccontextmanager
+    async def transaction(self, *, write: bool) -> AsyncIterator[_PostgresSession]:
+        connection = await through(self._pool.acquire(timeout=self.options.turn_wait_s), self.place)
+        try:
+            await through(connection.execute(_BEGIN_WRITE if write else _BEGIN_READ), self.place)
+            yield _PostgresSession(connection, self.place)
+            await self._commit(connection)
+        finally:
+            # Rolls back what is still open; a connection that cannot even do that is thrown away.
+            await self._release(connection)
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(self.options.turn_wait_s):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def _commit(self, connection: Any) -> None:
+        try:
+            await through(connection.execute("COMMIT"), self.place)
+        except Unavailable as error:
+            raise OutcomeUnknown(f"the database {self.place} went away while committing: {error.message}") from error
+
+    async def _release(self, connection: Any) -> None:
+        try:
+            await self._pool.release(connection, timeout=self.options.connect_timeout_s)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return  # the pool has thrown the connection away: what happened to the transaction is already told

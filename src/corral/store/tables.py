@@ -1,0 +1,41 @@
+"""Every table, for those who handle the database as a whole: migrations' checks, copying, tests."""
+
+from __future__ import annotations
+
+from sqlalchemy import Table
+
+from corral.store import (
+    api_keys,
+    bus_credentials,
+    cluster_secrets,
+    controllers,
+    join_tokens,
+    leases,
+    node_labels,
+    node_tombstones,
+    nodes,
+    revisions,
+    settings_kv,
+    web_sessions,
+)
+from corral.store.schema import metadata
+
+MODULES = (
+    api_keys,
+    bus_credentials,
+    cluster_secrets,
+    controllers,
+    join_tokens,
+    leases,
+    node_labels,
+    node_tombstones,
+    nodes,
+    revisions,
+    settings_kv,
+    web_sessions,
+)
+
+
+def all_tables() -> list[Table]:
+    """A table comes after those it refers to."""
+    return list(metadata.sorted_tables)

@@ -1,0 +1,160 @@
+"""How values look in SQL, the same on both databases.
+
+Moments are integer microseconds since 1970 (UTC), so that they compare, sort and copy alike everywhere; Python only
+ever sees aware datetimes. JSON is text written by msgspec. The clock is the database's own: `now()` in a statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, type_coerce
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from corral.kit.errors import Invalid
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SQLITE_NOW = "corral_now_us"  # registered on every SQLite connection
+_MICROSECOND = timedelta(microseconds=1)
+_LARGEST = 2**63 - 1
+
+T = TypeVar("T")
+
+
+def to_us(moment: datetime) -> int:
+    """Exact, unlike `timestamp()`, which passes through a float. A naive datetime is a mistake and raises."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def from_us(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+class Instant(TypeDecorator[datetime]):
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        return None if value is None else to_us(value)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else from_us(value)
+
+
+class Json(TypeDecorator[T], Generic[T]):
+    """Text holding JSON of one Python type; what is read is checked against it, unknown fields are dropped."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind  # part of SQLAlchemy's cache key
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def process_bind_param(self, value: T | None, dialect: Dialect) -> str | None:
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> T | None:
+        return None if value is None else self._decoder.decode(value)
+
+
+class _TextList(TypeDecorator[Sequence[str]]):
+    """One parameter for a list of any length: an array there, JSON here."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(postgresql.ARRAY(Text()))
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
+        if value is None or dialect.name == "postgresql":
+            return value if value is None else list(value)
+        return msgspec.json.encode(value).decode()
+
+
+class _Now(FunctionElement[datetime]):
+    type = Instant()
+    inherit_cache = True
+    name = "corral_now"
+
+
+@compiles(_Now, "sqlite")
+def _now_on_sqlite(element: _Now, compiler: SQLCompiler, **_: Any) -> str:
+    return f"{SQLITE_NOW}()"
+
+
+@compiles(_Now, "postgresql")
+def _now_on_postgresql(element: _Now, compiler: SQLCompiler, **_: Any) -> str:
+    # clock_timestamp, not now(): a transaction that waited for a lock must not judge by the time before the wait.
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+def now() -> ColumnElement[datetime]:
+    """The database's clock, as an expression."""
+    return _Now()
+
+
+def now_plus(parameter: str) -> ColumnElement[datetime]:
+    """That clock, and so many microseconds (see `span_us`) as the parameter says; a negative number goes back."""
+    return type_coerce(type_coerce(_Now(), BigInteger()) + bindparam(parameter, type_=BigInteger()), Instant())
+
+
+def span_us(seconds: float) -> int:
+    """A span, as the parameter of `now_plus` takes it."""
+    return round(seconds * 1_000_000)
+
+
+class _Among(FunctionElement[bool]):
+    inherit_cache = True
+    name = "corral_among"
+
+
+@compiles(_Among, "sqlite")
+def _among_on_sqlite(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
+    column, values = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({values}))"
+
+
+@compiles(_Among, "postgresql")
+def _among_on_postgresql(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
+    column, values = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{column} = ANY({values})"
+
+
+def among(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
+    """`column` is in the list given as `parameter`. Unlike `in_` it is one parameter for ten thousand values."""
+    return _Among(column, bindparam(parameter, type_=_TextList()))
+
+
+def check_value(value: object) -> None:
+    """Raises `Invalid` for what one of the databases cannot hold, before its driver meets it."""
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, int):
+        if not -_LARGEST - 1 <= value <= _LARGEST:
+            raise Invalid("a number is too large to be stored: at most 2^63-1")
+    elif isinstance(value, list):
+        for item in value:
+            check_value(item)
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text:  # SQLite would take it; PostgreSQL cannot, and what is stored must be movable
+        raise Invalid("text must not contain NUL characters")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Invalid("text must not contain half of a surrogate pair") from None
