@@ -55,7 +55,11 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
     split = [split_user(url) for url in settings.bus_urls]
     urls = tuple(url for url, _ in split)
     shared = next((user for _, user in split if user is not None), None)
-    tls = BusTls(settings.bus_ca, settings.bus_cert, settings.bus_key) if settings.bus_ca or settings.bus_cert else None
+    tls = (
+        BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key)
+        if settings.bus_ca or settings.bus_cert
+        else None
+    )
     place = BusPlace(settings.bus_public_urls or urls, settings.bus_ca.read_text() if settings.bus_ca else "")
 
     def issuer(*, account_seed: str = "", shared: SharedUser | None = None) -> BusIssuer:

@@ -23,6 +23,7 @@ from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.housekeeping import Housekeeping
 from corral.controller.leadership import Leadership
 from corral.controller.metrics import ControllerMetrics
 from corral.controller.overview import Overview
@@ -62,7 +63,7 @@ async def serve(
     ):
         watch = Watch(store, bus, clock, interval_s=settings.watch_interval_s)
         changes = NodeChanges(store, watch)
-        leadership = Leadership(store, instance, ttl_s=settings.lease_ttl_s)
+        leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
         listening = Listening(bus, clock)
         ingress_tokens = await open_ingress_tokens(store, clock)
         issuer = bus_setup.issuer
@@ -139,10 +140,11 @@ async def serve(
             ca_pem=ca.certificate_pem if ca else "",
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
-            parts = (watch, heartbeats, health, ingress_check, revoked, presence)
+            housekeeping = Housekeeping(store, leadership, clock)
+            parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping)
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with serve_app(app, settings) as places:
-                log.info("controller ready", instance=instance, at=places, store=store.dialect)
+                log.info("controller ready", instance=instance, at=places, store=store.kind)
                 await stopped.wait()
             for loop in loops:
                 loop.cancel()
@@ -156,9 +158,12 @@ def run(settings: ControllerSettings) -> int:
     log.info("settings", **shown(settings))
     try:
         uvloop.run(_until_signalled(settings))
-    except* CorralError as group:
-        for error in leaves(group):
-            print(f"corral controller: {error}", file=sys.stderr)
+    except (CorralError, ExceptionGroup) as failure:
+        faults = leaves(failure)
+        if not all(isinstance(fault, CorralError) for fault in faults):
+            raise
+        for fault in faults:
+            print(f"corral controller: {fault}", file=sys.stderr)
         return 1
     return 0
 

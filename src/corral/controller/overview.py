@@ -16,7 +16,7 @@ from corral.controller.health.monitor import HealthMonitor
 from corral.controller.registry.views import read_node_views, rfc3339
 from corral.store import controllers
 from corral.store.api import Store
-from corral.store.controllers import ControllerRow
+from corral.store.controllers import Controller
 
 
 class Overview:
@@ -54,7 +54,7 @@ class Overview:
                 "isolation": self._issuer.isolates,
                 "revocation": self._revocations.possible,
             },
-            store=self._store.dialect,
+            store=self._store.kind,
             attention=tuple([*self._about_us(), *attention(views)]),
             compat_localai=self._compat_localai,
         )
@@ -72,7 +72,7 @@ class Overview:
             )
         return lines
 
-    def _controller(self, row: ControllerRow, now: datetime) -> ControllerView:
+    def _controller(self, row: Controller, now: datetime) -> ControllerView:
         return ControllerView(
             id=row.id,
             host=row.host,

@@ -43,7 +43,8 @@ async def run_every(
     worst_wait_s: float = 60.0,
 ) -> None:
     """Call `step` for ever. The one catch-all of a loop: an error is logged, backed off, and the loop goes on."""
-    backoff = Backoff(first_s=interval_s, cap_s=max(interval_s, worst_wait_s))
+    # A loop that looks once an hour still tries again soon after a failure.
+    backoff = Backoff(first_s=min(interval_s, 1.0), cap_s=worst_wait_s)
     while True:
         try:
             await step()

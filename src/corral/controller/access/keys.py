@@ -73,7 +73,6 @@ class Access:
                 last_seen_at=now,
             )
             await web_sessions.insert(tx, session)
-            await web_sessions.prune_expired(tx, now)
         return secret, Principal(principal.key_id, principal.name, principal.role, csrf=csrf, session=digest(secret))
 
     async def close_session(self, principal: Principal) -> None:

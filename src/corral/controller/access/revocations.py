@@ -70,8 +70,7 @@ class Revocations:
     async def push(self) -> None:
         if self._keys is None:
             return
-        async with self._store.write() as tx:
-            await bus_credentials.prune_expired(tx)
+        async with self._store.read() as tx:
             rows = await bus_credentials.list_revoked(tx)
         now = self._clock.now()
         token = account_jwt(

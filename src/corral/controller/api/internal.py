@@ -26,5 +26,5 @@ async def fleet_view(request: AnyRequest, views: Views) -> Response[bytes]:
 @post("/internal/gateway/credentials", guards=[gateways], status_code=200, include_in_schema=False)
 async def gateway_credentials(request: AnyRequest, views: Views) -> Response[bytes]:
     name = request.query_params.get("name") or principal_of(request).key_id
-    host = request.headers.get("x-forwarded-host") or request.headers.get("host", "")
+    host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
     return Response(encode(views.gateway_bus(name, host)), media_type="application/json")

@@ -80,7 +80,7 @@ async def _caller(request: AnyRequest, access: Access) -> Caller:
     bearer = bearer_of(request)
     if bearer is None:
         raise Unauthenticated("registration token required")
-    host = request.headers.get("x-forwarded-host") or request.headers.get("host", "")
+    host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
     return Caller(bearer=bearer, seen_from=await seen_from(request, access), reached_us_at=host)
 
 

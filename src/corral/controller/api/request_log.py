@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import structlog
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from corral.kit.log import get_log
@@ -21,7 +22,7 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
         request_id = _header(scope, b"x-request-id") or uuid.uuid4().hex

@@ -47,6 +47,7 @@ from corral.kit.log import get_log
 from corral.kit.secrets import NODE_TOKEN, digest, matches, new_secret
 from corral.store import node_labels, node_tombstones, nodes, revisions
 from corral.store.api import Store, Transaction
+from corral.store.node_tombstones import NodeTombstone
 from corral.store.nodes import Node
 
 log = get_log(__name__)
@@ -158,7 +159,9 @@ class NodeApi:
 
     async def _admit(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
         known = await nodes.find_by_name(tx, offer.name)
-        graves = [] if known else await node_tombstones.list_by_name(tx, offer.name)
+        graves: list[NodeTombstone | None] = [None]
+        if known is None:
+            graves = [*await node_tombstones.list_by_name(tx, offer.name)] or [None]
         presented = Presented(caller.bearer, offer.enrolment, offer.protocol)
         knocks = [
             who_knocks(
@@ -167,7 +170,7 @@ class NodeApi:
                 Buried(grave.token_hash, grave.enrolment_hash) if grave else None,
                 self._rules.shared_token,
             )
-            for grave in (graves or [None])
+            for grave in graves
         ]
         knock = next((found for found in knocks if isinstance(found, WasDeleted)), knocks[0])
         match knock:

@@ -1,0 +1,42 @@
+"""The script, the style sheet and the mark: read once, named by content, so that a browser may keep them for ever."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    content: bytes
+    media_type: str
+    tag: str
+
+
+class Assets:
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._assets = {
+            name: Asset(content, _TYPES[name[name.rindex(".") :]], hashlib.sha256(content).hexdigest()[:16])
+            for name, content in files.items()
+        }
+
+    def url(self, name: str) -> str:
+        return f"/static/{name}?v={self._assets[name].tag}"
+
+    def find(self, name: str) -> Asset | None:
+        return self._assets.get(name)
+
+
+def load_assets() -> Assets:
+    folder = resources.files("corral.controller.web") / "static"
+    return Assets({entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()})
+
+
+def cache_rule(asset: Asset, asked_tag: str) -> str:
+    """For ever only if the address names this very content: during an upgrade another controller's page may ask for
+    content that we do not have, and must not be left with ours under its name."""
+    return "public, max-age=31536000, immutable" if asked_tag == asset.tag else "no-cache"

@@ -1,0 +1,77 @@
+"""PostgreSQL and two controllers: any of them serves any call, one is killed, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.postgres import Postgres
+
+from tests.support.cluster import Cluster
+from tests.support.processes import wait_for
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, postgres.new_database())
+    try:
+        yield cluster.start()
+    finally:
+        cluster.close()
+
+
+def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
+    one, two = cluster.members
+    worker = cluster.join(one, "barn", cluster.token(two))
+    node = cluster.wait_status(two, "barn", "pending")
+    assert cluster.api(two, "POST", "/api/nodes/barn/approve").status == 200
+    cluster.wait_status(one, "barn", "healthy")
+
+    assert one.controller is not None
+    one.controller.kill()
+    worker.kill()
+    cluster.wait_status(two, "barn", "offline", timeout_s=15)
+
+    # The worker's own gateway has lost its controller; the fleet has not.
+    answer = cluster.api(one, "GET", "/api/nodes")
+    assert answer.status == 503
+    assert answer.headers.get("Retry-After")
+    assert cluster.api(one, "GET", "/v1/models").status == 200, "a warm gateway serves its last view"
+
+    cluster.join(two, "barn")
+    back = cluster.wait_status(two, "barn", "healthy")
+    assert back["id"] == node["id"]
+
+    cluster.start_controller(one)
+    cluster.wait_ready(one)
+    wait_for(lambda: cluster.nodes(one)["barn"]["status"] == "healthy", "same answer from the restarted controller")
+    controllers = {row["id"]: row["live"] for row in cluster.api(one, "GET", "/api/cluster").json()["controllers"]}
+    assert controllers == {"controller-0": True, "controller-1": True}
+
+
+def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
+    one, two = cluster.members
+    made = cluster.api(one, "POST", "/api/keys", {"name": "app", "role": "inference"}).json()
+    from tests.support.fleet import http
+
+    wait_for(lambda: http("GET", two.url + "/v1/models", key=made["secret"]).status == 200, "key known everywhere", 5)
+    assert cluster.api(two, "DELETE", f"/api/keys/{made['key']['id']}").status == 204
+    wait_for(lambda: http("GET", one.url + "/v1/models", key=made["secret"]).status == 401, "key refused everywhere", 2)
+
+
+def test_events_of_one_controller_tell_what_happened_at_the_other(cluster: Cluster) -> None:
+    import urllib.request
+
+    one, two = cluster.members
+    cluster.join(one, "barn", cluster.token(one, pre_approved=True))
+    cluster.wait_status(one, "barn", "healthy")
+    request = urllib.request.Request(two.url + "/api/events", headers={"Authorization": f"Bearer {cluster.key}"})
+    with urllib.request.urlopen(request, timeout=10) as stream:
+        seen = b""
+        while b"event: ready" not in seen:
+            seen += stream.readline()
+        assert cluster.api(one, "POST", "/api/nodes/barn/drain").status == 200
+        seen = b""
+        while b'"status":"draining"' not in seen:
+            seen += stream.readline()

@@ -1,0 +1,82 @@
+"""Loops outlive their mistakes, and are woken."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from corral.kit.errors import Unavailable
+from corral.kit.tasks import Wake, leaves, run_every
+
+
+class JumpingClock:
+    """Time passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(sum(self.slept), UTC)
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+
+async def test_a_failing_step_is_backed_off_and_the_loop_goes_on() -> None:
+    clock = JumpingClock()
+    outcomes: list[Exception | None] = [None, Unavailable("gone"), ValueError("odd"), Unavailable("gone"), None]
+    done = asyncio.Event()
+
+    async def step() -> None:
+        if not outcomes:
+            done.set()
+            return
+        outcome = outcomes.pop(0)
+        if outcome:
+            raise outcome
+
+    loop = asyncio.create_task(run_every("test", 300.0, step, clock=clock, worst_wait_s=10.0))
+    await asyncio.wait_for(done.wait(), 5)
+    loop.cancel()
+    ok, first, second, third, after = clock.slept[:5]
+    assert ok == after == 300.0
+    assert 0.8 <= first <= 1.2, "a slow loop tries again soon after a failure"
+    assert second > first
+    assert third <= 12
+
+
+async def test_a_wake_makes_the_loop_look_at_once_and_many_count_as_one() -> None:
+    wake, looks = Wake(), 0
+
+    async def step() -> None:
+        nonlocal looks
+        looks += 1
+
+    loop = asyncio.create_task(run_every("test", 3600.0, step, clock=JumpingClock(), wake=wake))
+    for expected in (1, 2, 3):
+        async with asyncio.timeout(5):
+            while looks < expected:
+                await asyncio.sleep(0)
+        wake.set()
+        wake.set()
+    loop.cancel()
+
+
+async def test_cancelling_passes_through() -> None:
+    async def step() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await run_every("test", 1.0, step, clock=JumpingClock())
+
+
+def test_leaves_of_nested_groups() -> None:
+    one, two = ValueError("1"), ValueError("2")
+    assert leaves(ExceptionGroup("a", [one, ExceptionGroup("b", [two])])) == [one, two]
+    assert leaves(one) == [one]
