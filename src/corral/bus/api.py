@@ -125,9 +125,10 @@ class FixedCredentials:
 
 @dataclass(frozen=True)
 class BusTls:
-    """Files for TLS. With any of this given the connection is encrypted or does not come about."""
+    """What TLS goes by. With one of these given the connection is encrypted or does not come about."""
 
-    ca: Path | None = None  # None = the system's roots
+    ca: Path | None = None
+    ca_pem: str = ""  # the same as text, as a controller hands it out; with neither, the system's roots
     ca_pem: str = ""  # or the CA itself, as a controller tells it
     certificate: Path | None = None
     key: Path | None = None

@@ -46,6 +46,7 @@ class Registration:
     pattern: str
     queue: str
     sink: Sink
+    twice_is_fine: bool = False  # an answer may come on two connections at once; nothing else may
 
 
 class ConnectionState:
@@ -242,7 +243,7 @@ class BusCore(ABC):
     async def _open_inbox(self) -> None:
         """Once, at the first call: a participant that never asks needs no inbox, nor the right to one."""
         if self._inbox_ready is None or (self._inbox_ready.done() and _has_failed(self._inbox_ready)):
-            registration = Registration(f"{self._inbox}.*", "", Direct(self._take_answer))
+            registration = Registration(f"{self._inbox}.*", "", Direct(self._take_answer), twice_is_fine=True)
             self._inbox_ready = asyncio.get_running_loop().create_task(self._add(registration))
         # Shielded: the first caller may be cancelled while others wait for the same inbox.
         await asyncio.shield(self._inbox_ready)
@@ -259,6 +260,8 @@ class BusCore(ABC):
             raise OutcomeUnknown(f"no answer on {subject} within {timeout_s:g} s") from error
         finally:
             del self._waiting[reply]
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen: it may have come while sending failed
 
     def _take_answer(self, delivery: Delivery) -> None:
         _, answer = self._waiting.get(delivery.subject, ("", None))

@@ -16,6 +16,7 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 
+_MOST_REFUSALS = 1024  # under way at once: beyond that a caller learns from silence
 _YIELD_EVERY = 64  # a handler that never waits must not keep the event loop to itself through a full queue
 
 
@@ -144,8 +145,7 @@ class Lane:
                 self.dropped += 1
             return True
         self.dropped += 1
-        # The refusal itself is sent by a task, and those are as bounded as the queue is.
-        if len(self._refusals) < self._limits.messages:
+        if len(self._refusals) < _MOST_REFUSALS:
             task = asyncio.get_running_loop().create_task(self._send_refusal(delivery))
             self._refusals.add(task)
             task.add_done_callback(self._refusals.discard)

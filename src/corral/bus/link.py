@@ -9,6 +9,7 @@ This module alone touches nats-py, and all its quirks are dealt with here:
 - `Subscription.drain` forgets the subscription before the server has: messages in between are lost. `retire` waits.
 - With `tls` given, a server that does not ask for TLS gets a plain connection. We look before we show credentials.
 - Error texts come in lower case.
+- It swallows cancellation; `_cancellable` brings it back.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import contextlib
 import math
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -37,6 +38,8 @@ from corral.kit.errors import Unavailable
 from corral.kit.log import get_log, mask_secrets
 
 log = get_log(__name__)
+
+T = TypeVar("T")
 
 _DENIED = re.compile(r'permissions violation for (subscription|publish) to "([^"]*)"')
 _NEVER_S = 86_400  # nats-py's own pings: ours notice a dead connection sooner and also a dead reader
@@ -107,7 +110,8 @@ class Link:
             registration.sink.offer(LinkDelivery(self, message))
 
         try:
-            subscription = await self._client.subscribe(registration.pattern, queue=group, cb=receive)
+            subscribing = self._client.subscribe(registration.pattern, queue=group, cb=receive)
+            subscription = await _cancellable(subscribing)
         except (nats.errors.Error, OSError) as error:
             self._fail(describe(error))
             return
@@ -120,7 +124,7 @@ class Link:
         if subscription is None or self.closed.is_set():
             return
         try:
-            await subscription.unsubscribe()
+            await _cancellable(subscription.unsubscribe())
         except (nats.errors.Error, OSError) as error:
             self._fail(describe(error))
 
@@ -128,7 +132,7 @@ class Link:
         if self.closed.is_set():
             raise Unavailable(f"the bus is away: {self.reason}")
         try:
-            await self._client.publish(subject, payload, reply)
+            await _cancellable(self._client.publish(subject, payload, reply))
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"the bus is away: {describe(error)}") from error
 
@@ -232,7 +236,7 @@ class Link:
         for subscription in subscriptions:
             if self.closed.is_set():
                 return
-            await self._client._send_unsubscribe(subscription._id)
+            await _cancellable(self._client._send_unsubscribe(subscription._id))
         await self.barrier()
 
     def _is_leaving(self) -> bool:
@@ -263,7 +267,7 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
     try:
         options = _options(client, credentials, tls, wants_tls=tls is not None or url.startswith("tls://"))
         async with asyncio.timeout(times.connect_timeout_s):
-            await client.connect(
+            connecting = client.connect(
                 servers=[url],
                 name=name,
                 error_cb=took_error,
@@ -277,6 +281,7 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
                 drain_timeout=math.ceil(times.close_timeout_s),
                 **options,
             )
+            await _cancellable(connecting)
     except BaseException as error:
         await _dispose(client, times.close_timeout_s)
         if isinstance(error, nats.errors.NoServersError) and errors:
@@ -286,6 +291,18 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
         raise
     link.start()
     return link
+
+
+async def _cancellable(work: Awaitable[T]) -> T:
+    """The library swallows cancellation in places, and so does `asyncio.wait_for` of Python 3.11 when the awaited thing
+    fails in the same moment. Whoever was cancelled while in there is cancelled when out."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        return await work
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def _options(client: Client, credentials: BusCredentials, tls: BusTls | None, *, wants_tls: bool) -> dict[str, Any]:
@@ -359,9 +376,10 @@ async def _dispose(client: Client, timeout_s: float) -> None:
     """Close whatever state the client is in, and within bounds: its own close waits for a peer that may be frozen."""
     try:
         async with asyncio.timeout(timeout_s):
-            await client.close()
+            await _cancellable(client.close())
     except (TimeoutError, nats.errors.Error, OSError, AssertionError, AttributeError) as error:
         log.debug("bus client did not close in order", error=describe(error))
-    writer = getattr(client._transport, "_io_writer", None)
-    if writer is not None:
-        writer.transport.abort()  # no-op when it closed in order
+    finally:
+        writer = getattr(client._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()  # no-op when it closed in order

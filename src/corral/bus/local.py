@@ -1,8 +1,8 @@
 """The bus without a server: participants of one process meet in a hub. For tests and the simulation.
 
 It behaves as NATS does (order per connection, queue groups, no responders, permissions) and can misbehave on request:
-lost, doubled and delayed messages, participants cut off with or without their knowledge. Time comes from the clock it is
-given, chance from the seed: the same seed and the same steps give the same run.
+lost, doubled and delayed messages, participants cut off with or without their knowledge. Time comes from the clock it
+is given, chance from the seed: the same seed and the same steps give the same run.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class NatsBus(BusCore):
         self._grouped = 0
         self._keeper: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
-        self._told_reason = ""
+        self._told: set[str] = set()
 
     async def __aenter__(self) -> NatsBus:
         self._keeper = asyncio.get_running_loop().create_task(self._keep_connected(), name="bus connection")
@@ -88,15 +88,12 @@ class NatsBus(BusCore):
     async def close(self) -> None:
         """Leave in order: hear nothing new, let handlers finish within the grace, send what they answered."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait((self._keeper,))
+            await _end(self._keeper)
         if self._link is not None:
             await self._link.stop_hearing()
         await self._stop_lanes(self._settings.close_grace_s)
-        for task in self._retiring:
-            task.cancel()
-        if self._retiring:
-            await asyncio.wait(tuple(self._retiring))
+        for task in tuple(self._retiring):
+            await _end(task)
         if self._link is not None:
             await self._link.close()
             self._link = None
@@ -112,8 +109,7 @@ class NatsBus(BusCore):
     # What the core asks of a transport.
 
     async def _attach(self, registration: Registration) -> None:
-        self._grouped += 1
-        self._groups[registration] = registration.queue or f"only-{self._session}-{self._grouped}"
+        self._groups[registration] = self._group_of(registration)
         link = self._link
         if link is None:
             return  # the next link begins with every registration there is
@@ -121,6 +117,12 @@ class NatsBus(BusCore):
         await link.barrier()
         if link.denies(registration):
             raise Denied(f"the bus does not let us hear {registration.pattern}")
+
+    def _group_of(self, registration: Registration) -> str:
+        if registration.twice_is_fine:
+            return ""  # and must be: the server tells of "no responders" only on a plain subscription
+        self._grouped += 1
+        return registration.queue or f"only-{self._session}-{self._grouped}"
 
     async def _detach(self, registration: Registration) -> None:
         self._groups.pop(registration, None)
@@ -133,7 +135,8 @@ class NatsBus(BusCore):
         await self._link.send(subject, payload, reply)
 
     async def _wait(self, answer: asyncio.Future[bytes], timeout_s: float) -> bytes:
-        return await asyncio.wait_for(answer, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await answer
 
     # The loop that owns the connection.
 
@@ -240,7 +243,7 @@ class NatsBus(BusCore):
         self._link = link
         if not self.connected:
             log.info("bus connected", url=link.url)
-        self._told_reason = ""
+        self._told.clear()
         self._state.set(True, "connected")
 
     def _retire(self, link: Link) -> None:
@@ -255,10 +258,10 @@ class NatsBus(BusCore):
         )
 
     def _tell_once(self, reason: str) -> None:
-        """One line per reason, not one per try."""
+        """One line per reason and outage, not one per try."""
         self._state.set(False, reason)
-        if reason != self._told_reason:
-            self._told_reason = reason
+        if reason not in self._told:
+            self._told.add(reason)
             log.warning("bus cannot be reached, trying on", reason=reason)
 
 
@@ -269,6 +272,13 @@ async def _closes_within(link: Link, wait_s: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Insist: a credential source is somebody else's code and may swallow its cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=1.0)
 
 
 async def _retire_or_close(link: Link) -> None:

@@ -1,0 +1,372 @@
+"""A bus on a real server over time: renewal, expiry, revocation, servers that die, freeze, come late or say no."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from corral.bus.api import Bus, BusCredentials, FixedCredentials, Tokens
+from corral.bus.auth import MintedUser
+from corral.bus.embedded import EmbeddedServer, ServerSettings
+from corral.bus.nats import NatsBus
+from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, InstallReply
+from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
+from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
+from corral.kit.errors import OutcomeUnknown, Unavailable, Unreachable
+from tests.support.nats import Minting, NatsServer, eventually, free_port, quick_settings
+
+
+async def answer(request: InstallBackend, tokens: Tokens) -> InstallReply:
+    return InstallReply(success=True, address=request.backend)
+
+
+async def order(bus: Bus, node: str = "a", backend: str = "x", timeout_s: float = 5.0) -> InstallReply:
+    return await bus.call(INSTALL_BACKEND, InstallBackend(backend=backend), timeout_s=timeout_s, node=node)
+
+
+@contextlib.asynccontextmanager
+async def controller_and_node(server: NatsServer) -> AsyncIterator[tuple[NatsBus, NatsBus]]:
+    async with server.bus(server.service()) as controller, server.bus(server.node("a")) as node:
+        await controller.wait_connected(5)
+        await node.wait_connected(5)
+        await node.serve(INSTALL_BACKEND, answer, concurrency=16, node="a")
+        yield controller, node
+
+
+async def test_credentials_of_3_s_over_15_s_lose_nothing(nats_server: NatsServer) -> None:
+    """Both ends renew all the time. At a steady rate no call fails, no event is lost, none comes twice, and orders that
+    are under way during a renewal are answered."""
+    sources = (
+        Minting(lambda: nats_server.service(ttl_s=3)),
+        Minting(lambda: nats_server.node("a", ttl_s=3)),
+    )
+    controller = nats_server.bus(nats_server.service(), source=sources[0])
+    node = nats_server.bus(nats_server.node("a"), source=sources[1])
+    heard: list[int] = []
+    changes: list[bool] = []
+
+    async def serve(request: InstallBackend, tokens: Tokens) -> InstallReply:
+        if request.backend == "slow":
+            await asyncio.sleep(0.3)  # within what is left of the old credentials when the new ones come
+        return InstallReply(success=True, address=request.backend)
+
+    async def hear(message: BusHeartbeat, tokens: Tokens) -> None:
+        heard.append(int(message.boot_id))
+
+    async with controller, node:
+        await controller.wait_connected(5)
+        await node.wait_connected(5)
+        for bus in (controller, node):
+            bus.on_change(changes.append)
+        await node.serve(INSTALL_BACKEND, serve, concurrency=64, node="a")
+        await controller.subscribe(NODE_HEARTBEAT, hear, queue="controllers")
+        started = time.monotonic()
+        calls: list[asyncio.Task[InstallReply]] = []
+        told = 0
+        async with asyncio.TaskGroup() as group:
+            while (elapsed := time.monotonic() - started) < 15:
+                backend = "slow" if told % 5 == 0 else str(told)
+                calls.append(group.create_task(order(controller, backend=backend, timeout_s=5)))
+                await node.publish(NODE_HEARTBEAT, BusHeartbeat(boot_id=str(told)), node="a")
+                told += 1
+                await asyncio.sleep(max(0.0, told * 0.02 - elapsed))
+        assert all(call.result().success for call in calls)
+        await eventually(lambda: len(heard) >= told, "every event")
+        assert sorted(heard) == list(range(told))
+        assert told > 400
+        assert changes == []  # renewal is no gap
+        assert controller.connected_since is not None
+        assert controller.connected_since <= started
+        assert min(source.asked for source in sources) >= 5
+
+
+async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(nats_server: NatsServer) -> None:
+    class Moody:
+        """Gives 2 s credentials, then fails for a while."""
+
+        def __init__(self) -> None:
+            self.failing = False
+            self.asked = 0
+
+        async def current(self) -> BusCredentials:
+            self.asked += 1
+            if self.failing:
+                raise Unavailable("the controller is away")
+            return nats_server.node("a", ttl_s=2).credentials()
+
+    source = Moody()
+    async with (
+        nats_server.bus(nats_server.service()) as controller,
+        nats_server.bus(nats_server.node("a"), source=source) as node,
+    ):
+        await controller.wait_connected(5)
+        await node.wait_connected(5)
+        await node.serve(INSTALL_BACKEND, answer, node="a")
+        source.failing = True
+        await eventually(lambda: not node.connected, "the end of the credentials")
+        with pytest.raises(Unavailable, match="the bus is away"):
+            await node.publish(NODE_HEARTBEAT, BusHeartbeat(), node="a")
+        asked = source.asked
+        await eventually(lambda: source.asked > asked + 3, "more tries")
+        source.failing = False
+        await node.wait_connected(5)
+        assert (await order(controller)).success
+
+
+async def test_credentials_that_stay_the_same_are_no_reason_to_reconnect(nats_server: NatsServer) -> None:
+    class Lasting:
+        def __init__(self) -> None:
+            self.asked = 0
+            self.minted = nats_server.node("a", ttl_s=3600)
+
+        async def current(self) -> BusCredentials:
+            self.asked += 1
+            return BusCredentials(jwt=self.minted.jwt, seed=self.minted.seed, expires_in_s=0.1)
+
+    source = Lasting()
+    async with nats_server.bus(source.minted, source=source) as node:
+        await node.wait_connected(5)
+        link = node._link
+        await eventually(lambda: source.asked >= 3, "two renewals")
+        assert node._link is link
+
+
+async def test_a_revoked_node_is_dropped_at_once_and_stays_out(nats_server: NatsServer) -> None:
+    """Also with credentials minted after the revocation, and also after the server restarted; others notice nothing."""
+    async with controller_and_node(nats_server) as (controller, node), nats_server.bus(nats_server.node("b")) as other:
+        await other.wait_connected(5)
+        await other.serve(INSTALL_BACKEND, answer, node="b")
+        changes: list[bool] = []
+        for bus in (controller, other):
+            bus.on_change(changes.append)
+        revoked_at = time.monotonic()
+        await nats_server.revoke(nats_server.node("a").public_key)
+        await eventually(lambda: not node.connected, "the drop")
+        assert time.monotonic() - revoked_at < 1
+        with pytest.raises(Unreachable):
+            await order(controller)
+        assert (await order(controller, "b")).success
+        assert changes == []
+        async with nats_server.bus(nats_server.node("a")) as again:
+            with pytest.raises(Unavailable, match="the server refuses our credentials"):
+                await again.wait_connected(0.5)
+            assert not node.connected
+            await nats_server.server.restart()
+            await other.wait_connected(5)
+            await controller.wait_connected(5)
+            with pytest.raises(Unavailable, match="the server refuses our credentials"):
+                await again.wait_connected(0.5)
+        assert (await order(controller, "b")).success
+
+
+async def test_a_second_revocation_keeps_the_first(nats_server: NatsServer) -> None:
+    first, second = nats_server.node("a"), nats_server.node("b")
+    await nats_server.revoke(first.public_key)
+    await nats_server.revoke(second.public_key)
+    for user in (first, second):
+        async with nats_server.bus(user) as bus:
+            with pytest.raises(Unavailable):
+                await bus.wait_connected(0.3)
+
+
+async def test_everything_works_again_after_the_server_was_killed(nats_server: NatsServer) -> None:
+    async with controller_and_node(nats_server) as (controller, node):
+        heard: list[ViewChanged] = []
+
+        async def hear(message: ViewChanged, tokens: Tokens) -> None:
+            heard.append(message)
+
+        await controller.subscribe(VIEW_CHANGED, hear)
+        await nats_server.server.kill()
+        await eventually(lambda: not controller.connected and not node.connected, "the loss being noticed")
+        with pytest.raises(Unavailable):
+            await order(controller)
+        await nats_server.server.start()
+        await controller.wait_connected(5)
+        await node.wait_connected(5)
+        assert (await order(controller)).success
+        await controller.publish(VIEW_CHANGED, ViewChanged(kind="nodes"))
+        await eventually(lambda: heard, "an event")
+
+
+async def test_a_frozen_server_is_noticed_and_forgiven(nats_server: NatsServer) -> None:
+    """SIGSTOP: the connection stays open and says nothing, which no error will ever report."""
+    settings = quick_settings(ping_interval_s=0.2, ping_timeout_s=0.3, connect_timeout_s=0.5)
+    async with (
+        nats_server.bus(nats_server.service(), settings=settings) as controller,
+        nats_server.bus(nats_server.node("a"), settings=settings) as node,
+    ):
+        await controller.wait_connected(5)
+        await node.wait_connected(5)
+        await node.serve(INSTALL_BACKEND, answer, node="a")
+        pid = nats_server.server.pid
+        assert pid is not None
+        await freeze(pid)
+        try:
+            with pytest.raises((OutcomeUnknown, Unavailable)):
+                await order(controller, timeout_s=0.2)
+            await eventually(lambda: not controller.connected and not node.connected, "the silence being noticed")
+            with pytest.raises(Unavailable):
+                await order(controller)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await controller.wait_connected(10)
+        await node.wait_connected(10)
+        assert (await order(controller)).success
+
+
+async def flood(bus: Bus) -> None:
+    while True:
+        await bus.publish(VIEW_CHANGED, ViewChanged(kind="x" * 400_000))
+
+
+async def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    status = Path(f"/proc/{pid}/stat")
+    await eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the freeze")
+
+
+async def test_a_flood_into_a_frozen_server_is_not_kept_for_ever(nats_server: NatsServer) -> None:
+    settings = quick_settings(ping_interval_s=0.2, ping_timeout_s=0.3, connect_timeout_s=0.5)
+    async with nats_server.bus(nats_server.service(), settings=settings) as controller:
+        await controller.wait_connected(5)
+        pid = nats_server.server.pid
+        assert pid is not None
+        await freeze(pid)
+        try:
+            with pytest.raises(Unavailable):
+                await flood(controller)
+            assert not controller.connected
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await controller.wait_connected(10)
+
+
+async def test_a_server_that_comes_late_is_fine(tmp_path: Path, nats_server: NatsServer) -> None:
+    """Subscriptions made before there is a server take effect when there is one."""
+    settings = ServerSettings(folder=tmp_path / "late", port=free_port())
+    late = EmbeddedServer(settings, nats_server.keys)
+    with capture_logs() as logs:
+        async with (
+            nats_server.bus(nats_server.service(), url=late.url) as controller,
+            nats_server.bus(nats_server.node("a"), url=late.url) as node,
+        ):
+            await node.serve(INSTALL_BACKEND, answer, node="a")
+            with pytest.raises(Unavailable, match="the bus is away"):
+                await controller.wait_connected(0.5)
+            with pytest.raises(Unavailable):
+                await order(controller)
+            async with late:
+                await controller.wait_connected(5)
+                await node.wait_connected(5)
+                assert (await order(controller)).success
+    failures = [entry for entry in logs if entry["event"] == "bus cannot be reached, trying on"]
+    assert len(failures) == 2  # one each, however many tries
+
+
+async def test_wrong_credentials_give_one_clear_line_and_are_tried_for_ever(nats_server: NatsServer) -> None:
+    good, bad = nats_server.node("a"), nats_server.node("b")
+    mixed = MintedUser(good.jwt, bad.seed, bad.public_key, "_INBOX_a", None)
+
+    class Corrected:
+        def __init__(self) -> None:
+            self.asked = 0
+            self.right = False
+
+        async def current(self) -> BusCredentials:
+            self.asked += 1
+            return (good if self.right else mixed).credentials()
+
+    source = Corrected()
+    with capture_logs() as logs:
+        async with nats_server.bus(good, source=source) as node:
+            await eventually(lambda: source.asked > 5, "several tries")
+            with pytest.raises(Unavailable, match="the server refuses our credentials"):
+                await node.wait_connected(0.1)
+            told = [entry for entry in logs if entry["log_level"] in ("warning", "error")]
+            assert [entry["reason"] for entry in told if "refuses" in str(entry)] == [
+                f"{nats_server.url}: the server refuses our credentials"
+            ]
+            source.right = True
+            await node.wait_connected(5)
+    assert good.seed not in str(logs)
+    assert good.jwt not in str(logs)
+
+
+async def test_a_source_that_crashes_or_hangs_is_asked_again(nats_server: NatsServer) -> None:
+    class Broken:
+        asked = 0
+
+        async def current(self) -> BusCredentials:
+            self.asked += 1
+            if self.asked == 1:
+                raise RuntimeError("boom")
+            return nats_server.node("a").credentials()
+
+    source = Broken()
+    async with nats_server.bus(nats_server.node("a"), source=source) as node:
+        await node.wait_connected(5)
+        assert source.asked == 2
+
+
+async def test_with_several_urls_the_first_that_answers_is_used(nats_server: NatsServer) -> None:
+    user = nats_server.node("a")
+    urls = [f"nats://127.0.0.1:{free_port()}", nats_server.url]
+    bus = NatsBus(urls, FixedCredentials(user.credentials()), inbox_prefix=user.inbox, settings=quick_settings())
+    async with bus:
+        await bus.wait_connected(5)
+
+
+async def test_leaving_lets_a_running_handler_answer(nats_server: NatsServer) -> None:
+    begun = asyncio.Event()
+    release = asyncio.Event()
+
+    async def slow(request: InstallBackend, tokens: Tokens) -> InstallReply:
+        begun.set()
+        await release.wait()
+        return InstallReply(success=True)
+
+    async with nats_server.bus(nats_server.service()) as controller:
+        await controller.wait_connected(5)
+        node = nats_server.bus(nats_server.node("a"))
+        async with node:
+            await node.wait_connected(5)
+            await node.serve(INSTALL_BACKEND, slow, node="a")
+            running = asyncio.create_task(order(controller))
+            await begun.wait()
+            leaving = asyncio.create_task(node.close())
+            await asyncio.sleep(0)  # it is on its way out
+            assert not leaving.done()
+            release.set()
+            await leaving
+        assert (await running).success
+        assert not node.connected
+
+
+async def test_leaving_does_not_wait_for_a_handler_that_never_ends(nats_server: NatsServer) -> None:
+    begun = asyncio.Event()
+
+    async def endless(request: InstallBackend, tokens: Tokens) -> InstallReply:
+        begun.set()
+        await asyncio.Event().wait()
+        return InstallReply()
+
+    async with nats_server.bus(nats_server.service()) as controller:
+        await controller.wait_connected(5)
+        async with nats_server.bus(nats_server.node("a")) as node:
+            await node.wait_connected(5)
+            await node.serve(INSTALL_BACKEND, endless, node="a")
+            running = asyncio.create_task(order(controller, timeout_s=3))
+            await begun.wait()
+            left_at = time.monotonic()
+        assert time.monotonic() - left_at < 3
+        with pytest.raises(OutcomeUnknown):
+            await running
