@@ -122,6 +122,7 @@ class Cluster(Message, frozen=True):
     store: str = always(str)  # sqlite or postgresql
     attention: tuple[str, ...] = always(tuple)  # sentences a person should act on
     compat_localai: bool = False
+    notices: tuple[str, ...] = ()  # those of `attention` that are about the fleet as a whole, not about single nodes
 
 
 class BudgetBody(Message, frozen=True):

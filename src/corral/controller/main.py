@@ -36,6 +36,7 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
 from corral.controller.view import Views
 from corral.controller.watch import Watch
+from corral.controller.web.routes import dependencies as web_dependencies
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
@@ -135,6 +136,7 @@ async def serve(
                 "overview": overview,
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
+                **web_dependencies(clock),
             },
             access_service=access,
             ca_pem=ca.certificate_pem if ca else "",

@@ -44,6 +44,7 @@ class Overview:
             views = list((await read_node_views(tx)).values())
             peers = await controllers.list_(tx)
             now = await tx.now()
+        notices = tuple(self._about_us())
         return Cluster(
             version=__version__,
             protocol=PROTOCOL,
@@ -55,8 +56,9 @@ class Overview:
                 "revocation": self._revocations.possible,
             },
             store=self._store.kind,
-            attention=tuple([*self._about_us(), *attention(views)]),
+            attention=(*notices, *attention(views)),
             compat_localai=self._compat_localai,
+            notices=notices,
         )
 
     def _about_us(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,6 +24,8 @@ SAFE_HEADERS = {
 
 
 class Pages:
+    """Templates and static files, which come with the package and are the same for every request."""
+
     def __init__(self) -> None:
         self.assets: Assets = load_assets()
         self._templates = Environment(
@@ -47,6 +50,12 @@ class Pages:
             media_type="text/html",
             headers={**SAFE_HEADERS, "Cache-Control": "no-store", **(headers or {})},
         )
+
+
+@cache
+def load_pages() -> Pages:
+    """Read at first use and kept: error handlers need them too, and those are given nothing but the request."""
+    return Pages()
 
 
 def see_other(where: str) -> Response[bytes]:

@@ -1,4 +1,4 @@
-"""Numbers and moments as the page says them. Pure. `static/corral.js` says the same; a browser test holds them together."""
+"""Numbers and moments as the page says them. Pure. `static/corral.js` says the same; a browser test compares them."""
 
 from __future__ import annotations
 
