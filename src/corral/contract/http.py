@@ -1,20 +1,19 @@
 """What the relay hands to a handler, and what a handler may do with it. Bytes in, bytes out; no model is known here.
 
-The relay owns sockets, parsing and backpressure; a `Handler` owns the decision. `inference/`, `gateway/door.py` and
-`worker/ingress` are handlers; so is anything a test writes in ten lines.
+The relay owns sockets, parsing, framing and backpressure; a `Handler` owns the decision. `inference/`,
+`gateway/door.py` and `worker/ingress` are handlers; so is anything a test writes in ten lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]  # names lower-case, order kept, repeats kept
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Where a request is relayed to. Connections are pooled by it."""
 
     host: str = ""
@@ -24,18 +23,40 @@ class Target:
     server_name: str = ""  # name to verify in the peer's certificate, when not `host`
 
 
+class Patience(NamedTuple):
+    """How long one relayed answer may keep silent; None waits for ever. Busy is not gone: prefill takes minutes."""
+
+    first_byte_s: float | None = None  # from the whole request sent to the first byte of the answer
+    idle_s: float | None = None  # between two bytes of the answer
+
+
+class Strip:
+    """Request headers that must not reach an upstream. Make it once: the relay remembers its effect by identity."""
+
+    __slots__ = ("names", "prefixes")
+
+    def __init__(self, names: Iterable[bytes] = (), prefixes: Iterable[bytes] = ()) -> None:
+        self.names = frozenset(name.lower() for name in names)
+        self.prefixes = tuple(prefix.lower() for prefix in prefixes)
+
+    def drops(self, name: bytes) -> bool:
+        return name in self.names or name.startswith(self.prefixes)
+
+
 @dataclass(slots=True)
 class Request:
     """One request head. The body is read by the handler, or left on the wire and relayed as it comes."""
 
     method: bytes
     path: bytes  # raw, with the query string, exactly as received
-    headers: list[tuple[bytes, bytes]]
-    http_version: str
+    # What is meant for the far end: hop-by-hop headers, Content-Length, Expect and X-Request-Id are the relay's own.
+    headers: Headers
+    http_version: str  # "1.1" or "1.0"
     peer: tuple[str, int] | None  # None on a unix socket
     secure: bool
     request_id: str
     body: Body
+    upgrade: bytes = b""  # b"websocket" where the client asked for it; every other protocol is ignored
     extra: dict[str, object] = field(default_factory=dict)
 
     def header(self, name: bytes) -> bytes | None:
@@ -54,17 +75,21 @@ class Request:
 class Body(Protocol):
     """A request body still on its way."""
 
-    length: int | None  # declared length; None when chunked; 0 when there is none
+    @property
+    def length(self) -> int | None:
+        """Declared length; None when chunked; 0 when there is none."""
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. Raises `BodyTooLarge` past `limit` bytes, as early as it can be known."""
+        """The whole body; may be called again. Raises `BodyTooLarge` past `limit` bytes, as early as can be."""
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Pieces as they arrive; reading slowly slows the client down."""
+        """Pieces as they arrive, once; reading slowly slows the client down."""
 
 
 class Responder(Protocol):
-    """The way back to the client. Exactly one of these is called per request; leaving without an answer is a 500."""
+    """The way back to the client. Exactly one of the three is called per request (`relay` again after it raised
+    `UpstreamFailed`); leaving without an answer is a 500. The connection's next request waits for the handler's return.
+    """
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer at once. Content-Length is set here."""
@@ -80,16 +105,24 @@ class Responder(Protocol):
         method: bytes | None = None,
         path: bytes | None = None,
         headers: Headers | None = None,
+        strip: Strip | None = None,
+        add: Headers = (),
         body: bytes | None = None,
         tap: Tap | None = None,
         response_headers: Headers = (),
+        upgrade: bool = False,
+        patience: Patience | None = None,
     ) -> RelayResult:
         """Send the request to `target` and pass the answer's bytes back as they come.
 
-        `headers` replaces the request's (hop-by-hop ones are removed, Host is kept unless given); `body` replaces the
-        body (needed when the handler has already read it); `response_headers` are added to the answer's head.
+        The request's headers go along, less those of `strip`, plus `add`; or `headers` replaces them (hop-by-hop ones
+        are removed, Host is kept unless given). `body` replaces the body; one the handler has `read` is sent again as
+        it was. `response_headers` are added to the answer's head, in place of upstream ones of the same name.
+        `upgrade` lets a WebSocket through as a tunnel. `patience` replaces the pool's own.
+
         Raises `UpstreamFailed` while nothing has been sent to the client, so the handler may pick another target;
-        after the first byte a failure closes the client's connection and is told in the result."""
+        after the first byte a failure closes the client's connection and is told in the result. A client that leaves
+        is told in the result too, with status 0 where the answer had not begun."""
 
 
 class Tap(Protocol):
@@ -97,17 +130,17 @@ class Tap(Protocol):
 
     def head(self, status: int, headers: Headers) -> None: ...
 
-    def data(self, chunk: bytes) -> None: ...
+    def data(self, chunk: bytes) -> None:
+        """Body bytes without transfer framing."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayResult:
+class RelayResult(NamedTuple):
     status: int
-    complete: bool  # False: upstream or client broke off after the head was sent
+    complete: bool  # False: upstream or client broke off
     client_gone: bool
     first_byte_s: float  # from sending the request to the first byte of the answer's head
     total_s: float
-    bytes_sent: int
+    bytes_sent: int  # to the client, head and framing included
 
 
 class Handler(Protocol):
@@ -115,11 +148,19 @@ class Handler(Protocol):
 
 
 class RelayError(Exception):
-    """Base of what goes wrong on the wire; handlers may answer it."""
+    """Base of what goes wrong on the wire; handlers may answer it. Unanswered, each has a status of its own."""
 
 
 class BodyTooLarge(RelayError):
     """The body is over the handler's limit."""
+
+
+class BodyBroken(RelayError):
+    """The client's body is malformed (400) or stopped coming (408)."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ClientGone(RelayError):
@@ -127,9 +168,10 @@ class ClientGone(RelayError):
 
 
 class UpstreamFailed(RelayError):
-    """The target could not be reached or broke before its first byte; `refused`: nothing was sent."""
+    """The target could not be reached or broke before its answer began."""
 
-    def __init__(self, message: str, *, refused: bool, timed_out: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool, timed_out: bool = False, resendable: bool = True) -> None:
         super().__init__(message)
-        self.refused = refused
+        self.refused = refused  # connecting failed, so certainly nothing was sent
         self.timed_out = timed_out
+        self.resendable = resendable  # False: part of a streamed body is spent, no other target can have it

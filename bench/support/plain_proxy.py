@@ -1,0 +1,34 @@
+"""The relay as a plain proxy, in one process: every request goes to one upstream. Run: `plain_proxy.py PORT HOST:PORT`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import uvloop
+
+from corral.contract.http import Request, Responder, Target
+from corral.relay import Limits, RelayServer, UpstreamPool
+
+
+class PlainProxy:
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        await responder.relay(self._target)
+
+
+async def serve(port: int, target: Target) -> None:
+    server = RelayServer(PlainProxy(target), Limits(), pool=UpstreamPool())
+    await server.listen("127.0.0.1", port)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    host, _, upstream_port = sys.argv[2].rpartition(":")
+    uvloop.run(serve(int(sys.argv[1]), Target(host=host, port=int(upstream_port))))
+
+
+if __name__ == "__main__":
+    main()

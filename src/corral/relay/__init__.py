@@ -1,0 +1,8 @@
+"""The HTTP/1.1 byte relay that gateway and ingress share: parsing, pools, backpressure, timeouts. Knows no model."""
+
+from corral.relay.counters import Counters
+from corral.relay.limits import Limits, PoolLimits, Timeouts
+from corral.relay.pool import UpstreamPool
+from corral.relay.server import RelayServer
+
+__all__ = ["Counters", "Limits", "PoolLimits", "RelayServer", "Timeouts", "UpstreamPool"]

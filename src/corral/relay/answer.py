@@ -1,0 +1,174 @@
+"""The way back to one client: heads, framing and keep-alive as this client can read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING
+
+from corral.contract.http import ClientGone, Headers
+from corral.relay.body import NoBody, RequestBody
+from corral.relay.chunked import LAST_CHUNK, frame
+from corral.relay.fields import Fields, write_fields
+from corral.relay.head import RequestLine, error_body, has_no_body, reason_of
+from corral.relay.runner import Park, Runner
+
+if TYPE_CHECKING:
+    from corral.relay.connection import ClientConnection
+
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_DRAINED = Park()
+
+# How far the answer is.
+OPEN, BEGUN, COMPLETE = range(3)
+
+
+class Answer(Runner):
+    """Answers once: whoever keeps it beyond its end can do no harm to the connection's next request."""
+
+    __slots__ = (
+        "_fields",
+        "_keep",
+        "_line",
+        "body",
+        "bytes_sent",
+        "conn",
+        "gone",
+        "minor",
+        "progress",
+        "request_id",
+        "status",
+    )
+
+    def __init__(
+        self,
+        conn: ClientConnection,
+        line: RequestLine,
+        fields: Fields,
+        body: RequestBody | NoBody,
+        request_id: bytes,
+    ) -> None:
+        Runner.__init__(self, conn.loop)
+        self.conn = conn
+        self._line = line
+        self._fields = fields
+        self.body = body
+        self.request_id = request_id
+        self.minor = line.minor
+        self.gone = False
+        self.progress = OPEN
+        self.status = 0
+        self.bytes_sent = 0
+        self._keep = not fields.close if line.minor else fields.keep_alive
+
+    async def send(self, status: int, headers: Headers, body: bytes) -> None:
+        self._claim()
+        self.send_now(status, headers, body)
+        if self.conn.paused:
+            await self._drain()
+
+    async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
+        self._claim()
+        bodiless = has_no_body(status, self._line.method)
+        framing = b"" if bodiless else self.unknown_length()
+        self._begin(status, headers, framing, b"")
+        try:
+            if not bodiless:
+                await self._stream_pieces(pieces)
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            raise ClientGone("the client left") from None
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+        if self.minor and not bodiless:
+            self.pass_on(LAST_CHUNK)
+        self.complete()
+
+    async def _stream_pieces(self, pieces: AsyncIterator[bytes]) -> None:
+        async for piece in pieces:
+            if self.gone:
+                raise ClientGone("the client left")
+            if piece:
+                self.pass_on(frame(piece) if self.minor else piece)
+            if self.conn.paused:
+                await self._drain()
+
+    async def _drain(self) -> None:
+        """Until the client has taken most of what was written. Raises `ClientGone`."""
+        while self.conn.paused and not self.gone:
+            await self.wait(_DRAINED)
+        if self.gone:
+            raise ClientGone("the client left")
+
+    def drained(self) -> None:
+        self.wake(_DRAINED)
+
+    @property
+    def drains(self) -> bool:
+        return self.waits_for(_DRAINED)
+
+    def _claim(self) -> None:
+        if self.progress != OPEN:
+            raise RuntimeError("this request has been answered already")
+        if self.gone:
+            raise ClientGone("the client left")
+
+    # Heads.
+
+    def send_now(self, status: int, headers: Headers, body: bytes) -> None:
+        framing = b"content-length: %d\r\n" % len(body)
+        if has_no_body(status, self._line.method):
+            if self._line.method != b"HEAD":
+                framing = b""
+            body = b""
+        self._begin(status, headers, framing, body)
+        self.complete()
+
+    def send_error(self, status: int, message: str) -> None:
+        self.send_now(status, _JSON, error_body(status, message))
+
+    def _begin(self, status: int, headers: Headers, framing: bytes, body: bytes) -> None:
+        start = b"HTTP/1.1 %d %b\r\n" % (status, reason_of(status))
+        self.write_head(status, start, write_fields(headers), framing, body)
+
+    def unknown_length(self) -> bytes:
+        """The framing of a body whose end only its sender knows."""
+        if self.minor:
+            return b"transfer-encoding: chunked\r\n"
+        self._keep = False
+        return b""
+
+    def write_head(self, status: int, start: bytes, fields: bytes, framing: bytes, body: bytes) -> None:
+        """All that every head of ours has in common. One write with the first bytes of the body."""
+        if self.gone:
+            return
+        if not self._keep or not self.body.complete or self.conn.server.draining:
+            self._keep = False
+            end = b"\r\nconnection: close\r\n\r\n"
+        else:
+            end = b"\r\n\r\n" if self.minor else b"\r\nconnection: keep-alive\r\n\r\n"
+        self.status = status
+        self.progress = BEGUN
+        data = b"%b%b%bx-request-id: %b%b%b" % (start, fields, framing, self.request_id, end, body)
+        self.bytes_sent += len(data)
+        self.conn.transport.write(data)
+
+    def pass_on(self, data: bytes) -> None:
+        if not self.gone:
+            self.bytes_sent += len(data)
+            self.conn.transport.write(data)
+
+    # Ends.
+
+    def complete(self) -> None:
+        """The last byte is written. Where the connection cannot go on, it closes now, not when the handler returns."""
+        self.progress = COMPLETE
+        if not self._keep or not self.body.complete:
+            self.conn.close_after_answer()
+
+    def cut(self) -> None:
+        """The rest will never come: make sure nobody takes the part for the whole."""
+        self._keep = False
+        self.conn.cut(by_reset=not self.minor)

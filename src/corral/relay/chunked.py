@@ -1,0 +1,166 @@
+"""Chunked framing: taken off requests by us, followed in answers by httptools. Pure.
+
+Requests are decoded here because the exact end matters: what follows belongs to the next request. Answers are only
+watched for their end, at C speed, while their bytes pass as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import httptools
+
+from corral.relay.fields import Malformed
+
+LAST_CHUNK = b"0\r\n\r\n"
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_LONGEST_SIZE_LINE = 256
+_MOST_TRAILER_BYTES = 8192
+_END = b"\r\n\r\n"
+
+
+def frame(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+class ChunkedDecoder:
+    """Bytes in, pieces out. Trailers are checked and dropped: nobody has vetted them as headers."""
+
+    __slots__ = ("_left", "_part", "_trailer_bytes", "_want", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._want: _Step = ChunkedDecoder._size  # unbound: a bound method would make a cycle
+        self._part = b""
+        self._left = 0
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
+        """The pieces in `data` and, once done, what follows the body. Raises `Malformed`."""
+        if self._part:
+            data, self._part = self._part + data, b""
+        pieces: list[bytes] = []
+        at = 0
+        while not self.done and at < len(data):
+            step = self._want(self, data, at, pieces)
+            if step < 0:
+                self._part = data[at:]
+                return pieces, b""
+            at = step
+        return pieces, data[at:] if self.done else b""
+
+    def _size(self, data: bytes, at: int, _pieces: list[bytes]) -> int:
+        line, after = self._line(data, at, _LONGEST_SIZE_LINE)
+        if line is None:
+            return -1
+        match = _SIZE.fullmatch(line)
+        if match is None:
+            raise Malformed(400, "malformed chunk size")
+        self._left = int(match[1], 16)
+        self._want = ChunkedDecoder._data if self._left else ChunkedDecoder._trailer
+        return after
+
+    def _data(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        piece = data[at : at + self._left]
+        pieces.append(piece)
+        self._left -= len(piece)
+        if not self._left:
+            self._want = ChunkedDecoder._data_end
+        return at + len(piece)
+
+    def _data_end(self, data: bytes, at: int, _pieces: list[bytes]) -> int:
+        end = data[at : at + 2]
+        if end == b"\r\n":
+            self._want = ChunkedDecoder._size
+            return at + 2
+        if end == b"\r":
+            return -1
+        raise Malformed(400, "chunk longer than its size")
+
+    def _trailer(self, data: bytes, at: int, _pieces: list[bytes]) -> int:
+        line, after = self._line(data, at, _MOST_TRAILER_BYTES)
+        if line is None:
+            return -1
+        self._trailer_bytes += len(line)
+        if not line:
+            self.done = True
+        elif self._trailer_bytes > _MOST_TRAILER_BYTES or not _TRAILER.fullmatch(line):
+            raise Malformed(400, "malformed trailer")
+        return after
+
+    def _line(self, data: bytes, at: int, longest: int) -> tuple[bytes | None, int]:
+        end = data.find(b"\r\n", at)
+        if end >= 0:
+            return data[at:end], end + 2
+        part = data[at:]
+        # A lone LF or CR never becomes a line: say so now rather than wait for bytes that will not come.
+        if len(part) > longest or b"\n" in part or b"\r" in part[:-1]:
+            raise Malformed(400, "malformed chunk")
+        return None, at
+
+
+_Step = Callable[[ChunkedDecoder, bytes, int, list[bytes]], int]
+
+
+class ChunkScanner:
+    """Follows chunked answers on one connection, one after another, and says when each ends."""
+
+    __slots__ = ("_more", "_parser", "_tail", "complete")
+
+    _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._more = False
+        self._tail = b""
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def start(self) -> None:
+        """The bytes fed next are the first of a chunked body."""
+        self.complete = self._more = False
+        self._tail = b""
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
+        self._parser.feed_data(self._HEAD)
+
+    def feed(self, data: bytes) -> None:
+        """Sets `complete` at the end of the body. Raises `Malformed` on bad framing and on bytes after the end."""
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Malformed(502, "malformed chunked answer") from error
+        self._tail = data[-5:] if len(data) >= 5 else (self._tail + data)[-5:]
+        # Line ends between messages are skipped in silence; passed on, they would precede the client's next answer.
+        if self.complete and (self._more or self._tail[1:] != _END or self._tail[0] in b"\r\n"):
+            raise Malformed(502, "bytes after the end of a chunked answer")
+
+    def release(self) -> None:
+        """The parser holds our methods and we hold the parser: let go, so that nothing waits for the collector."""
+        self._parser = None
+
+    def on_message_begin(self) -> None:
+        self._more = self.complete
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+class PieceScanner(ChunkScanner):
+    """The same, and keeps the body's pieces: for a tap, or for a client that cannot read chunks."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+    def take(self) -> list[bytes]:
+        pieces, self.pieces = self.pieces, []
+        return pieces

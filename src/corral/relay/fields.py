@@ -1,0 +1,210 @@
+"""Header blocks: the strict grammar, and what a relay has to know of them. Pure.
+
+A block is understood once and remembered: clients and upstreams say the same lines again and again, so a warm message
+costs one dictionary lookup instead of one callback per header. Content-Length, the line that differs from message to
+message, is taken out before the lookup.
+
+The grammar is stricter than most parsers': CRLF only, no folding, no space before the colon, no control characters.
+What two parsers could read differently is refused, because the one behind us may be the other parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from corral.contract.http import Headers, Strip
+
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
+_HOST = re.compile(rb"[0-9A-Za-z._~%!$&'()*+;=:\[\]-]{1,512}")
+_MOST_LENGTH_DIGITS = 18  # fits 63 bits in every language behind us
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+# Written anew by the relay for each side, so never passed on as they came.
+_OURS = frozenset((b"content-length", b"expect", b"x-request-id"))
+# A client that has these removed by naming them in Connection is playing a game.
+_NOT_NOMINABLE = frozenset((b"content-length", b"host"))
+
+
+class Malformed(Exception):
+    """Bytes that are no HTTP message we accept. `status` is what a client is told."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class Fields:
+    """One header block, understood. Shared by every message that carries the same lines."""
+
+    __slots__ = (
+        "_lines",
+        "_prepared",
+        "chunked",
+        "close",
+        "expect",
+        "headers",
+        "host",
+        "keep_alive",
+        "length",
+        "request_id",
+        "upgrade",
+        "wire",
+    )
+
+    def __init__(self) -> None:
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()  # what is meant for the far end, names lower-case
+        self.wire = b""  # the same as lines, each with its CRLF
+        self.host: bytes | None = None
+        self.length: int | None = None  # a Content-Length that was not taken out beforehand
+        self.chunked = False
+        self.close = False
+        self.keep_alive = False
+        self.upgrade = b""
+        self.expect = b""
+        self.request_id = b""
+        self._lines: tuple[bytes, ...] = ()
+        self._prepared: dict[object, bytes] = {}
+
+    def wire_without(self, names: frozenset[bytes] | Strip) -> bytes:
+        """The lines less some of them, remembered: there are few distinct ways in which a process strips."""
+        wire = self._prepared.get(names)
+        if wire is None:
+            drops = names.drops if isinstance(names, Strip) else names.__contains__
+            kept = (line for (name, _), line in zip(self.headers, self._lines, strict=True) if not drops(name))
+            wire = b"".join(kept)
+            if len(self._prepared) < 16:
+                self._prepared[names] = wire
+        return wire
+
+
+def parse_fields(block: bytes, max_count: int) -> Fields:
+    """`block` is CRLF followed by lines, each ended by CRLF. Raises `Malformed`."""
+    fields = Fields()
+    lines = block[2:-2].split(b"\r\n") if len(block) > 2 else []
+    if len(lines) > max_count:
+        raise Malformed(431, f"more than {max_count} header fields")
+    seen: list[tuple[bytes, bytes, bytes]] = []
+    nominated: set[bytes] = set()
+    for line in lines:
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            raise Malformed(400, "malformed header field")
+        name, value = match[1].lower(), match[2].strip(b" \t")
+        seen.append((name, value, line))
+        if name == b"connection":
+            nominated.update(token.strip(b" \t").lower() for token in value.split(b","))
+    _read_framing(fields, seen)
+    if nominated:
+        if nominated & _NOT_NOMINABLE:
+            raise Malformed(400, "Connection names a header that is not hop-by-hop")
+        fields.close = b"close" in nominated
+        fields.keep_alive = b"keep-alive" in nominated
+        if b"upgrade" in nominated:
+            fields.upgrade = _join(value for name, value, _ in seen if name == b"upgrade").lower()
+    removed = HOP_BY_HOP | _OURS | nominated
+    kept = [(name, value, line) for name, value, line in seen if name not in removed]
+    fields.headers = tuple((name, value) for name, value, _ in kept)
+    fields._lines = tuple(line + b"\r\n" for _, _, line in kept)
+    fields.wire = b"".join(fields._lines)
+    return fields
+
+
+def _read_framing(fields: Fields, seen: list[tuple[bytes, bytes, bytes]]) -> None:
+    encodings = 0
+    for name, value, _ in seen:
+        if name == b"content-length":
+            if fields.length is not None:
+                raise Malformed(400, "more than one Content-Length")
+            fields.length = read_length(value)
+        elif name == b"transfer-encoding":
+            encodings += 1
+            if encodings > 1 or value.lower() != b"chunked":
+                raise Malformed(400, "Transfer-Encoding other than a single chunked")
+            fields.chunked = True
+        elif name == b"host":
+            if fields.host is not None:
+                raise Malformed(400, "more than one Host")
+            if not _HOST.fullmatch(value):
+                raise Malformed(400, "malformed Host")
+            fields.host = value
+        elif name == b"expect":
+            fields.expect = value.lower()
+        elif name == b"x-request-id" and not fields.request_id:
+            fields.request_id = value
+    if fields.chunked and fields.length is not None:
+        raise Malformed(400, "both Content-Length and Transfer-Encoding")
+
+
+def read_length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > _MOST_LENGTH_DIGITS:
+        raise Malformed(400, "malformed Content-Length")
+    return int(value)
+
+
+def _join(values: Iterable[bytes]) -> bytes:
+    return b",".join(values)
+
+
+class FieldsMemo:
+    """Blocks seen before. Bounded in number and size; when full it starts afresh, which costs a few parses."""
+
+    __slots__ = ("_capacity", "_longest", "_max_count", "_seen")
+
+    def __init__(self, max_count: int, *, capacity: int = 1024, longest: int = 4096) -> None:
+        self._max_count = max_count
+        self._capacity = capacity
+        self._longest = longest
+        self._seen: dict[bytes, Fields] = {}
+
+    def read(self, block: bytes) -> tuple[Fields, int | None]:
+        """The fields and the declared length. Raises `Malformed`."""
+        length: int | None = None
+        # The two spellings nearly everybody uses; any other is found by the parser.
+        at = block.find(b"\r\nContent-Length: ")
+        if at < 0:
+            at = block.find(b"\r\ncontent-length: ")
+        if at >= 0:
+            stop = block.find(b"\r\n", at + 18)
+            digits = block[at + 18 : stop]
+            if digits.isdigit() and len(digits) <= _MOST_LENGTH_DIGITS:
+                length = int(digits)
+                block = block[:at] + block[stop:]
+        fields = self._seen.get(block)
+        if fields is None:
+            fields = self._learn(block)
+        if length is None:
+            return fields, fields.length
+        if fields.chunked or fields.length is not None:
+            raise Malformed(400, "more than one statement of the body's length")
+        return fields, length
+
+    def _learn(self, block: bytes) -> Fields:
+        fields = parse_fields(block, self._max_count)
+        if len(block) <= self._longest:
+            if len(self._seen) >= self._capacity:
+                self._seen.clear()
+            self._seen[block] = fields
+        return fields
+
+
+def write_fields(headers: Headers) -> bytes:
+    """Lines of headers given by a handler. Raises ValueError on anything that could start another line."""
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers) or b"\0" in lines:
+        raise ValueError("a header contains a line break")
+    return lines

@@ -1,0 +1,150 @@
+"""Connections to upstreams: made on demand, kept while idle, never trusted beyond their age."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+
+from corral.contract.http import Target, UpstreamFailed
+from corral.relay.counters import Counters
+from corral.relay.head import AnswerParser
+from corral.relay.limits import PoolLimits
+from corral.relay.upstream import Upstream
+from corral.relay.wheel import Wheel
+
+_REFUSED_AT_ONCE = (ConnectionRefusedError, ConnectionResetError)
+
+
+class UpstreamPool:
+    """One per process. `tls` gives the context for a target with `tls`; without it the system's trust is used."""
+
+    def __init__(
+        self,
+        limits: PoolLimits | None = None,
+        *,
+        tls: ssl.SSLContext | Callable[[Target], ssl.SSLContext] | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.limits = limits or PoolLimits()
+        self.counters = counters or Counters()
+        self.parser = AnswerParser(self.limits.header_count)
+        self.wheel = Wheel(self.limits.tick_s())
+        self._tls = tls
+        self._system_tls: ssl.SSLContext | None = None
+        self._idle: dict[Target, dict[Upstream, None]] = {}
+        self._open: set[Upstream] = set()
+        self._connecting: set[asyncio.Task[Upstream]] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._closed = False
+
+    def take(self, target: Target) -> Upstream | None:
+        """The idle connection used last: the others may then grow old and go."""
+        idle = self._idle.get(target)
+        while idle:
+            upstream, _ = idle.popitem()
+            if upstream.expires_at > self.wheel.now:
+                self.counters.upstream_reuses += 1
+                return upstream
+            upstream.discard()
+        return None
+
+    def give_back(self, upstream: Upstream) -> bool:
+        """True if it is kept for another request."""
+        idle = self._idle.get(upstream.target)
+        if idle is None:
+            idle = self._idle[upstream.target] = {}
+        if len(idle) >= self.limits.idle_per_target or upstream.expires_at <= self.wheel.now or self._closed:
+            return False
+        idle[upstream] = None
+        return True
+
+    def forget(self, upstream: Upstream) -> None:
+        """It is closed, or about to be."""
+        idle = self._idle.get(upstream.target)
+        if idle is not None:
+            idle.pop(upstream, None)
+            if not idle:
+                del self._idle[upstream.target]
+
+    def opened(self, upstream: Upstream) -> None:
+        self._open.add(upstream)
+        self._none_open.clear()
+        self.counters.upstream_open += 1
+        self.wheel.add(upstream)
+
+    def closed(self, upstream: Upstream) -> None:
+        self.forget(upstream)
+        self._open.discard(upstream)
+        if not self._open:
+            self._none_open.set()
+        self.counters.upstream_open -= 1
+        self.wheel.discard(upstream)
+
+    def start_connecting(self, target: Target) -> asyncio.Task[Upstream]:
+        """A task of its own, so that a client who leaves can have it stopped. Raises `UpstreamFailed`."""
+        task = asyncio.get_running_loop().create_task(self._connect(target), name="relay-connect")
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _connect(self, target: Target) -> Upstream:
+        if self._closed:
+            raise UpstreamFailed("the relay is closing", refused=True)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                try:
+                    return await self._open_one(target)
+                except _REFUSED_AT_ONCE:  # perhaps it was just restarting; nothing was sent, so once more is safe
+                    self.counters.upstream_retries += 1
+                    return await self._open_one(target)
+        except TimeoutError as error:
+            self.counters.upstream_connect_failures += 1
+            waited = time.monotonic() - started
+            raise UpstreamFailed(f"no connection after {waited:.1f} s", refused=True, timed_out=True) from error
+        except (OSError, ssl.SSLError) as error:
+            self.counters.upstream_connect_failures += 1
+            raise UpstreamFailed(f"cannot connect: {error}", refused=True) from error
+
+    async def _open_one(self, target: Target) -> Upstream:
+        loop = asyncio.get_running_loop()
+        if target.unix_path:
+            _, upstream = await loop.create_unix_connection(lambda: Upstream(self, target), target.unix_path)
+        elif target.tls:
+            _, upstream = await loop.create_connection(
+                lambda: Upstream(self, target),
+                target.host,
+                target.port,
+                ssl=self._context_for(target),
+                server_hostname=target.server_name or target.host,
+                ssl_handshake_timeout=self.limits.connect_s,
+            )
+        else:
+            _, upstream = await loop.create_connection(lambda: Upstream(self, target), target.host, target.port)
+        self.counters.upstream_connects += 1
+        return upstream
+
+    def _context_for(self, target: Target) -> ssl.SSLContext:
+        if self._tls is None:
+            if self._system_tls is None:
+                self._system_tls = ssl.create_default_context()
+            return self._system_tls
+        return self._tls if isinstance(self._tls, ssl.SSLContext) else self._tls(target)
+
+    def idle_count(self, target: Target) -> int:
+        return len(self._idle.get(target, ()))
+
+    async def close(self) -> None:
+        """Cut every connection, busy ones too; wait until they are gone."""
+        self._closed = True
+        for task in list(self._connecting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, UpstreamFailed):
+                await task
+        for upstream in list(self._open):
+            upstream.discard()
+        await self._none_open.wait()

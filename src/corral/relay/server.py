@@ -1,0 +1,170 @@
+"""Listens, admits connections up to a limit, and leaves in order: first nothing new, then nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import ssl
+
+from corral.contract.http import Handler
+from corral.kit.log import get_log
+from corral.relay.connection import ClientConnection
+from corral.relay.counters import Counters
+from corral.relay.head import RequestParser
+from corral.relay.limits import Limits
+from corral.relay.pool import UpstreamPool
+from corral.relay.sockets import watch_for_dead_peers
+from corral.relay.wheel import Wheel
+
+log = get_log(__name__)
+
+
+class RelayServer:
+    """Hands every request to `handler`. The pool is the caller's to close; several servers may share it."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits | None = None,
+        *,
+        pool: UpstreamPool | None = None,
+        ssl: ssl.SSLContext | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.handler = handler
+        self.limits = limits or Limits()
+        self.counters = counters or Counters()
+        self.pool = pool or UpstreamPool(counters=self.counters)
+        self.parser = RequestParser(self.limits.header_count)
+        self.wheel = Wheel(self.limits.timeouts.tick_s())
+        self.draining = False
+        self.loop = asyncio.get_running_loop()
+        self._ssl = ssl
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._paths: list[str] = []
+        self._connections: set[ClientConnection] = set()
+        self._refused: set[ClientConnection] = set()
+        self._running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        # Ids of one process differ by the counter, those of two processes by the prefix.
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._id_numbers = itertools.count(1)
+
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Accept on a TCP port, with TLS where the server has a context; 0 picks one. The port is returned."""
+        timeouts = self.limits.timeouts
+        listener = await self.loop.create_server(
+            lambda: ClientConnection(self),
+            host,
+            port,
+            backlog=self.limits.backlog,
+            reuse_port=reuse_port or None,
+            ssl=self._ssl,
+            ssl_handshake_timeout=timeouts.handshake_s if self._ssl else None,
+        )
+        for sock in listener.sockets:
+            watch_for_dead_peers(sock)
+        self._listeners.append(listener)
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def listen_unix(self, path: str, *, mode: int = 0o600) -> None:
+        """Accept on a unix socket, always without TLS. A socket file left by a dead process is replaced."""
+        listener = await self.loop.create_unix_server(lambda: ClientConnection(self), path, backlog=self.limits.backlog)
+        os.chmod(path, mode)
+        self._paths.append(path)
+        self._listeners.append(listener)
+
+    # From connections.
+
+    def admit(self, conn: ClientConnection) -> bool:
+        counters = self.counters
+        if len(self._connections) < self.limits.connections and not self.draining:
+            self._connections.add(conn)
+            self._quiet.clear()
+            self.wheel.add(conn)
+            counters.connections += 1
+            counters.connections_open += 1
+            return True
+        counters.connections_refused += 1
+        if len(self._refused) < self.limits.refusals:
+            self._refused.add(conn)
+            self.wheel.add(conn)
+            conn.refuse(503, "too many connections", extra=b"retry-after: 1\r\n")
+        else:
+            conn.transport.abort()
+        return False
+
+    def dismiss(self, conn: ClientConnection) -> None:
+        self.wheel.discard(conn)
+        if conn in self._connections:
+            self._connections.discard(conn)
+            self.counters.connections_open -= 1
+        self._refused.discard(conn)
+        self._note_quiet()
+
+    def request_begun(self) -> None:
+        self._running += 1
+        self.counters.requests += 1
+        self.counters.requests_open += 1
+
+    def request_done(self) -> None:
+        self._running -= 1
+        self.counters.requests_open -= 1
+        if not self._running:
+            self._note_quiet()
+
+    def _note_quiet(self) -> None:
+        if not self._connections and not self._running:
+            self._quiet.set()
+
+    def new_request_id(self) -> bytes:
+        return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
+
+    # Leaving.
+
+    async def drain(self, grace_s: float) -> int:
+        """Stop listening, close what is idle, let answers finish for `grace_s`, then cut. Returns how many were cut."""
+        self.draining = True
+        self._stop_listening()
+        for conn in list(self._connections):
+            if conn.is_idle():
+                conn.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            pass
+        unfinished = self._running
+        await self.close()
+        return unfinished
+
+    async def close(self, *, patience_s: float = 5.0) -> None:
+        """Cut every connection and wait until their handlers have cleaned up, within `patience_s`."""
+        self.draining = True
+        self._stop_listening()
+        for conn in [*self._connections, *self._refused]:
+            conn.transport.abort()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            log.warning("handlers did not end in time", running=self._running)
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for path in self._paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self._paths.clear()
+
+    @property
+    def running(self) -> int:
+        """Requests whose handlers have not returned."""
+        return self._running

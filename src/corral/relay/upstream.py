@@ -1,0 +1,430 @@
+"""One connection to an upstream: sends a request, reads the answer's head, passes the rest through.
+
+It serves one exchange at a time and is bound to it; bytes that come while it is bound to none end it, so an answer can
+never reach the wrong client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, cast
+
+from corral.contract.http import Tap, Target
+from corral.kit.log import get_log
+from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, frame
+from corral.relay.fields import Fields, Malformed
+from corral.relay.head import END_OF_HEAD, StatusLine, has_no_body, is_hopeless
+from corral.relay.sockets import watch_for_dead_peers
+from corral.relay.wheel import NEVER
+
+if TYPE_CHECKING:
+    from corral.relay.exchange import Exchange
+    from corral.relay.pool import UpstreamPool
+
+log = get_log(__name__)
+
+# What the next bytes are. Plain numbers: this is asked for every read.
+_NOTHING, _HEAD, _LENGTH, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(6)
+_MOST_INTERIMS = 16
+
+
+class Upstream(asyncio.Protocol):
+    __slots__ = (
+        "_buffer",
+        "_deadline",
+        "_done",
+        "_exchange",
+        "_held",
+        "_idle_s",
+        "_interims",
+        "_left",
+        "_mode",
+        "_piece_scanner",
+        "_plain_scanner",
+        "_pool",
+        "_reusable",
+        "_scanner",
+        "_sent",
+        "_sent_at",
+        "_spoken",
+        "_stall_at",
+        "_stalled_bytes",
+        "_tap",
+        "_wheel",
+        "expires_at",
+        "reused",
+        "target",
+        "transport",
+    )
+
+    def __init__(self, pool: UpstreamPool, target: Target) -> None:
+        self._pool = pool
+        self._wheel = pool.wheel
+        self.target = target
+        self.transport = cast(asyncio.Transport, None)  # until connected
+        self.reused = False
+        self._exchange: Exchange | None = None
+        self._mode = _NOTHING
+        self._buffer = b""
+        self._left = 0
+        self._done = False
+        self._reusable = False
+        self._sent = True
+        self._spoken = False  # a byte of the answer has come
+        self._sent_at = 0.0
+        self._held = False
+        self._interims = 0
+        self._tap: Tap | None = None
+        self._idle_s: float | None = None
+        self._deadline = NEVER
+        self.expires_at = NEVER
+        self._stall_at = NEVER
+        self._stalled_bytes = 0
+        self._scanner: ChunkScanner | None = None
+        self._plain_scanner: ChunkScanner | None = None
+        self._piece_scanner: PieceScanner | None = None
+
+    # Life.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._pool.opened(self)
+        self.expires_at = self._wheel.now + self._pool.limits.max_age_s
+        watch_for_dead_peers(transport.get_extra_info("socket"))
+        self._rest()
+
+    def _rest(self) -> None:
+        self._mode = _NOTHING
+        self._deadline = self._wheel.deadline(self._pool.limits.idle_s)
+
+    def discard(self) -> None:
+        """Close at once, whatever is under way; the exchange it served is told."""
+        if self._exchange is not None:
+            self._broke("the connection was closed")
+        else:
+            self._pool.forget(self)
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._mode == _TUNNEL:
+            self._finish()
+        elif self._exchange is not None:
+            self._broke(f"the connection broke: {error}" if error else "the connection was closed")
+        for scanner in (self._plain_scanner, self._piece_scanner):
+            if scanner is not None:
+                scanner.release()
+        self._pool.closed(self)
+
+    def eof_received(self) -> None:
+        if self._mode == _UNTIL_EOF:
+            if self._exchange is not None and self._exchange.minor:
+                self._exchange.pass_on(LAST_CHUNK)
+            self._finish()
+        elif self._exchange is None:
+            self._pool.forget(self)  # at once: the connection is lost only a moment later
+
+    # Request.
+
+    def begin(self, exchange: Exchange, wire: bytes, *, whole: bool) -> None:
+        """Send a head, with the body where `whole`; otherwise `send_body` and `end_body` follow."""
+        self._exchange = exchange
+        self._tap = exchange.tap
+        self._mode = _HEAD
+        self._done = self._spoken = False
+        self._interims = 0
+        self._sent = whole
+        self._idle_s = exchange.patience.idle_s
+        self._sent_at = time.monotonic()
+        first_byte_s = exchange.patience.first_byte_s
+        self._deadline = self._wheel.deadline(first_byte_s) if whole and first_byte_s is not None else NEVER
+        self.transport.write(wire)
+
+    def send_body(self, piece: bytes) -> None:
+        exchange = self._exchange
+        if exchange is not None and piece:
+            self.transport.write(frame(piece) if exchange.sends_chunks else piece)
+
+    def end_body(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if exchange.sends_chunks:
+            self.transport.write(LAST_CHUNK)
+        self._sent = True
+        self._sent_at = time.monotonic()
+        if self._mode == _HEAD and exchange.patience.first_byte_s is not None:
+            self._deadline = self._wheel.deadline(exchange.patience.first_byte_s)
+
+    def pause_writing(self) -> None:
+        self._stalled_bytes = self.transport.get_write_buffer_size()
+        self._stall_at = self._wheel.deadline(self._pool.limits.send_stall_s)
+        if self._exchange is not None and (not self._sent or self._mode == _TUNNEL):
+            self._exchange.conn.hold_for_upstream()
+
+    def resume_writing(self) -> None:
+        self._stall_at = NEVER
+        if self._exchange is not None:
+            self._exchange.conn.unhold_for_upstream()
+
+    # Answer.
+
+    def data_received(self, data: bytes) -> None:
+        mode = self._mode
+        if mode == _HEAD:
+            self._read_head(data)
+            return
+        exchange = self._exchange
+        if mode == _NOTHING or exchange is None:
+            self.discard()  # nobody asked: it must never be there for the next client
+            return
+        try:
+            out = self._take(data)
+        except Malformed as bad:
+            self._broke(bad.reason)
+            return
+        if self._idle_s is not None:
+            self._deadline = self._wheel.deadline(self._idle_s)
+        exchange.bytes_sent += len(out)
+        exchange.conn.transport.write(out)
+        if self._done:
+            self._finish()
+
+    def _take(self, data: bytes) -> bytes:
+        """What goes to the client for these bytes of the body. Sets `_done` at the end."""
+        mode = self._mode
+        if mode == _CHUNKED:
+            return self._take_chunked(data)
+        if mode == _LENGTH:
+            if len(data) > self._left:  # more than announced: the answer stands, the connection has lost our trust
+                data = data[: self._left]
+                self._reusable = False
+            self._left -= len(data)
+            self._done = not self._left
+        if self._tap is not None and data:
+            self._look(data)
+        if mode == _UNTIL_EOF and self._exchange is not None and self._exchange.minor and data:
+            return frame(data)
+        return data
+
+    def _take_chunked(self, data: bytes) -> bytes:
+        scanner = self._scanner
+        assert scanner is not None
+        scanner.feed(data)
+        self._done = scanner.complete
+        if isinstance(scanner, PieceScanner):
+            pieces = scanner.take()
+            if self._tap is not None:
+                for piece in pieces:
+                    self._look(piece)
+            if self._exchange is not None and not self._exchange.minor:
+                return b"".join(pieces)
+        return data
+
+    def _look(self, piece: bytes) -> None:
+        try:
+            if self._tap is not None:
+                self._tap.data(piece)
+        except Exception:
+            log.exception("a tap failed; the answer goes on without it")
+            self._tap = None
+
+    def _read_head(self, data: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        if not self._spoken:
+            self._spoken = True
+            exchange.first_byte_s = time.monotonic() - self._sent_at
+        seen = len(self._buffer)
+        if seen:
+            data = self._buffer + data
+            self._buffer = b""
+        limits = self._pool.limits
+        try:
+            while True:
+                end = data.find(END_OF_HEAD)
+                if end < 0 or end > limits.head_bytes:
+                    if len(data) > limits.head_bytes or is_hopeless(data, seen):
+                        raise Malformed(502, "malformed answer")
+                    self._buffer = data
+                    if self._idle_s is not None:
+                        self._deadline = self._wheel.deadline(self._idle_s)
+                    return
+                line, fields, length = self._pool.parser.parse(data, end)
+                if line.status >= 200:
+                    break
+                if self._interim(line, fields, data[end + 4 :]):
+                    return
+                data, seen = data[end + 4 :], 0
+            self._start_answer(line, fields, length, data[end + 4 :])
+        except Malformed as bad:
+            self._broke(bad.reason)
+
+    def _interim(self, line: StatusLine, fields: Fields, rest: bytes) -> bool:
+        """An answer before the answer: never the end of the exchange. True if a tunnel has begun."""
+        exchange = self._exchange
+        assert exchange is not None
+        self._interims += 1
+        if self._interims > _MOST_INTERIMS:
+            raise Malformed(502, "too many interim answers")
+        if line.status == 101:
+            if not exchange.tunnels or fields.upgrade != b"websocket":
+                raise Malformed(502, "an upgrade nobody asked for")
+            self._start_tunnel(line, fields, rest)
+            return True
+        # 100 is ours to give: the client was told to go on before its body was sent.
+        if line.status != 100 and exchange.minor:
+            exchange.pass_on(line.wire + fields.wire + b"\r\n")
+        return False
+
+    def _start_answer(self, line: StatusLine, fields: Fields, length: int | None, rest: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        self._reusable = not fields.close if line.minor else fields.keep_alive
+        if self._tap is not None:
+            try:
+                self._tap.head(line.status, fields.headers)
+            except Exception:
+                log.exception("a tap failed; the answer goes on without it")
+                self._tap = None
+        framing = b""
+        if has_no_body(line.status, exchange.sent_method):
+            self._mode = _LENGTH
+            self._left = 0
+            if length is not None and line.status != 204:
+                framing = b"content-length: %d\r\n" % length
+        elif fields.chunked:
+            self._mode = _CHUNKED
+            self._start_scanner(pieces=self._tap is not None or not exchange.minor)
+            framing = exchange.unknown_length()
+        elif length is not None:
+            self._mode = _LENGTH
+            self._left = length
+            framing = b"content-length: %d\r\n" % length
+        else:
+            self._mode = _UNTIL_EOF
+            self._reusable = False
+            framing = exchange.unknown_length()
+        self._deadline = NEVER if self._idle_s is None else self._wheel.deadline(self._idle_s)
+        body = b""
+        if rest or self._mode == _LENGTH:
+            try:
+                body = self._take(rest)
+            except Malformed:
+                self._mode = _HEAD  # nothing has been passed on yet: the handler may still answer
+                raise
+        exchange.pass_answer(line, fields, framing, body)
+        if self._done:
+            self._finish()
+
+    def _start_scanner(self, *, pieces: bool) -> None:
+        if pieces:
+            if self._piece_scanner is None:
+                self._piece_scanner = PieceScanner()
+            self._scanner = self._piece_scanner
+        else:
+            if self._plain_scanner is None:
+                self._plain_scanner = ChunkScanner()
+            self._scanner = self._plain_scanner
+        self._scanner.start()
+
+    def _start_tunnel(self, line: StatusLine, fields: Fields, rest: bytes) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        self._mode = _TUNNEL
+        self._reusable = False
+        self._idle_s = self._pool.limits.tunnel_idle_s
+        self._deadline = self._wheel.deadline(self._idle_s)
+        self._pool.counters.tunnels += 1
+        exchange.pass_tunnel_head(line, fields, rest)
+
+    def send_tunnelled(self, data: bytes) -> None:
+        if self._idle_s is not None:
+            self._deadline = self._wheel.deadline(self._idle_s)
+        self.transport.write(data)
+
+    def close_tunnel(self) -> None:
+        """The client has said its last: let the upstream have what is on the way, then close."""
+        self.transport.close()
+
+    # Ends.
+
+    def _unbind(self) -> None:
+        self._exchange = None
+        self._tap = None
+        self._buffer = b""
+        self._deadline = NEVER
+        if self._held:
+            self._held = False
+            self.transport.resume_reading()
+
+    def _finish(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        sent = self._sent
+        self._unbind()
+        self._rest()
+        self.reused = True
+        if not (self._reusable and sent and self._pool.give_back(self)):
+            self._pool.forget(self)
+            self.transport.abort()
+        exchange.passed(complete=True)
+
+    def _broke(self, why: str, *, timed_out: bool = False) -> None:
+        exchange = self._exchange
+        assert exchange is not None
+        before_answer, silent = self._mode == _HEAD, not self._spoken
+        self._unbind()
+        self._mode = _NOTHING
+        self._pool.forget(self)
+        self.transport.abort()
+        counters = self._pool.counters
+        counters.upstream_failures += 1
+        counters.upstream_timeouts += timed_out
+        if before_answer:
+            exchange.not_answered(why, timed_out=timed_out, stale=silent and self.reused and not timed_out)
+        else:
+            exchange.passed(complete=False)
+
+    def abandon(self) -> None:
+        """The client has left: close at once, so that generation stops."""
+        self._unbind()
+        self._mode = _NOTHING
+        self._pool.forget(self)
+        self.transport.abort()
+
+    # Pace.
+
+    def hold(self) -> None:
+        """The client is slow: take no more from here for now."""
+        self._held = True
+        self._deadline = NEVER
+        self.transport.pause_reading()
+
+    def unhold(self) -> None:
+        if self._held:
+            self._held = False
+            if self._idle_s is not None:
+                self._deadline = self._wheel.deadline(self._idle_s)
+            self.transport.resume_reading()
+
+    def check(self, now: float) -> None:
+        if self._exchange is None:
+            if now >= self._deadline or now >= self.expires_at:
+                self._pool.forget(self)
+                self.transport.close()
+                self._deadline = self.expires_at = NEVER
+        elif now >= self._deadline:
+            if self._mode == _TUNNEL:
+                self._exchange.conn.close()
+                self.transport.close()
+            else:
+                self._broke("no byte came in time", timed_out=True)
+        elif now >= self._stall_at:
+            waiting = self.transport.get_write_buffer_size()
+            if waiting < self._stalled_bytes:
+                self._stalled_bytes = waiting
+                self._stall_at = self._wheel.deadline(self._pool.limits.send_stall_s)
+            else:
+                self._broke("the request was not taken in time", timed_out=True)
