@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,12 +72,12 @@ def test_nothing_is_anonymous(fleet: Fleet) -> None:
 
 def test_a_killed_child_is_restarted_and_nothing_else_is_touched(fleet: Fleet) -> None:
     fleet.start()
-    name = next(iter(fleet.nodes()))
+    name = fleet.own_node()
     fleet.wait_status(name, "healthy")
     before = {role: fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")}
     for role in before:
         victim = fleet.child_pid(role)
-        signal_it(victim)
+        os.kill(victim, signal.SIGKILL)
         wait_for(lambda role=role, victim=victim: fleet.child_pid(role) != victim, f"new {role}")  # type: ignore[misc]
         fleet.wait_ready()
         fleet.wait_status(name, "healthy")
@@ -84,15 +85,9 @@ def test_a_killed_child_is_restarted_and_nothing_else_is_touched(fleet: Fleet) -
     assert all(fleet.child_pid(role) != pid for role, pid in before.items())
 
 
-def signal_it(pid: int) -> None:
-    import os
-
-    os.kill(pid, signal.SIGKILL)
-
-
 def test_kill_9_of_up_leaves_nothing_behind_and_the_next_up_is_the_same_fleet(fleet: Fleet) -> None:
     fleet.start()
-    name = next(iter(fleet.nodes()))
+    name = fleet.own_node()
     node = fleet.wait_status(name, "healthy")
     assert fleet.up is not None
     children = [fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.postgres import Postgres
 
 from tests.support.cluster import Cluster
+from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
 
 

@@ -34,7 +34,7 @@ class Cluster:
         self.root = root
         self.store_url = store_url
         self.secrets = root / "secrets"
-        self.env = clean_env(root / "home", **SHORT, **env)
+        self.env = clean_env(root / "home", **(SHORT | env))
         self.bus_port = free_port()
         self.bus: Process | None = None
         self.members = [Member(number) for number in range(members)]
@@ -120,7 +120,7 @@ class Cluster:
 
     def join(self, member: Member, name: str, token: str = "", **env: str) -> Process:
         words = ["join", member.url, "--name", name, "--data", str(self.root / f"worker-{name}")]
-        words += ["--ingress-port", str(free_port()), *(["--token", token] if token else [])]
+        words += ["--port", str(free_port()), *(["--token", token] if token else [])]
         worker = Process((*CORRAL, *words), self.env | env, self._log(f"worker-{name}"))
         self.workers.append(worker)
         return worker

@@ -60,7 +60,7 @@ class Fleet:
         self.data = root / "data"
         self.port = free_port()
         self.bus_port = free_port()
-        self.env = clean_env(root / "home", **SHORT, **env)
+        self.env = clean_env(root / "home", **(SHORT | env))
         self.options = options
         self.workers: dict[str, Process] = {}
         self.started = 0
@@ -75,6 +75,8 @@ class Fleet:
         return (self.data / "secrets" / "admin.key").read_text().strip()
 
     def start(self, *, wait: bool = True) -> Fleet:
+        if self.up is not None:
+            self.up.close()
         self.started += 1
         command = (
             *CORRAL,
@@ -111,6 +113,10 @@ class Fleet:
         assert answer.status == 200, answer.body
         return {node["name"]: node for node in answer.json()}
 
+    def own_node(self) -> str:
+        """The name of the node `up` itself brings."""
+        return str(wait_for(lambda: next(iter(self.nodes()), ""), "node of our own"))
+
     def status(self, name: str) -> str:
         return str(self.nodes()[name]["status"])
 
@@ -127,7 +133,7 @@ class Fleet:
         """Start a worker with the join line; its data folder is its own and survives restarts."""
         run = sum(1 for known in self.workers if known.startswith(name))
         words = ["join", self.url, "--name", name, "--data", str(self.root / f"worker-{name}")]
-        words += ["--ingress-port", str(free_port()), *options]
+        words += ["--port", str(free_port()), *options]
         if token:
             words += ["--token", token]
         log = self.root / f"worker-{name}-{run}.log"
@@ -137,12 +143,16 @@ class Fleet:
 
     def child_pid(self, role: str) -> int:
         """The pid of one of `up`'s four children, found by its command line and its parent."""
-        assert self.up is not None
-        for pid in _children(self.up.pid):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if role in line:
-                return pid
-        raise KeyError(role)
+
+        def find() -> int:
+            assert self.up is not None
+            for pid in _children(self.up.pid):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if role in line:
+                    return pid
+            raise KeyError(role)
+
+        return wait_for(find, f"process of the {role}")
 
     def close(self) -> None:
         for worker in self.workers.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from corral.bus.api import Bus, Tokens
@@ -82,11 +82,15 @@ class Watch:
         with contextlib.suppress(asyncio.QueueFull):  # a hint lost costs one interval
             self._hints.put_nowait(ViewChanged(kind=kind, id=id))
 
-    @contextlib.contextmanager
-    def follow(self) -> Iterator[Following]:
+    @contextlib.asynccontextmanager
+    async def follow(self) -> AsyncIterator[Following]:
+        """Starts with the present state, read now: whoever changed something and then follows must find it there."""
+        try:
+            await self.look()
+        except CorralError as error:
+            log.warning("follower starts with what was last seen", error=error.message)
         following = Following(self._present)
         self._followers.add(following)
-        self._wake.set()
         try:
             yield following
         finally:

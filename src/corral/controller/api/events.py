@@ -37,7 +37,7 @@ async def events(request: Request[Any, Any, Any], watch: Watch) -> Stream:
 
 
 async def _frames(watch: Watch) -> AsyncIterator[bytes]:
-    with watch.follow() as following:
+    async with watch.follow() as following:
         yield b"retry: 2000\n\n"
         while True:
             try:

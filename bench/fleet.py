@@ -1,0 +1,195 @@
+"""What the control plane costs: heartbeats of 10,000 nodes, listing 1,000, and doing nothing at all.
+
+    scripts/bench fleet
+
+Everything runs on loopback, bounded in time. CPU is the process's own user+system time as a share of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from corral.bus.api import FixedCredentials
+from corral.bus.auth import mint_service_credentials
+from corral.bus.nats import NatsBus
+from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
+from corral.store import nodes, open_store, revisions
+from corral.store.nodes import Node
+from tests.support.cluster import Cluster
+from tests.support.fleet import Fleet, http
+
+INTERVAL_S = 10.0
+
+
+async def add_nodes(store_url: str, count: int) -> list[str]:
+    ids = [str(uuid.uuid4()) for _ in range(count)]
+    async with open_store(store_url) as store, store.write() as tx:
+        now = await tx.now()
+        for number, node_id in enumerate(ids):
+            node = Node(
+                id=node_id,
+                name=f"node-{number:05}",
+                created_at=now,
+                updated_at=now,
+                status_changed_at=now,
+                last_heartbeat=now,
+                status="healthy",
+                approved=True,
+                protocol=1,
+                os="linux",
+                arch="amd64",
+                gpu_vendor="nvidia",
+                total_vram=24 * 2**30,
+                available_vram=20 * 2**30,
+            )
+            await nodes.insert(tx, node)
+        await revisions.bump(tx, "nodes")
+    return ids
+
+
+async def beat(cluster: Cluster, ids: list[str], seconds: float) -> int:
+    """Every node once per interval, spread evenly, as a real fleet's beats are."""
+    keys = cluster.keys
+    minted = mint_service_credentials(
+        keys.account_seed, keys.service_user_seed, now=datetime.now(UTC), ttl_s=600, reply_ttl_s=60
+    )
+    sent = 0
+    async with NatsBus([cluster.bus_url], FixedCredentials(minted.credentials()), inbox_prefix=minted.inbox) as bus:
+        await bus.wait_connected(10)
+        started = time.monotonic()
+        while (passed := time.monotonic() - started) < seconds:
+            due = int(passed / INTERVAL_S * len(ids))
+            for number in range(sent, due):
+                message = BusHeartbeat(boot_id="b", available_vram=number, available_ram=number, available_disk=number)
+                await bus.publish(NODE_HEARTBEAT, message, node=ids[number % len(ids)])
+            sent = max(sent, due)
+            await asyncio.sleep(0.02)
+    return sent
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def bench_heartbeats(root: Path, count: int, seconds: float) -> None:
+    cluster = Cluster(
+        root,
+        f"sqlite:///{root}/corral.db",
+        members=1,
+        CORRAL_HEARTBEAT_FLUSH="1s",
+        CORRAL_STALE_AFTER="60s",
+        CORRAL_HEALTH_INTERVAL="5s",
+        CORRAL_WATCH_INTERVAL="1s",
+    )
+    try:
+        cluster.start()
+        ids = asyncio.run(add_nodes(cluster.store_url, count))
+        controller = cluster.members[0].controller
+        assert controller is not None
+        process = psutil.Process(controller.pid)
+        asyncio.run(beat(cluster, ids, 2.0))
+        before, started = cpu_seconds(process), time.monotonic()
+        sent = asyncio.run(beat(cluster, ids, seconds))
+        wall = time.monotonic() - started
+        share = (cpu_seconds(process) - before) / wall
+        memory = process.memory_info().rss / 2**20
+        healthy = sum(node["status"] == "healthy" for node in cluster.nodes(cluster.members[0]).values())
+        print(
+            f"heartbeats, {count} nodes every {INTERVAL_S:.0f} s, SQLite: {sent / wall:.0f}/s, "
+            f"controller {share:.2f} of a core (target < 1.00), {memory:.0f} MB; {healthy} of {count} healthy"
+        )
+    finally:
+        cluster.close()
+
+
+def bench_listing(root: Path, count: int, rounds: int) -> None:
+    cluster = Cluster(root, f"sqlite:///{root}/corral.db", members=1, CORRAL_STALE_AFTER="10m")
+    try:
+        cluster.start()
+        member = cluster.members[0]
+        for total in (count // 10, count):
+            asyncio.run(add_nodes(cluster.store_url, total) if total == count // 10 else _add_rest(cluster, count))
+            for path in ("/api/nodes?limit=50", "/api/nodes"):
+                took = []
+                for _ in range(rounds):
+                    started = time.perf_counter()
+                    assert http("GET", member.url + path, key=cluster.key).status == 200
+                    took.append((time.perf_counter() - started) * 1000)
+                print(
+                    f"GET {path} at {total} nodes: p50 {statistics.median(took):.1f} ms, p99 {quantile(took, 0.99):.1f} ms "
+                    f"(target ≤ 100 ms p99)"
+                )
+    finally:
+        cluster.close()
+
+
+async def _add_rest(cluster: Cluster, count: int) -> None:
+    async with open_store(cluster.store_url) as store, store.write() as tx:
+        now = await tx.now()
+        for number in range(count // 10, count):
+            await nodes.insert(
+                tx,
+                Node(
+                    id=str(uuid.uuid4()),
+                    name=f"node-{number:05}",
+                    created_at=now,
+                    updated_at=now,
+                    status_changed_at=now,
+                    last_heartbeat=now,
+                    status="healthy",
+                    approved=True,
+                ),
+            )
+        await revisions.bump(tx, "nodes")
+
+
+def bench_idle(root: Path, seconds: float) -> None:
+    fleet = Fleet(root)
+    for name in [name for name in fleet.env if name.startswith("CORRAL_")]:
+        del fleet.env[name]  # the defaults are what idles at people's homes
+    fleet.env["CORRAL_CONFIG_DIR"] = str(root / "config")
+    try:
+        fleet.start()
+        time.sleep(5)
+        roles = ("nats-server", "controller", "gateway", "worker")
+        processes = {role: psutil.Process(fleet.child_pid(role)) for role in roles}
+        before = {role: cpu_seconds(process) for role, process in processes.items()}
+        time.sleep(seconds)
+        for role, process in processes.items():
+            share = (cpu_seconds(process) - before[role]) / seconds * 100
+            print(f"idle {role}: {process.memory_info().rss / 2**20:.0f} MB, {share:.2f} % of a core")
+    finally:
+        fleet.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["heartbeats", "listing", "idle"])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    chosen = parser.parse_args()
+    benches = {
+        "heartbeats": lambda root: bench_heartbeats(root, 10_000, chosen.seconds),
+        "listing": lambda root: bench_listing(root, 1000, 200),
+        "idle": lambda root: bench_idle(root, chosen.seconds),
+    }
+    for name in chosen.what:
+        with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
+            benches[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main()
