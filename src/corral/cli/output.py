@@ -89,10 +89,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    if rows:
-        console().print(table(columns, rows))
-    else:
+    if not rows:
         remark(empty)
+        return
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(table(columns, rows))
+    for line in captured.get().splitlines():
+        tell(line.rstrip())
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

@@ -6,6 +6,7 @@ So `corral nodes list` never loads a web framework, and the import rules have on
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,3 +78,40 @@ def prepare_bus(place: BusPlace) -> tuple[str, ...]:
     tls = ServerTls(place.certificate, place.key) if place.certificate and place.key else None
     settings = ServerSettings(folder=place.folder, host=place.host, port=place.port, tls=tls)
     return prepare_server(settings, load_or_create_keys(place.keys, datetime.now(UTC))).argv
+
+
+def find_bus_program() -> tuple[str, str]:
+    """Where nats-server is, and its version. `NotFound` says what to install."""
+    from corral.bus.binary import find_nats_server, version_of
+
+    binary = find_nats_server()
+    version = version_of(binary) or ()
+    return str(binary), ".".join(map(str, version))
+
+
+def wanted_schema() -> tuple[str, str]:
+    """The table that holds a database's schema version, and the version this program wants."""
+    from corral.store.migrate import VERSION_TABLE, head_of
+
+    return VERSION_TABLE, head_of()
+
+
+async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
+    """Hosts of controllers that have used this database so lately. None where there is no database yet."""
+    from corral.store import controllers, open_store
+    from corral.store.opening import sqlite_path
+
+    if store_url.startswith("sqlite:") and not sqlite_path(store_url.partition("://")[2]).exists():
+        return []
+    async with open_store(store_url) as store, store.read() as tx:
+        return [each.host for each in await controllers.list_live(tx, within_s=within_s)]
+
+
+async def copy_store(origin: str, target: str, step: Callable[[str, int, int], None]) -> list[tuple[str, int]]:
+    """Everything from one database into another; tables and their rows. `step` hears table, copied, total."""
+    from corral.store.migrate_store import migrate_store
+
+    copied = await migrate_store(
+        origin, target, on_progress=lambda progress: step(progress.table, progress.copied, progress.total)
+    )
+    return [(each.table, each.rows) for each in copied]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -75,6 +77,14 @@ class Client:
     async def cluster(self) -> Cluster:
         return await self.call("GET", "/api/cluster", Cluster)
 
+    async def server_time(self) -> datetime | None:
+        """The controller's clock, to the second, as its answers carry it."""
+        _, _, date = await self._get("/api/me")
+        try:
+            return parsedate_to_datetime(date)
+        except ValueError:
+            return None
+
     async def call(self, method: str, path: str, kind: type[T], body: object = None) -> T:
         """One call of the API, its answer decoded. Raises an error of the house."""
         payload = await self.call_raw(method, path, body)
@@ -100,9 +110,13 @@ class Client:
 
     async def status_of(self, path: str) -> tuple[int, bytes]:
         """A probe (`/readyz`): whatever the status, that is the answer."""
+        status, body, _ = await self._get(path)
+        return status, body
+
+    async def _get(self, path: str) -> tuple[int, bytes, str]:
         try:
             async with self._open.get(self._url(path), allow_redirects=False) as answer:
-                return answer.status, await answer.read()
+                return answer.status, await answer.read(), answer.headers.get("Date", "")
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 

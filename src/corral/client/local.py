@@ -19,6 +19,7 @@ class LocalFleet(Message, frozen=True):
     data: str = always(str)
     admin_key_file: str = always(str)
     ca_file: str = ""  # PEM; empty = no TLS
+    bus_url: str = ""
     pid: int = 0  # of `corral up`
 
 

@@ -110,6 +110,7 @@ class BringUp:
             data=str(folder.root),
             admin_key_file=str(folder.admin_key),
             ca_file=self._endpoint.ca,
+            bus_url=self._site.bus_url,
             pid=os.getpid(),
         )
         try:

@@ -1,0 +1,111 @@
+"""The running fleet, by its own API: does it answer, do clocks agree, what do controllers and nodes complain about?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from corral import __version__
+from corral.cli.doctor.findings import Finding, fail, ok, warn
+from corral.cli.output import ago
+from corral.contract.admin import Cluster, NodeView
+from corral.kit.durations import format_duration
+from corral.kit.errors import CorralError
+
+if TYPE_CHECKING:
+    from corral.client import Client
+
+GOOD_SKEW_S, BAD_SKEW_S = 5.0, 300.0
+
+
+async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
+    """Stops where nothing more can be learned."""
+    url = client.endpoint.url
+    try:
+        status, body = await client.status_of("/readyz")
+    except CorralError as error:
+        yield fail("gateway", error.message, "start the fleet with `corral up`, or give --url")
+        return
+    if status == 200:
+        yield ok("gateway", f"{url} is ready")
+    else:
+        yield fail("gateway", f"{url}: {_words(body, status)}", "see <data>/logs/gateway.log")
+    status, body = await client.status_of("/controller/readyz")
+    if status == 200:
+        yield ok("controller", "ready, its database answers")
+    else:
+        yield fail("controller", _words(body, status), "see <data>/logs/controller.log")
+        return
+    try:
+        me = await client.me()
+        yield ok("key", f"{me.name or me.key_id}, role {me.role}")
+        yield check_clock(await client.server_time(), now)
+        for finding in check_cluster(await client.cluster()):
+            yield finding
+        for finding in check_nodes(await client.nodes.list()):
+            yield finding
+    except CorralError as error:
+        yield fail("key", error.message, "give an admin or viewer key with --key or CORRAL_KEY")
+
+
+def check_clock(there: datetime | None, here: datetime) -> Finding:
+    if there is None:
+        return warn("clock", "the controller does not say what time it has", "compare `date` on both machines")
+    skew_s = (here - there).total_seconds()
+    words = f"{format_duration(round(abs(skew_s)))} {'ahead of' if skew_s > 0 else 'behind'} the controller's"
+    if abs(skew_s) <= GOOD_SKEW_S:
+        return ok("clock", "agrees with the controller's")
+    mend = "switch time synchronisation on: timedatectl set-ntp true"
+    return (fail if abs(skew_s) > BAD_SKEW_S else warn)("clock", f"this clock is {words}", mend)
+
+
+def check_cluster(cluster: Cluster) -> Iterator[Finding]:
+    live = [each for each in cluster.controllers if each.live]
+    yield ok("controllers", f"{len(live)} live, version {cluster.version}, {cluster.store}")
+    if cluster.version != __version__:
+        yield warn("version", f"the fleet runs {cluster.version}, this is {__version__}", "use the same version")
+    for each in live:
+        if each.version != cluster.version:
+            yield warn("controllers", f"{each.host} runs {each.version}", f"upgrade it to {cluster.version}")
+    if not cluster.bus.get("connected"):
+        yield fail("bus", "the controller is not connected to it", "see <data>/logs/bus.log and controller.log")
+    elif cluster.bus.get("isolation") is False:
+        yield warn(
+            "bus",
+            "shared credentials: every node can read and write every other node's messages",
+            "give the controller an account seed instead of --bus-shared-credentials",
+        )
+    else:
+        yield ok("bus", "connected; each node may only use its own subjects")
+    if cluster.bus.get("connected") and cluster.bus.get("revocation") is False:
+        yield warn(
+            "bus",
+            "a deleted node's credential works until it expires",
+            "give the controller the operator's key, or shorten --bus-credential-ttl",
+        )
+
+
+def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
+    well = 0
+    for node in nodes:
+        if node.status == "pending":
+            yield warn("node", f"{node.name} waits for approval", f"corral nodes approve {node.name}")
+        elif node.status in ("offline", "unhealthy"):
+            reason = node.status_reason or f"last heard {ago(node.last_heartbeat)}"
+            yield warn("node", f"{node.name} is {node.status}: {reason}", "start its worker; see its log")
+        elif node.ingress_error:
+            yield fail(
+                "node",
+                f"{node.name}: {node.ingress_error}",
+                "open the port in its firewall, or start its worker with --advertise HOST:PORT",
+            )
+        elif node.bus_down:
+            yield fail("node", f"{node.name} cannot reach the bus", "open the bus port towards it")
+        else:
+            well += 1
+    yield ok("nodes", f"{well} of {len(nodes)} well")
+
+
+def _words(body: bytes, status: int) -> str:
+    return " ".join(body.decode("utf-8", errors="replace").split())[:200] or f"HTTP {status}"

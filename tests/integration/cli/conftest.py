@@ -1,0 +1,53 @@
+"""Fixtures for commands run in this process against a fleet played by a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.cli.main import main
+from tests.support.scripted_fleet import KEY, ScriptedFleet, scripted_fleet
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Corral:
+    """`corral("nodes", "list")` → what it printed and its exit code."""
+
+    def __init__(self, fleet: ScriptedFleet, capsys: pytest.CaptureFixture[str]) -> None:
+        self.fleet = fleet
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> Ran:
+        code = main(list(words))
+        printed = self._capsys.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+
+@pytest.fixture
+def no_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("CORRAL_URL", "CORRAL_KEY", "CORRAL_KEY_FILE", "CORRAL_CA", "CORRAL_DATA", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CORRAL_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def corral(no_fleet: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Corral]:
+    with scripted_fleet() as fleet:
+        monkeypatch.setenv("CORRAL_URL", fleet.url)
+        monkeypatch.setenv("CORRAL_KEY", KEY)
+        yield Corral(fleet, capsys)
