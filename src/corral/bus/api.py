@@ -129,6 +129,5 @@ class BusTls:
 
     ca: Path | None = None
     ca_pem: str = ""  # the same as text, as a controller hands it out; with neither, the system's roots
-    ca_pem: str = ""  # or the CA itself, as a controller tells it
     certificate: Path | None = None
     key: Path | None = None

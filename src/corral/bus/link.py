@@ -23,7 +23,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -42,6 +42,7 @@ log = get_log(__name__)
 T = TypeVar("T")
 
 _DENIED = re.compile(r'permissions violation for (subscription|publish) to "([^"]*)"')
+_ABANDON_S = 0.05  # a connection that never was: after a failed TLS handshake nats-py would wait for ever
 _NEVER_S = 86_400  # nats-py's own pings: ours notice a dead connection sooner and also a dead reader
 
 
@@ -258,6 +259,8 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
     """Connect to one server. `Unavailable` says in one line why not."""
     client = Client()
     link = Link(client, shown_url(url), times)
+    address, in_url = split_url(url)
+    wants_tls = tls is not None or address.startswith("tls://")
     errors: list[Exception] = []
 
     async def took_error(error: Exception) -> None:
@@ -265,10 +268,12 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
         await link.took_error(error)
 
     try:
-        options = _options(client, credentials, tls, wants_tls=tls is not None or url.startswith("tls://"))
+        options = _credential_options(client, credentials, in_url, wants_tls)
+        if wants_tls:
+            options["tls"] = tls_context(tls or BusTls())
         async with asyncio.timeout(times.connect_timeout_s):
             connecting = client.connect(
-                servers=[url],
+                servers=[address],
                 name=name,
                 error_cb=took_error,
                 closed_cb=link.took_close,
@@ -282,8 +287,9 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
                 **options,
             )
             await _cancellable(connecting)
+        _check_tls(client, wants_tls)  # where no credentials were asked for, nobody has looked yet
     except BaseException as error:
-        await _dispose(client, times.close_timeout_s)
+        await _dispose(client, _ABANDON_S)
         if isinstance(error, nats.errors.NoServersError) and errors:
             error = errors[-1]  # "no servers available" hides why
         if isinstance(error, nats.errors.Error | OSError | TimeoutError | ValueError):
@@ -305,34 +311,42 @@ async def _cancellable(work: Awaitable[T]) -> T:
             raise asyncio.CancelledError
 
 
-def _options(client: Client, credentials: BusCredentials, tls: BusTls | None, *, wants_tls: bool) -> dict[str, Any]:
-    def check_tls() -> None:
-        if wants_tls and not client._server_info.get("tls_required"):
-            raise nats.errors.Error("nats: the server does not offer TLS, and we were told to use it")
+def _check_tls(client: Client, wants_tls: bool) -> None:
+    if wants_tls and not client._server_info.get("tls_required"):
+        raise nats.errors.Error("nats: the server does not offer TLS, and we were told to use it")
 
-    options: dict[str, Any] = {}
-    if wants_tls:
-        options["tls"] = tls_context(tls or BusTls())
+
+def _credential_options(
+    client: Client, credentials: BusCredentials, in_url: BusCredentials, wants_tls: bool
+) -> dict[str, Any]:
+    """As callbacks, which nats-py calls after the server's hello: the last moment to find out that it is in clear."""
+
+    def shown(text: str) -> str:
+        _check_tls(client, wants_tls)
+        return text
+
+    def signature(nonce: str) -> bytes:
+        _check_tls(client, wants_tls)
+        try:
+            return base64.b64encode(sign(credentials.seed, nonce.encode()))
+        except BadKey as error:
+            raise nats.errors.Error(f"nats: {error}") from error
+
     if credentials.jwt:
+        return {"user_jwt_cb": lambda: credentials.jwt.encode(), "signature_cb": signature}
+    plain = credentials if credentials.user else in_url
+    if plain.user and plain.password:
+        return {"user": lambda: shown(plain.user), "password": lambda: shown(plain.password)}
+    if plain.user:
+        return {"token": lambda: shown(plain.user)}  # a URL with one word before the @
+    return {}
 
-        def signature(nonce: str) -> bytes:
-            check_tls()
-            try:
-                return base64.b64encode(sign(credentials.seed, nonce.encode()))
-            except BadKey as error:
-                raise nats.errors.Error(f"nats: {error}") from error
 
-        options["user_jwt_cb"] = lambda: credentials.jwt.encode()
-        options["signature_cb"] = signature
-    elif credentials.user:
-
-        def user() -> str:
-            check_tls()
-            return credentials.user
-
-        options["user"] = user
-        options["password"] = lambda: credentials.password
-    return options
+def split_url(url: str) -> tuple[str, BusCredentials]:
+    """The address alone, and what stood before its `@`."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return address, BusCredentials(user=unquote(parts.username or ""), password=unquote(parts.password or ""))
 
 
 def tls_context(tls: BusTls) -> ssl.SSLContext:
@@ -353,7 +367,7 @@ def describe(error: BaseException) -> str:
     """One line for a person."""
     text = str(error).removeprefix("nats: ").strip().strip("'")
     lowered = text.lower()
-    if "authorization violation" in lowered:
+    if "authorization violation" in lowered or isinstance(error, nats.errors.AuthorizationError):
         return "the server refuses our credentials"
     if "authentication expired" in lowered:
         return "our credentials have expired"
@@ -362,7 +376,7 @@ def describe(error: BaseException) -> str:
     if "unexpected eof" in lowered:
         return "the server closed the connection"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
+        return f"its certificate is not trusted: {getattr(error, 'verify_message', text)}"
     if isinstance(error, TimeoutError) or not text:
         return "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     return mask_secrets(text)
