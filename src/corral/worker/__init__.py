@@ -1,1 +1,1 @@
-"""The agent on each machine: installs backends, supervises their processes, holds files, serves the one ingress port."""
+"""The agent on each machine: installs backends, supervises processes, holds files, serves the one ingress port."""

@@ -1,0 +1,138 @@
+"""The node self-service API as calls (contract: http.md §2). Sends and reads; what an answer means is `answers.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import aiohttp
+
+from corral import __version__
+from corral.contract.codec import Message, Undecodable, always, decode, encode
+from corral.contract.messages.nodes import HeartbeatReceived, HttpHeartbeat, NodeRegistered, RegisterNode
+from corral.kit.errors import CorralError
+from corral.worker.agent.answers import error_message
+
+T = TypeVar("T")
+_ANSWER_LIMIT = 1 << 20
+
+
+class ControllerAway(CorralError):
+    """Nobody answered, or nothing that could be read. The call may or may not have happened; all may be repeated."""
+
+    code = "controller_away"
+
+
+class Answered(CorralError):
+    """The controller answered, and not with a 2xx."""
+
+    code = "answered"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RefreshCredentials(Message, frozen=True):
+    csr: str = ""
+
+
+class ReplicaInFlight(Message, frozen=True):
+    """Of a replica row, the one column that leaving waits for."""
+
+    in_flight: int = always(int)
+
+
+class ControllerApi:
+    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+        self._session = session
+        self._base_url = base_url.rstrip("/")
+
+    async def register(self, body: RegisterNode) -> NodeRegistered:
+        reply = await self._post("/api/node/register", body.token, body, NodeRegistered)
+        if not reply.id:
+            raise ControllerAway("the controller's answer to the registration names no node")
+        return reply
+
+    async def credentials(self, node_id: str, token: str, *, csr: str = "") -> NodeRegistered:
+        path = f"/api/node/{node_id}/credentials"
+        return await self._post(path, token, RefreshCredentials(csr=csr), NodeRegistered)
+
+    async def heartbeat(self, node_id: str, token: str, beat: HttpHeartbeat) -> HeartbeatReceived:
+        return await self._post(f"/api/node/{node_id}/heartbeat", token, beat, HeartbeatReceived)
+
+    async def drain(self, node_id: str, token: str) -> None:
+        await self._send("POST", f"/api/node/{node_id}/drain", token, None)
+
+    async def deregister(self, node_id: str, token: str) -> None:
+        await self._send("POST", f"/api/node/{node_id}/deregister", token, None)
+
+    async def in_flight(self, node_id: str, token: str) -> int:
+        """What the controller still counts on this node's replicas."""
+        answer = await self._send("GET", f"/api/node/{node_id}/models", token, None)
+        rows = _read(list[ReplicaInFlight], answer if answer.strip() not in (b"", b"null") else b"[]")
+        return sum(row.in_flight for row in rows)
+
+    async def _post(self, path: str, token: str, body: Message, kind: type[T]) -> T:
+        return _read(kind, await self._send("POST", path, token, body))
+
+    async def _send(self, method: str, path: str, token: str, body: Message | None) -> bytes:
+        headers = {"Authorization": f"Bearer {token}", "User-Agent": f"corral-worker/{__version__}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with self._session.request(
+                method,
+                self._base_url + path,
+                data=encode(body) if body is not None else None,
+                headers=headers,
+                allow_redirects=False,  # a redirect must not carry the token to somebody else
+            ) as answer:
+                content = await _read_bounded(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ControllerAway(f"{self._base_url} cannot be reached: {_reason(error)}") from error
+        if 200 <= answer.status < 300:
+            return content
+        if 300 <= answer.status < 400:
+            raise Answered(answer.status, answer.headers.get("Location", "nowhere"))
+        raise Answered(answer.status, error_message(content))
+
+
+@asynccontextmanager
+async def open_controller(
+    base_url: str, *, timeout_s: float, trust: ssl.SSLContext | None
+) -> AsyncIterator[ControllerApi]:
+    """`trust` None means what the system trusts."""
+    connector = aiohttp.TCPConnector(ssl=trust if trust is not None else True, limit=8)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        yield ControllerApi(session, base_url)
+
+
+async def _read_bounded(answer: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for piece in answer.content.iter_chunked(1 << 16):
+        content += piece
+        if len(content) > _ANSWER_LIMIT:
+            raise ValueError(f"the answer is longer than {_ANSWER_LIMIT} bytes")
+    return bytes(content)
+
+
+def _read(kind: type[T], content: bytes) -> T:
+    try:
+        return decode(kind, content)
+    except Undecodable as error:
+        raise ControllerAway(f"the controller's answer cannot be read: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({error.certificate_error}); is --ca right?"
+    return str(error) or type(error).__name__

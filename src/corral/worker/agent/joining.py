@@ -1,0 +1,222 @@
+"""Becoming a node: register until the controller answers, then wait until a person has approved (contract: http.md
+§2.1, §2.4; DESIGN §4). Comes back with a node that may work, or raises `CannotGoOn` with the line a person needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from corral.contract.messages.nodes import NodeRegistered, NodeStatus, RegisterNode
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock
+from corral.kit.log import get_log
+from corral.worker.agent.answers import (
+    Deleted,
+    GiveUp,
+    RegisterAgain,
+    ShowJoinToken,
+    Shown,
+    TryLater,
+    read_call,
+    read_registration,
+)
+from corral.worker.agent.controller import Answered, ControllerApi, ControllerAway
+from corral.worker.agent.identity import IdentityFile
+from corral.worker.agent.server_clock import ServerClock
+from corral.worker.agent.standing import Standing
+from corral.worker.agent.stop import CannotGoOn
+from corral.worker.metrics import WorkerMetrics
+
+log = get_log(__name__)
+
+
+class Joining:
+    def __init__(
+        self,
+        api: ControllerApi,
+        identity: IdentityFile,
+        standing: Standing,
+        metrics: WorkerMetrics,
+        *,
+        join_token: str,
+        describe: Callable[[], RegisterNode],
+        backoff: Backoff,
+        approval: Backoff,
+        require_jwt: bool,
+        server_clock: ServerClock,
+        clock: Clock,
+    ) -> None:
+        """`describe` gives the registration as the machine is now; name, token and enrolment are filled in here.
+        `backoff` paces tries to reach the controller, `approval` the asking while it makes us wait. `require_jwt`: do
+        not work for a LocalAI controller that gives no bus credential."""
+        self._api = api
+        self._identity = identity
+        self._standing = standing
+        self._metrics = metrics
+        self._join_token = join_token
+        self._describe = describe
+        self._backoff = backoff
+        self._approval = approval
+        self._require_jwt = require_jwt
+        self._server_clock = server_clock
+        self._clock = clock
+        self._node_token_refused = False
+
+    async def join(self) -> NodeRegistered:
+        """Until the node may work. Safe to call again at any time: the same node comes back."""
+        self._backoff.reset()
+        self._approval.reset()
+        told = ""
+        reply = await self._register()
+        while why := self._why_wait(reply):
+            if why != told:
+                told = why
+                log.warning(why)  # for a person at a terminal: the sentence is the message, not a set of fields
+            await self._clock.sleep(self._approval.next_s())
+            reply = await self._ask_again(reply)
+        log.info("joined", node=reply.id, name=self._name, status=reply.status)
+        return reply
+
+    def _why_wait(self, reply: NodeRegistered) -> str:
+        if reply.status == NodeStatus.PENDING:
+            return f"waiting for approval: run `corral nodes approve {self._name}`, or approve it on the cluster's page"
+        if self._require_jwt and not reply.nats_jwt and not reply.protocol:
+            return "waiting for a bus credential: the controller gave none, and one is required"
+        return ""
+
+    def start_anew(self) -> None:
+        """The controller said 410: be somebody new at the next registration, or end where no token is at hand."""
+        if not self._join_token:
+            raise CannotGoOn(
+                "this node was deleted from the cluster: to come back, make a new token with `corral token create` "
+                "and join again with it"
+            )
+        log.warning("this node was deleted from the cluster, joining as a new one", node=self._identity.current.node_id)
+        self._identity.store(self._identity.current.forgotten())
+
+    @property
+    def api_token(self) -> str:
+        """What a registered node shows. LocalAI has one token for all."""
+        return self._identity.current.node_token or self._join_token
+
+    async def renew(self, *, csr: str = "") -> NodeRegistered:
+        """Fresh credentials, and nothing else. LocalAI has no such call: there it takes a registration.
+        Raises `ControllerAway` or `Answered`."""
+        known = self._identity.current
+        if known.node_token:
+            reply = await self._api.credentials(known.node_id, known.node_token, csr=csr)
+        else:
+            reply = await self._api.register(self._body(self._join_token))
+        await self._remember(reply)
+        return reply
+
+    @property
+    def _name(self) -> str:
+        return self._identity.current.name
+
+    async def _register(self) -> NodeRegistered:
+        deleted_before = False
+        while True:
+            shown, token = self._credential()
+            try:
+                reply = await self._api.register(self._body(token))
+            except ControllerAway as away:
+                self._count("away")
+                await self._wait("registration will be tried again", away.message)
+                continue
+            except Answered as answer:
+                self._count("refused")
+                meaning = read_registration(
+                    answer.status,
+                    answer.message,
+                    shown=shown,
+                    has_join_token=bool(self._join_token),
+                    name=self._name,
+                )
+            else:
+                self._count("accepted")
+                await self._remember(reply)
+                return reply
+            match meaning:
+                case TryLater(why):
+                    await self._wait("registration will be tried again", why)
+                case ShowJoinToken(why):
+                    log.warning("the controller refuses this node's credential, showing the join token", reason=why)
+                    self._node_token_refused = True
+                case Deleted(why):
+                    if deleted_before:
+                        raise CannotGoOn(f"the controller keeps saying that this new node was deleted: {why}")
+                    deleted_before = True
+                    self.start_anew()
+                case GiveUp(line):
+                    raise CannotGoOn(line)
+                case _:
+                    assert_never(meaning)
+
+    async def _ask_again(self, before: NodeRegistered) -> NodeRegistered:
+        """How things stand by now; as before when nobody can be asked."""
+        try:
+            return await self.renew(csr=self._csr())
+        except ControllerAway as away:
+            why = away.message
+        except Answered as answer:
+            match read_call(answer.status, answer.message):
+                case TryLater(reason):
+                    why = reason
+                case RegisterAgain():
+                    return await self._register()
+                case Deleted():
+                    self.start_anew()
+                    return await self._register()
+        log.warning("the controller will be asked again", reason=why)
+        return before
+
+    def _credential(self) -> tuple[Shown, str]:
+        known = self._identity.current
+        if known.node_token and not self._node_token_refused:
+            return Shown.NODE_TOKEN, known.node_token
+        if self._join_token:
+            return Shown.JOIN_TOKEN, self._join_token
+        if self._identity.found:
+            # An earlier start may have registered and died before the reply came: its enrolment is proof enough.
+            return Shown.ENROLMENT, known.enrolment
+        raise CannotGoOn(
+            "a join token is needed: make one with `corral token create`, then give it with --token (or CORRAL_TOKEN)"
+        )
+
+    def _body(self, token: str) -> RegisterNode:
+        known = self._identity.current
+        return replace(
+            self._describe(), name=known.name, token=token, enrolment=known.enrolment, boot_id=self._standing.boot_id
+        )
+
+    def _csr(self) -> str:
+        offer = self._describe().ingress
+        return offer.csr if offer is not None else ""
+
+    async def _remember(self, reply: NodeRegistered) -> None:
+        """Stored before it is used: from here on a restart is this node."""
+        known = self._identity.current
+        learnt = replace(
+            known,
+            node_id=reply.id or known.node_id,
+            node_token=reply.node_token or ("" if self._node_token_refused else known.node_token),
+            signing_key=reply.signing_key or known.signing_key,
+        )
+        if learnt != known:
+            await asyncio.to_thread(self._identity.store, learnt)  # it syncs the disk, which may take its time
+        self._node_token_refused = False
+        self._server_clock.learn(reply.server_time)
+        self._standing.node_id = self._identity.current.node_id
+        self._standing.status = reply.status
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.registrations.labels(outcome=outcome).inc()
+
+    async def _wait(self, what: str, why: str) -> None:
+        wait_s = self._backoff.next_s()
+        log.warning(what, reason=why, wait_s=round(wait_s, 1))
+        await self._clock.sleep(wait_s)

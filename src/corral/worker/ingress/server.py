@@ -1,0 +1,127 @@
+"""The listening side of the ingress: one port, plain until the cluster grants a certificate, TLS from then on.
+
+The relay does the serving and `door.py` the routing; here is the port's life, and what a registration changes about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from types import TracebackType
+
+from corral.contract.messages.nodes import IngressOffer, NodeRegistered
+from corral.kit.log import get_log
+from corral.relay import Limits, RelayServer, UpstreamPool
+from corral.worker.addresses import HostPort
+from corral.worker.agent.certificate import IngressCertificate
+from corral.worker.agent.stop import CannotGoOn
+from corral.worker.ingress.door import Door
+from corral.worker.ingress.tokens import TokenCheck
+
+log = get_log(__name__)
+CLOSE_GRACE_S = 2.0  # whoever is still being answered when the worker has already said goodbye
+
+
+class Ingress:
+    """`async with`: listening when entered, so a port that is taken ends the worker before it joins anything."""
+
+    def __init__(
+        self,
+        where: HostPort,
+        door: Door,
+        tokens: TokenCheck,
+        certificate: IngressCertificate,
+        now: Callable[[], float],
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        self._where = where
+        self._door = door
+        self._tokens = tokens
+        self._certificate = certificate
+        self._now = now
+        self._limits = limits
+        self._pool: UpstreamPool | None = None
+        self._server: RelayServer | None = None
+        self._secure = False
+        self.port = where.port or 0
+
+    async def __aenter__(self) -> Ingress:
+        self._pool = UpstreamPool()
+        await self._listen()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            cut = await self._server.drain(CLOSE_GRACE_S)
+            log.info("ingress closed", cut=cut)
+        if self._pool is not None:
+            await self._pool.close()
+
+    @property
+    def in_flight(self) -> int:
+        return self._door.in_flight
+
+    def offer(self, advertise: str) -> IngressOffer:
+        """What a registration says about this port."""
+        return IngressOffer(port=self.port, advertise=advertise, csr=self._certificate.csr, tls=self._secure)
+
+    def csr_if_due(self) -> str:
+        return self._certificate.csr_if_due(self._now())
+
+    async def welcome(self, reply: NodeRegistered) -> None:
+        """The node has joined: believe its cluster's tokens, and serve as its cluster wants."""
+        self._tokens.trust(reply.signing_key, reply.id)
+        if reply.ingress is not None and reply.ingress.certificate:
+            await self.take_certificate(reply)
+        else:  # a signing request went with the registration, so this cluster has no CA
+            self._certificate.drop()
+        if self._secure != (self._certificate.context is not None):
+            await self._relisten()
+
+    async def take_certificate(self, reply: NodeRegistered) -> None:
+        if reply.ingress is not None and reply.ingress.certificate:
+            await asyncio.to_thread(self._certificate.accept, reply.ingress.certificate)
+
+    async def _relisten(self) -> None:
+        """From plain to TLS or back: once, when a node joins. Probes' connections break, nobody else has come yet."""
+        if self._server is not None:
+            await self._server.drain(CLOSE_GRACE_S)
+        await self._listen()
+
+    async def _listen(self) -> None:
+        context = self._certificate.context
+        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context)
+        try:
+            self.port = await self._bind(server)
+        except OSError as error:
+            raise CannotGoOn(why_not_bound(self._where.host, self.port, error)) from error
+        self._server, self._secure = server, context is not None
+        log.info("ingress listens", host=self._where.host or "every interface", port=self.port, tls=self._secure)
+
+    async def _bind(self, server: RelayServer) -> int:
+        if self._where.host:
+            return await server.listen(self._where.host, self.port)
+        try:
+            # Each protocol gets its own socket, and a port of 0 would give each its own number.
+            return await server.listen("" if self.port else "0.0.0.0", self.port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            return await server.listen("0.0.0.0", self.port)  # a machine without IPv6
+
+
+def why_not_bound(host: str, port: int, error: OSError) -> str:
+    """One line for the person who chose the port."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} is in use by another program: stop it, or give this worker another --port"
+        case errno.EACCES | errno.EPERM:
+            return f"not allowed to listen on port {port}: give a --port above 1023"
+        case errno.EADDRNOTAVAIL:
+            return f"this machine has no address {host}: give another --host"
+        case _:
+            return f"cannot listen on {host or 'any address'} port {port}: {error.strerror or error}"

@@ -1,0 +1,149 @@
+"""The worker's composition root: read this first. What is opened here is closed here, in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+
+import uvloop
+
+from corral.contract.messages.nodes import RegisterNode
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.log import configure_logging, get_log, mask_secrets
+from corral.kit.settings import shown
+from corral.worker.addresses import listen_on, tell
+from corral.worker.agent.agent import Agent
+from corral.worker.agent.bus_access import BusOpener
+from corral.worker.agent.certificate import IngressCertificate
+from corral.worker.agent.controller import open_controller
+from corral.worker.agent.describe import describe
+from corral.worker.agent.identity import IdentityFile, hold_folder
+from corral.worker.agent.joining import Joining
+from corral.worker.agent.machine import Machine
+from corral.worker.agent.server_clock import ServerClock
+from corral.worker.agent.standing import Standing
+from corral.worker.agent.stop import CannotGoOn
+from corral.worker.agent.trust import settle_trust
+from corral.worker.agent.waiting import alongside, unless_set
+from corral.worker.hardware.probe import HardwareProbe
+from corral.worker.ingress.door import Door
+from corral.worker.ingress.server import Ingress
+from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.metrics import WorkerMetrics
+from corral.worker.settings import WorkerSettings
+
+log = get_log(__name__)
+
+
+async def serve(
+    settings: WorkerSettings,
+    *,
+    clock: Clock | None = None,
+    stopped: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
+) -> None:
+    """Join, work, and leave in order once `stopped` is set; sooner once `hurry` is. Raises `CannotGoOn`."""
+    clock, stopped, hurry = clock or SystemClock(), stopped or asyncio.Event(), hurry or asyncio.Event()
+    with hold_folder(settings.data):
+        make_folders(settings)
+        identity = IdentityFile.open(settings.data, name=settings.name)
+        url = identity.settle_controller(settings.controller)
+        metrics, server_clock = WorkerMetrics(), ServerClock(clock)
+        standing = Standing(boot_id=str(uuid.uuid4()), name=identity.current.name)
+        tokens = TokenCheck(server_clock.now)
+        tokens.trust(identity.current.signing_key, identity.current.node_id)
+        door = Door(standing, tokens, metrics)
+        certificate = IngressCertificate(settings.data, name=standing.name)
+        retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
+        machine = Machine(
+            HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s
+        )
+
+        async with Ingress(listen_on(settings, url), door, tokens, certificate, server_clock.now) as ingress:
+            trust = await unless_set(
+                stopped,
+                settle_trust(settings.ca, url, identity, timeout_s=settings.http_timeout_s, backoff=retry, clock=clock),
+            )
+            async with open_controller(url, timeout_s=settings.http_timeout_s, trust=trust) as api:
+
+                def registration() -> RegisterNode:
+                    told = tell(settings, port=ingress.port, host_name=socket.gethostname())
+                    return describe(settings, machine.report, told, ingress.offer(told.advertise))
+
+                joining = Joining(
+                    api,
+                    identity,
+                    standing,
+                    metrics,
+                    join_token=read_join_token(settings),
+                    describe=registration,
+                    backoff=retry,
+                    approval=Backoff(settings.approval_poll_s, settings.approval_poll_s),
+                    require_jwt=settings.bus_require_auth and not settings.bus_jwt,
+                    server_clock=server_clock,
+                    clock=clock,
+                )
+                agent = Agent(
+                    settings=settings,
+                    api=api,
+                    joining=joining,
+                    machine=machine,
+                    standing=standing,
+                    server_clock=server_clock,
+                    metrics=metrics,
+                    open_bus=BusOpener(settings, clock),
+                    ingress=ingress,
+                    clock=clock,
+                )
+                await unless_set(stopped, machine.look())
+                async with alongside(machine.run()):
+                    await agent.run(stopped, hurry)
+
+
+def make_folders(settings: WorkerSettings) -> None:
+    for folder in (settings.models_dir, settings.backends_dir):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotGoOn(f"cannot make the folder {folder}: {error.strerror}; mend its permissions") from error
+
+
+def read_join_token(settings: WorkerSettings) -> str:
+    """A token file that is gone is no fault: the token was needed once, and the node may have joined long ago."""
+    if settings.token or settings.token_file is None:
+        return settings.token
+    try:
+        return settings.token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("the token file cannot be read", file=str(settings.token_file), reason=str(error))
+        return ""
+
+
+def run(settings: WorkerSettings) -> int:
+    """The process: logging, signals, exit code. What a person must mend is one line on stderr."""
+    configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
+    log.info("worker starts", **shown(settings))
+    try:
+        uvloop.run(_serve_until_signalled(settings))
+    except CannotGoOn as error:
+        print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
+        return 1
+    log.info("worker has left")
+    return 0
+
+
+async def _serve_until_signalled(settings: WorkerSettings) -> None:
+    stopped, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stopped.is_set() else stopped).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await serve(settings, stopped=stopped, hurry=hurry)

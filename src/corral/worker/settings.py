@@ -1,0 +1,303 @@
+"""Every setting of `corral worker` and `corral join`.
+
+The `LOCALAI_*` names of the contract are aliases, so the environment of a LocalAI worker starts one of ours. What its
+four address settings mean together is `addresses.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from corral.contract.budget import parse_budget
+from corral.contract.labels import parse_labels
+from corral.kit.settings import BadSettings, Seconds, setting
+from corral.worker.addresses import read_host_port
+
+NAME_MAX = 255
+_PIN = "sha256:"
+
+
+def _positive(value: float) -> str | None:
+    return None if value > 0 else "must be more than zero"
+
+
+def _at_least_one(value: int) -> str | None:
+    return None if value >= 1 else f"{value} is less than 1"
+
+
+def _port(value: int) -> str | None:
+    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
+
+
+def _http_url(value: str) -> str | None:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        usable = False
+    if not usable:
+        return f"{value!r} is not a URL; give one such as https://controller:8080"
+    if parts.username or parts.password:
+        return "the URL carries a password; give the token with --token instead"
+    if parts.query or parts.fragment:
+        return f"{value!r} has a query; give only scheme, host and port"
+    return None
+
+
+def _ca(value: str) -> str | None:
+    if not value.startswith(_PIN):
+        return (
+            None if Path(value).expanduser().is_file() else f"there is no file {value!r}; give a PEM file or sha256:…"
+        )
+    digits = value.removeprefix(_PIN).replace(":", "").lower()
+    if len(digits) == 64 and not digits.strip("0123456789abcdef"):
+        return None
+    return "the pin is not sha256: and 64 hexadecimal digits; copy it whole from the join line"
+
+
+def _node_name(value: str) -> str | None:
+    if len(value) > NAME_MAX:
+        return f"the name has {len(value)} characters; at most {NAME_MAX} are allowed"
+    return None if value.isprintable() else f"{value!r} contains control characters"
+
+
+def _host_port(value: str) -> str | None:
+    try:
+        read_host_port(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _labels(value: str) -> str | None:
+    try:
+        parse_labels(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _budget(value: str) -> str | None:
+    try:
+        parse_budget(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _log_level(value: str) -> str | None:
+    words = ("debug", "info", "warning", "error")
+    return None if value.lower() in words else f"{value!r} is none of {', '.join(words)}"
+
+
+def _only_host(text: str) -> str:
+    """LOCALAI_HTTP_ADDR is host:port in one; this reads its first half, `_only_port` the second."""
+    return read_host_port(text).host or "0.0.0.0"
+
+
+def _only_port(text: str) -> int:
+    digits = text if text.isdigit() else str(read_host_port(text).port or "")
+    if not digits.isdigit():
+        raise ValueError(f"{text!r} has no port; give a number, or host:port")
+    return int(digits)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    controller: str = setting(
+        "URL of the cluster; empty = the one joined before",
+        default="",
+        aliases=("LOCALAI_REGISTER_TO",),
+        parse=lambda text: text.strip().rstrip("/"),
+        check=_http_url,
+    )
+    token: str = setting(
+        "join token; needed once", default="", secret=True, aliases=("LOCALAI_REGISTRATION_TOKEN",), parse=str.strip
+    )
+    token_file: Path | None = setting("file with the join token", default=None)
+    ca: str = setting(
+        "whom to trust over https: sha256:… as in the join line, or a PEM file; empty = what the system trusts",
+        default="",
+        parse=str.strip,
+        check=_ca,
+    )
+    data: Path = setting("folder of identity, credentials and files", default=Path("~/.local/share/corral/worker"))
+    name: str = setting(
+        "name of this node; empty = the machine's host name",
+        default="",
+        aliases=("LOCALAI_NODE_NAME",),
+        parse=str.strip,
+        check=_node_name,
+    )
+    host: str = setting(
+        "address the ingress listens on; empty = loopback with a controller on this machine, else every interface",
+        default="",
+        aliases=("LOCALAI_HTTP_ADDR",),
+        parse=_only_host,
+    )
+    port: int | None = setting(
+        "port of the ingress (50050); 0 = any free one",
+        default=None,
+        aliases=("LOCALAI_HTTP_ADDR",),
+        parse=_only_port,
+        check=_port,
+    )
+    advertise: str = setting(
+        "host or host:port under which the cluster reaches the ingress; empty = the address the controller sees",
+        default="",
+        aliases=("LOCALAI_ADVERTISE_HTTP_ADDR",),
+        parse=str.strip,
+        check=_host_port,
+    )
+    labels: str = setting(
+        "labels of this node: key=value,key=value", default="", aliases=("LOCALAI_NODE_LABELS",), check=_labels
+    )
+    max_replicas_per_model: int = setting(
+        "replicas of one model this node may hold",
+        default=1,
+        aliases=("LOCALAI_MAX_REPLICAS_PER_MODEL",),
+        check=_at_least_one,
+    )
+    vram_budget: str = setting(
+        "how much GPU memory may be used: 80%, 12GB; empty = all",
+        default="",
+        aliases=("LOCALAI_VRAM_BUDGET",),
+        check=_budget,
+    )
+    models: Path | None = setting(
+        "folder of model files; empty = models in the data folder",
+        default=None,
+        aliases=("LOCALAI_MODELS_PATH", "MODELS_PATH"),
+    )
+    backends: Path | None = setting(
+        "folder of installed backends; empty = backends in the data folder",
+        default=None,
+        aliases=("LOCALAI_BACKENDS_PATH", "BACKENDS_PATH"),
+    )
+    system_backends: Path = setting(
+        "folder of backends that came with the system; only read",
+        default=Path("/var/lib/local-ai/backends"),
+        aliases=("LOCALAI_BACKENDS_SYSTEM_PATH",),
+        advanced=True,
+    )
+
+    heartbeat_interval_s: Seconds = setting(
+        "how often the worker says that it lives",
+        default=Seconds(10),
+        aliases=("LOCALAI_HEARTBEAT_INTERVAL",),
+        check=_positive,
+    )
+    http_heartbeat_every: int = setting(
+        "each so many-th heartbeat also goes over HTTP, where the controller can answer",
+        default=6,
+        check=_at_least_one,
+        advanced=True,
+    )
+    retry_first_s: Seconds = setting(
+        "wait before the second try to register", default=Seconds(2), check=_positive, advanced=True
+    )
+    retry_cap_s: Seconds = setting(
+        "longest wait between tries to register", default=Seconds(30), check=_positive, advanced=True
+    )
+    approval_poll_s: Seconds = setting(
+        "how often a node that waits for approval asks", default=Seconds(5), check=_positive, advanced=True
+    )
+    http_timeout_s: Seconds = setting(
+        "how long one call to the controller may take", default=Seconds(10), check=_positive, advanced=True
+    )
+    drain_timeout_s: Seconds = setting(
+        "on leaving: how long requests under way may take to end", default=Seconds(30), check=_positive
+    )
+    leave_timeout_s: Seconds = setting(
+        "on leaving: how long all of it may take", default=Seconds(60), check=_positive, advanced=True
+    )
+
+    address: str = setting(
+        "LocalAI's one reachable address, host:port: base of gRPC ports, the ingress one below",
+        default="",
+        aliases=("LOCALAI_ADDR",),
+        check=_host_port,
+        advanced=True,
+    )
+    advertise_address: str = setting(
+        "gRPC address told to a LocalAI controller",
+        default="",
+        aliases=("LOCALAI_ADVERTISE_ADDR",),
+        check=_host_port,
+        advanced=True,
+    )
+    serve_address: str = setting(
+        "LocalAI's bind address of the first gRPC port",
+        default="",
+        aliases=("LOCALAI_SERVE_ADDR",),
+        check=_host_port,
+        advanced=True,
+    )
+    bus_urls: tuple[str, ...] = setting(
+        "where the bus is; empty = where the controller says. A LocalAI controller does not say",
+        default=(),
+        secret=True,  # a NATS URL may carry a password
+        aliases=("LOCALAI_NATS_URL",),
+        advanced=True,
+    )
+    bus_jwt: str = setting(
+        "fixed bus credential of a LocalAI fleet", default="", secret=True, aliases=("LOCALAI_NATS_JWT",), advanced=True
+    )
+    bus_user_seed: str = setting(
+        "seed of the fixed bus credential",
+        default="",
+        secret=True,
+        aliases=("LOCALAI_NATS_USER_SEED",),
+        advanced=True,
+    )
+    bus_require_auth: bool = setting(
+        "never use the bus of a LocalAI controller without a credential",
+        default=False,
+        aliases=("LOCALAI_NATS_REQUIRE_AUTH", "LOCALAI_DISTRIBUTED_REQUIRE_AUTH"),
+        advanced=True,
+    )
+    bus_ca: Path | None = setting(
+        "CA of the bus (PEM); empty = what the controller says",
+        default=None,
+        aliases=("LOCALAI_NATS_TLS_CA",),
+        advanced=True,
+    )
+    bus_cert: Path | None = setting(
+        "client certificate for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_CERT",), advanced=True
+    )
+    bus_key: Path | None = setting(
+        "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
+    )
+
+    log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
+    log_json: bool = setting("log lines as JSON", default=False)
+
+    def __post_init__(self) -> None:
+        """What only two settings together can get wrong."""
+        faults = []
+        if bool(self.bus_jwt) != bool(self.bus_user_seed):
+            faults.append("bus-jwt and bus-user-seed come together or not at all")
+        if bool(self.bus_cert) != bool(self.bus_key):
+            faults.append("bus-cert and bus-key come together or not at all")
+        faults.extend(
+            f"{name}: there is no file {str(path)!r}"
+            for name, path in (("bus-ca", self.bus_ca), ("bus-cert", self.bus_cert), ("bus-key", self.bus_key))
+            if path is not None and not path.is_file()
+        )
+        if self.ca and self.controller.startswith("http://"):
+            faults.append("ca: the controller's URL is http://, so there is nothing to verify; give the https:// one")
+        if self.retry_cap_s < self.retry_first_s:
+            faults.append("retry-cap is shorter than retry-first")
+        if faults:
+            raise BadSettings(faults)
+        object.__setattr__(self, "data", self.data.expanduser().absolute())
+
+    @property
+    def models_dir(self) -> Path:
+        return self.models or self.data / "models"
+
+    @property
+    def backends_dir(self) -> Path:
+        return self.backends or self.data / "backends"

@@ -1,0 +1,210 @@
+"""The ingress from outside: open probes, guarded routes, clocks that disagree, TLS that comes and is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from corral.worker.agent.stop import CannotGoOn
+from corral.worker.agent.trust import fingerprint
+from tests.support.certificates import TestCa
+from tests.support.nats import NatsServer, nats_server
+from tests.support.running_worker import RunningWorker, running_worker
+from tests.support.scripted_controller import ScriptedController
+from tests.support.waiting import until
+
+__all__ = ["nats_server"]
+
+
+@pytest.fixture
+async def controller(nats_server: NatsServer) -> AsyncIterator[ScriptedController]:
+    async with ScriptedController(nats_server) as started:
+        yield started
+
+
+@pytest.fixture
+async def worker(controller: ScriptedController, tmp_path: Path) -> AsyncIterator[RunningWorker]:
+    async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as started:
+        await started.ready()
+        yield started
+
+
+async def test_probes_are_open(worker: RunningWorker) -> None:
+    assert await worker.get("/healthz") == (200, "ok")
+    assert await worker.get("/readyz") == (200, "ok")
+    assert await worker.get("/healthz", method="HEAD") == (200, "")
+    assert await worker.get("/readyz", method="HEAD") == (200, "")
+    assert (await worker.get("/healthz", method="POST"))[0] == 405
+
+
+async def test_everything_else_is_shut(worker: RunningWorker) -> None:
+    for path in ("/", "/corral/hello", "/replicas/p1/v1/chat/completions", "/metrics", "/v1/files/x", "/healthz/../x"):
+        status, body = await worker.get(path)
+        assert status == 401
+        assert json.loads(body)["error"]["code"] == 401
+        assert (await worker.get(path, "nonsense"))[0] == 401
+
+
+async def test_the_controllers_question(controller: ScriptedController, worker: RunningWorker) -> None:
+    node = controller.named("w1")
+    status, body = await worker.get("/corral/hello", controller.ingress_token(aud=node.id, scope="probe"))
+    assert status == 200
+    assert json.loads(body) == {"node_id": node.id, "name": "w1", "boot_id": node.boot_ids[0]}
+    assert (await worker.get("/corral/hello", controller.ingress_token(aud="another-node")))[0] == 403
+    assert (await worker.get("/corral/hello", controller.ingress_token(scope="replicas")))[0] == 403
+    assert (await worker.get("/corral/hello", controller.ingress_token(life_s=-1)))[0] == 401
+
+
+async def test_no_process_runs_yet(controller: ScriptedController, worker: RunningWorker) -> None:
+    token = controller.ingress_token(scope="replicas")
+    status, body = await worker.get("/replicas/p-1/v1/chat/completions", token, method="POST")
+    assert status == 410
+    assert "p-1" in json.loads(body)["error"]["message"]
+    assert (await worker.get("/nowhere", token))[0] == 404
+
+
+async def test_metrics_need_their_scope(controller: ScriptedController, worker: RunningWorker) -> None:
+    assert (await worker.get("/metrics", controller.ingress_token(scope="probe")))[0] == 403
+    await worker.get("/corral/hello")
+    status, body = await worker.get("/metrics", controller.ingress_token(scope="logs"))
+    assert status == 200
+    assert "corral_worker_bus_connected 1.0" in body
+    assert 'corral_worker_heartbeats_total{outcome="sent",way="bus"}' in body
+    assert 'corral_worker_registrations_total{outcome="accepted"} 1.0' in body
+    assert 'corral_worker_ingress_requests_total{route="/corral/hello",status="401"} 1.0' in body
+
+
+@pytest.mark.parametrize("skew_s", [-1800.0, 1800.0])
+async def test_clocks_half_an_hour_apart(nats_server: NatsServer, tmp_path: Path, skew_s: float) -> None:
+    controller = ScriptedController(nats_server)
+    controller.skew_s = skew_s
+    async with controller, running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        await worker.ready()
+        assert (await worker.get("/corral/hello", controller.ingress_token(life_s=60)))[0] == 200
+        assert (await worker.get("/corral/hello", controller.ingress_token(life_s=-60)))[0] == 401
+        controller.skew_s = 0.0  # somebody mends the controller's clock
+        await until(lambda: len(controller.named("w1").beats) >= len(controller.named("w1").registrations) + 2)
+        assert (await worker.get("/corral/hello", controller.ingress_token(life_s=60)))[0] == 200
+
+
+async def test_a_restarted_worker_knows_the_key_before_the_controller_is_back(
+    controller: ScriptedController, tmp_path: Path
+) -> None:
+    async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        await worker.ready()
+    await controller.stop()
+    async with running_worker(controller.url, tmp_path / "w") as worker:
+        await worker.ready(503)
+        assert (await worker.get("/corral/hello", controller.ingress_token()))[0] == 200
+
+
+async def test_a_port_that_is_taken(controller: ScriptedController, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with running_worker(controller.url, tmp_path / "w", token=controller.token(), port=str(port)) as worker:
+            with pytest.raises(CannotGoOn, match=f"^port {port} is in use by another program: stop it, or give"):
+                await worker.ended()
+    assert controller.calls == []  # it never got so far as to join
+
+
+async def test_an_address_this_machine_does_not_have(controller: ScriptedController, tmp_path: Path) -> None:
+    async with running_worker(controller.url, tmp_path / "w", token=controller.token(), host="192.0.2.1") as worker:
+        with pytest.raises(CannotGoOn, match=r"no address 192\.0\.2\.1"):
+            await worker.ended()
+
+
+async def test_the_ingress_speaks_tls_once_the_cluster_signs(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    controller = ScriptedController(nats_server, ca=ca)
+    controller.use_tls(ca.server_context(tmp_path))
+    trust = ssl.create_default_context(cadata=ca.pem)
+    async with controller:
+        pin = fingerprint(ca.certificate)
+        async with running_worker(controller.url, tmp_path / "w", token=controller.token(), ca=pin) as worker:
+            secure = worker.ingress.replace("http:", "https:")
+            await until(lambda: (tmp_path / "w" / "ingress.crt").exists())
+            await _answers(worker, secure, trust)
+            status, _ = await worker.get("/corral/hello", controller.ingress_token(), base=secure, tls=trust)
+            assert status == 200
+            assert controller.named("w1").registrations[0]["ingress"].get("tls", False) is False
+            await worker.leave()
+        # Known by now: TLS from the first moment, and neither pin nor URL is needed again.
+        await controller.stop()
+        async with running_worker("", tmp_path / "w") as worker:
+            secure = worker.ingress.replace("http:", "https:")
+            await _answers(worker, secure, trust, status=503)
+            await controller.start()
+            await _answers(worker, secure, trust)
+            assert controller.named("w1").registrations[-1]["ingress"]["tls"] is True
+
+
+async def test_a_cluster_that_gives_up_its_ca(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    async with ScriptedController(nats_server, ca=ca) as controller:
+        async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+            trust = ssl.create_default_context(cadata=ca.pem)
+            await _answers(worker, worker.ingress.replace("http:", "https:"), trust)
+        controller.ca = None
+        async with running_worker(controller.url, tmp_path / "w") as worker:
+            await worker.ready()
+
+
+async def test_the_wrong_pin(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    controller = ScriptedController(nats_server, ca=ca)
+    controller.use_tls(ca.server_context(tmp_path))
+    wrong = fingerprint(TestCa().certificate)
+    async with (
+        controller,
+        running_worker(controller.url, tmp_path / "w", token=controller.token(), ca=wrong) as worker,
+    ):
+        with pytest.raises(CannotGoOn, match="not the pinned one"):
+            await worker.ended()
+    assert controller.calls == ["GET ca.pem"]  # the token was shown to nobody
+
+
+async def test_https_without_a_pin_trusts_the_system_only(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    controller = ScriptedController(nats_server, ca=ca)
+    controller.use_tls(ca.server_context(tmp_path))
+    async with controller, running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        await worker.ready(503)
+        await asyncio.sleep(0.2)  # several tries: none may get through
+        assert controller.calls == []
+        assert not worker.task.done()
+
+
+async def test_a_pem_file_and_a_controller_that_comes_late(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    (tmp_path / "ca.pem").write_text(ca.pem)
+    controller = ScriptedController(nats_server, ca=ca)
+    controller.use_tls(ca.server_context(tmp_path))
+    for given in (str(tmp_path / "ca.pem"), fingerprint(ca.certificate)):
+        name = "w-" + given[-4:]
+        async with running_worker(
+            controller.url, tmp_path / name, token=controller.token(), ca=given, name=name
+        ) as worker:
+            await worker.answer("/healthz")
+            await controller.start()
+            await until(lambda: controller.knows(name))  # noqa: B023 - awaited in the same round
+            await controller.stop()
+
+
+async def _answers(worker: RunningWorker, base: str, trust: ssl.SSLContext, *, status: int = 200) -> None:
+    """Until `/readyz` says so over TLS."""
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                if (await worker.get("/readyz", base=base, tls=trust))[0] == status:
+                    return
+            except aiohttp.ClientError:
+                if worker.task.done():
+                    await worker.task
+            await asyncio.sleep(0.01)
