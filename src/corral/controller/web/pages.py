@@ -59,4 +59,5 @@ def load_pages() -> Pages:
 
 
 def see_other(where: str) -> Response[bytes]:
-    return Response(b"", status_code=303, headers={**SAFE_HEADERS, "Cache-Control": "no-store", "Location": where})
+    headers = {**SAFE_HEADERS, "Cache-Control": "no-store", "Location": where}
+    return Response(b"", status_code=303, media_type="text/plain", headers=headers)

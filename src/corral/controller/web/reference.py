@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_OF_MACHINES = "node self-service"
 _METHODS = ("get", "post", "put", "patch", "delete")
 Schema = Mapping[str, Any]
 
@@ -76,7 +77,7 @@ class Shape:
 def read_reference(
     openapi: Schema, roles: Mapping[tuple[str, str], str], base: str
 ) -> tuple[tuple[Section, ...], tuple[Shape, ...]]:
-    """Operations grouped by tag, in the order in which the routes were given; then every shape they mention."""
+    """Operations grouped by tag, what machines call last; then every shape they mention."""
     shapes: Schema = openapi.get("components", {}).get("schemas", {})
     sections: dict[str, list[Operation]] = {}
     for path, operations in openapi.get("paths", {}).items():
@@ -85,8 +86,9 @@ def read_reference(
                 tag = (operation.get("tags") or ["other"])[0]
                 made = _operation(method.upper(), path, operation, shapes, roles, base)
                 sections.setdefault(tag, []).append(made)
+    for_people_first = sorted(sections.items(), key=lambda section: section[0] == _OF_MACHINES)
     return (
-        tuple(Section(tag, _anchor("tag", tag), tuple(made)) for tag, made in sections.items()),
+        tuple(Section(tag, _anchor("tag", tag), tuple(made)) for tag, made in for_people_first),
         tuple(_shape(name, shapes[name]) for name in sorted(_mentioned(sections, shapes))),
     )
 
@@ -177,7 +179,8 @@ def _parameter(found: Schema) -> Parameter:
 def _curl(method: str, url: str, body: object, role: str) -> str:
     parts = ["curl"]
     if role and not role.startswith("nobody"):
-        parts.append('-H "Authorization: Bearer $CORRAL_KEY"')
+        variable = "NODE_TOKEN" if "token" in role else "CORRAL_KEY"
+        parts.append(f'-H "Authorization: Bearer ${variable}"')
     if method != "GET":
         parts.append(f"-X {method}")
     if body is not None:

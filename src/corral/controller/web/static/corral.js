@@ -6,6 +6,7 @@ const $ = (selector, root = document) => root.querySelector(selector);
 const { role, csrf } = document.body.dataset;
 const admin = role === "admin";
 document.documentElement.classList.add("js");
+if (location.search === "?again") history.replaceState(null, "", "/"); // the detour of a link from another site
 
 // ---- Words: the same as web/words.py, which drew the page; a test compares them.
 
@@ -25,9 +26,7 @@ function usedOf(used, total) {
 
 let skew = 0; // the server's clock minus ours, in ms: laptops are minutes off, and "3 s ago" must not be
 
-function setClock(stamp) {
-  if (stamp) skew = Date.parse(stamp) - Date.now();
-}
+const setClock = () => (skew = Date.parse($("#facts").dataset.now) - Date.now());
 
 function ago(stamp) {
   const at = Date.parse(stamp);
@@ -72,16 +71,10 @@ function drawAmount(parts, name, used, total, warned) {
 
 function drawLabels(list, labels) {
   const words = Object.keys(labels).sort().map((key) => (labels[key] ? `${key}=${labels[key]}` : key));
-  const chip = (text, title, extra) => {
-    const item = document.createElement("li");
-    item.textContent = text;
-    item.title = title;
-    if (extra) item.className = extra;
-    return item;
-  };
   const rest = words.slice(3);
+  const chip = (textContent, title) => Object.assign(document.createElement("li"), { textContent, title });
   list.replaceChildren(...words.slice(0, 3).map((word) => chip(word, word)));
-  if (rest.length) list.append(chip(`+${rest.length}`, rest.join(", "), "more"));
+  if (rest.length) list.append(Object.assign(chip(`+${rest.length}`, rest.join(", ")), { className: "more" }));
 }
 
 function draw(entry) {
@@ -153,12 +146,12 @@ function flush() {
     }
     moved ||= !entry || ["status", "status_reason", "ingress_error", "bus_down"].some((f) => entry.node[f] !== view[f]);
     const known = entry ?? enter(drawn.get(id) ?? $("#row").content.firstElementChild.cloneNode(true));
-    const renamed = known.node?.name !== view.name;
     known.node = view;
     draw(known);
+    if (entry) continue;
     nodes.set(id, known);
     drawn.delete(id);
-    if (renamed) place(known);
+    place(known);
   }
   changed.clear();
   count();
@@ -167,8 +160,6 @@ function flush() {
 }
 
 function place(entry) {
-  const at = order.indexOf(entry);
-  if (at >= 0) order.splice(at, 1);
   let low = 0;
   let high = order.length;
   while (low < high) {
@@ -177,8 +168,7 @@ function place(entry) {
     else high = middle;
   }
   order.splice(low, 0, entry);
-  const next = order[low + 1]?.row ?? null;
-  if (entry.row.parentNode !== table || entry.row.nextElementSibling !== next) table.insertBefore(entry.row, next);
+  table.insertBefore(entry.row, order[low + 1]?.row ?? null);
 }
 
 function everythingTold({ nodes: expected }) {
@@ -215,10 +205,8 @@ function sift() {
     if (row.hidden === fits) row.hidden = !fits;
     shown += fits;
   }
-  const empty = $("#empty");
-  empty.dataset.none ??= empty.textContent;
-  empty.hidden = shown > 0 || drawn.size > 0;
-  setText(empty, order.length ? "No node fits the filter." : empty.dataset.none);
+  $("#empty").hidden = order.length + drawn.size > 0;
+  $("#unfit").hidden = shown > 0 || !order.length;
 }
 
 filter.addEventListener("input", sift);
@@ -239,14 +227,16 @@ document.addEventListener("keydown", (event) => {
 // ---- Above the table: fetched as the server words it, at most once a second
 
 let refreshing = 0;
+let refreshedAt = -1_000;
 
 function refreshSoon() {
-  refreshing ||= setTimeout(refresh, 250);
+  refreshing ||= setTimeout(refresh, Math.max(200, refreshedAt + 1_000 - performance.now()));
 }
 
 async function refresh() {
   clearTimeout(refreshing);
   refreshing = 0;
+  refreshedAt = performance.now();
   // Not under somebody's pressed mouse button: the click would hit nothing.
   if ($("#attention:active")) return refreshSoon();
   try {
@@ -260,7 +250,7 @@ async function refresh() {
     if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
     const line = $("#attention-line").textContent;
     if (line !== before) $("#spoken").textContent = line;
-    setClock($("#facts").dataset.now);
+    setClock();
     tick();
   } catch {
     lost();
@@ -331,15 +321,17 @@ function signIn() {
 
 // A browser opens six connections to one server: tabs nobody looks at give theirs back.
 let hiding = 0;
+
+function rest() {
+  clearTimeout(retry);
+  stream?.close();
+  stream = null;
+}
+
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
-  if (document.hidden) {
-    hiding = setTimeout(() => {
-      clearTimeout(retry);
-      stream?.close();
-      stream = null;
-    }, 30_000);
-  } else if (!stream) reconnect();
+  if (document.hidden) hiding = setTimeout(rest, 30_000);
+  else if (!stream) reconnect();
 });
 
 // ---- What an admin may do. The server checks again: a viewer's page merely has no buttons.
@@ -473,7 +465,7 @@ if (admin) {
   });
 }
 
-setClock($("#facts").dataset.now);
+setClock();
 connect();
 setInterval(() => document.hidden || tick(), 1_000);
 setInterval(() => document.hidden || !stream || refresh(), 15_000); // also finds a stream that is dead but not closed

@@ -1,0 +1,146 @@
+"""The controller's doors in the test's own process: real store, real services, an in-process bus; for the page's tests.
+
+Nodes are rows written by hand, so that a test has the fleet it wants at once, be it of one or of a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from litestar import Litestar
+
+from corral.bus.local import LocalHub
+from corral.contract.admin import CreateKey
+from corral.contract.hardware import Device
+from corral.controller.access.bus_issuer import BusIssuer, BusPlace
+from corral.controller.access.join_tokens import JoinTokens
+from corral.controller.access.keys import Access
+from corral.controller.access.revocations import Revocations
+from corral.controller.api.app import build_app
+from corral.controller.api.server import serve_app
+from corral.controller.health.classify import Guard
+from corral.controller.health.listening import Listening
+from corral.controller.health.monitor import HealthMonitor
+from corral.controller.leadership import Leadership
+from corral.controller.overview import Overview
+from corral.controller.presence import Presence
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.settings import ControllerSettings
+from corral.controller.watch import Watch
+from corral.controller.web.routes import dependencies
+from corral.kit.clock import Clock, SystemClock
+from corral.store import Store, node_labels, nodes, open_store, revisions
+from corral.store.nodes import Node
+
+GIB = 1024**3
+
+
+@dataclass
+class PageApp:
+    app: Litestar
+    store: Store
+    access: Access
+    watch: Watch
+    nodes: NodeAdmin
+    join_tokens: JoinTokens
+
+    async def key(self, role: str = "admin", name: str = "", **more: Any) -> str:
+        return (await self.access.create(CreateKey(name=name or f"{role} key", role=role, **more))).secret
+
+    async def put(self, *made: Node, labels: dict[str, str] | None = None) -> None:
+        """New nodes, told to whoever watches."""
+        async with self.store.write() as tx:
+            for node in made:
+                await nodes.insert(tx, node)
+                if labels:
+                    await node_labels.replace_all(tx, node.id, labels, origin="admin")
+            await revisions.bump(tx, "nodes")
+        self.watch.touched("nodes")
+
+    async def change(self, name: str, **columns: Any) -> None:
+        async with self.store.write() as tx:
+            node = await nodes.find_by_name(tx, name)
+            assert node is not None
+            await nodes.update(tx, node.id, columns, expected=node.row_version)
+            await revisions.bump(tx, "nodes")
+        self.watch.touched("nodes")
+
+    async def remove(self, name: str) -> None:
+        await self.nodes.delete(name)
+
+
+@contextlib.asynccontextmanager
+async def open_page_app(
+    folder: Path, *, clock: Clock | None = None, session_ttl_s: float = 600.0
+) -> AsyncIterator[PageApp]:
+    clock = clock or SystemClock()
+    async with (
+        open_store(f"sqlite:///{folder / 'corral.db'}") as store,
+        LocalHub(SystemClock(), seed=1).join("controller") as bus,
+        asyncio.TaskGroup() as tasks,
+    ):
+        watch = Watch(store, bus, SystemClock(), interval_s=0.1, refresh_s=0.3)
+        changes = NodeChanges(store, watch)
+        issuer = BusIssuer(BusPlace(()), clock, account_seed="SA", ttl_s=60, install_timeout_s=60)
+        revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
+        leadership = Leadership(store, "here", ttl_s=60)
+        listening = Listening(bus, clock)
+        health = HealthMonitor(
+            store, changes, listening, leadership, clock, interval_s=60, stale_after_s=600, guard=Guard()
+        )
+        access = Access(store, watch, clock, session_ttl_s=session_ttl_s)
+        admin = NodeAdmin(store, changes, issuer, revoked)
+        tokens = JoinTokens(store, watch, public_url="http://127.0.0.1:8080", ca=None)
+        presence = Presence(store, "here", clock, interval_s=60)
+        overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
+        services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
+        unused = {"node_api": None, "views": None, "readiness": None, "controller_metrics": None}
+        app = build_app(services | unused | dependencies(clock), access_service=access, ca_pem="")
+        loops = [tasks.create_task(watch.run()), tasks.create_task(presence.run())]
+        yield PageApp(app, store, access, watch, admin, tokens)
+        for loop in loops:
+            loop.cancel()
+
+
+@contextlib.asynccontextmanager
+async def served(page: PageApp, port: int) -> AsyncIterator[str]:
+    """On a real port, for a real browser; leaving is the server going away."""
+    async with serve_app(page.app, ControllerSettings(host="127.0.0.1", port=port)):
+        yield f"http://127.0.0.1:{port}"
+
+
+def made_node(name: str, status: str = "healthy", **more: Any) -> Node:
+    """A machine with one graphics card that beat a moment ago."""
+    now = datetime.now(UTC)
+    columns: dict[str, Any] = {
+        "id": str(uuid.uuid4()),
+        "name": name,
+        "status": status,
+        "approved": status != "pending",
+        "created_at": now - timedelta(minutes=3),
+        "updated_at": now,
+        "status_changed_at": now,
+        "last_heartbeat": now,
+        "protocol": 1,
+        "version": "0.1.0",
+        "os": "linux",
+        "arch": "amd64",
+        "gpu_vendor": "nvidia",
+        "capability": "nvidia-cuda-12",
+        "devices": (Device(index=0, vendor="nvidia", name="GeForce RTX 4090", total_bytes=24 * GIB),),
+        "total_vram": 24 * GIB,
+        "available_vram": 20 * GIB,
+        "total_ram": 64 * GIB,
+        "available_ram": 40 * GIB,
+        "total_disk": 2000 * GIB,
+        "available_disk": 900 * GIB,
+    }
+    return Node(**(columns | more))
