@@ -40,12 +40,16 @@ class Overview:
         self._compat_localai = compat_localai
 
     async def read(self) -> Cluster:
+        return (await self.read_with_nodes())[0]
+
+    async def read_with_nodes(self) -> tuple[Cluster, list[NodeView]]:
+        """Both from one moment; the page shows them side by side."""
         async with self._store.read() as tx:
             views = list((await read_node_views(tx)).values())
             peers = await controllers.list_(tx)
             now = await tx.now()
         notices = tuple(self._about_us())
-        return Cluster(
+        cluster = Cluster(
             version=__version__,
             protocol=PROTOCOL,
             controllers=tuple(self._controller(row, now) for row in peers),
@@ -60,6 +64,7 @@ class Overview:
             compat_localai=self._compat_localai,
             notices=notices,
         )
+        return cluster, views
 
     def _about_us(self) -> list[str]:
         lines = []

@@ -13,7 +13,6 @@ from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal, Role
 from corral.controller.api.auth import SESSION_COOKIE, authenticate, principal_of, viewers
 from corral.controller.overview import Overview
-from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.web import door as doors
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.attention import attention_of, facts_of
@@ -40,24 +39,20 @@ def dependencies(clock: Clock) -> dict[str, Any]:
 
 
 @get("/")
-async def fleet(
-    request: AnyRequest, access: Access, nodes: NodeAdmin, overview: Overview, door: Door, after: str = ""
-) -> Page:
+async def fleet(request: AnyRequest, access: Access, overview: Overview, door: Door, after: str = "") -> Page:
     who = await doors.signed_in(request, access)
     if who is None:
         return _send_away(request)
-    views = await nodes.list_views()
-    cluster = await overview.read()
-    return load_pages().page(
-        "fleet.html", here="/", **_overview(who, views, cluster, door), **_table(views, after, door)
-    )
+    cluster, views = await overview.read_with_nodes()
+    above = _overview(who, cluster, views, door)
+    return load_pages().page("fleet.html", here="/", **above, **_table(views, after, door))
 
 
 @get("/page/overview", guards=[viewers])
-async def page_overview(request: AnyRequest, nodes: NodeAdmin, overview: Overview, door: Door) -> Page:
+async def page_overview(request: AnyRequest, overview: Overview, door: Door) -> Page:
     """What stands above the table, for the script."""
-    views = await nodes.list_views()
-    return load_pages().page("overview.html", **_overview(principal_of(request), views, await overview.read(), door))
+    cluster, views = await overview.read_with_nodes()
+    return load_pages().page("overview.html", **_overview(principal_of(request), cluster, views, door))
 
 
 @get("/login")
@@ -115,7 +110,7 @@ async def static_file(request: AnyRequest, name: str, v: str = "") -> Response[b
     return Response(asset.content, media_type=asset.media_type, headers=headers)
 
 
-def _overview(who: Principal, views: list[NodeView], cluster: Cluster, door: Door) -> dict[str, Any]:
+def _overview(who: Principal, cluster: Cluster, views: list[NodeView], door: Door) -> dict[str, Any]:
     now = door.now()
     return {
         "who": who,

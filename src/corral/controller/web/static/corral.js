@@ -56,17 +56,15 @@ function gpu(node) {
 
 // ---- One row
 
-const setText = (element, text) => element.textContent !== text && (element.textContent = text);
-const setTitle = (element, text) => element.title !== text && (element.title = text);
-
-function drawAmount(parts, name, used, total, warned) {
+function drawAmount(parts, name, total, free, warned) {
   const meter = parts[name];
+  const used = Math.max(0, total - free);
   meter.max = total || 1;
   meter.value = used;
   meter.hidden = !total;
   if (warned && total && used * 100 >= total * 90) meter.className = "full";
   else meter.removeAttribute("class");
-  setText(parts[`${name}-words`], usedOf(used, total));
+  parts[`${name}-words`].textContent = usedOf(used, total);
 }
 
 function drawLabels(list, labels) {
@@ -79,35 +77,35 @@ function drawLabels(list, labels) {
 
 function draw(entry) {
   const { node, row, parts } = entry;
+  const words = {
+    name: node.name,
+    kind: node.compat ? "LocalAI" : "",
+    pill: node.status,
+    note: note(node),
+    platform: node.platform || "–",
+    gpu: gpu(node),
+    seen: ago(node.last_heartbeat),
+    version: node.version || "–",
+  };
+  const titles = { pill: node.status_reason ?? "", note: words.note, gpu: node.capability ?? "" };
+  for (const part in words) if (parts[part].textContent !== words[part]) parts[part].textContent = words[part];
+  for (const part in titles) if (parts[part].title !== titles[part]) parts[part].title = titles[part];
+  for (const part of ["kind", "note"]) parts[part].hidden = !words[part];
   row.dataset.id = node.id;
   row.dataset.status = node.status;
-  setText(parts.name, node.name);
-  setText(parts.kind, node.compat ? "LocalAI" : "");
-  parts.kind.hidden = !node.compat;
-  setText(parts.pill, node.status);
   parts.pill.className = `pill ${node.status}`;
-  setTitle(parts.pill, node.status_reason ?? "");
-  const words = note(node);
-  setText(parts.note, words);
-  setTitle(parts.note, words);
-  parts.note.hidden = !words;
-  setText(parts.platform, node.platform || "–");
-  setText(parts.gpu, gpu(node));
-  setTitle(parts.gpu, node.capability ?? "");
+  parts.seen.setAttribute("datetime", node.last_heartbeat);
+  parts.more?.setAttribute("aria-label", `Actions for ${node.name}`);
   // Free VRAM is reported no higher than the budget, so the budget is the whole.
   const vram = Math.min(node.vram_budget_bytes || node.total_vram, node.total_vram);
-  drawAmount(parts, "vram", Math.max(0, vram - node.available_vram), vram, false);
-  drawAmount(parts, "ram", Math.max(0, node.total_ram - node.available_ram), node.total_ram, true);
-  drawAmount(parts, "disk", Math.max(0, node.total_disk - node.available_disk), node.total_disk, true);
+  drawAmount(parts, "vram", vram, node.available_vram, false);
+  drawAmount(parts, "ram", node.total_ram, node.available_ram, true);
+  drawAmount(parts, "disk", node.total_disk, node.available_disk, true);
   const labels = JSON.stringify(node.labels ?? {});
   if (labels !== entry.labels) drawLabels(parts.labels, node.labels ?? {});
   entry.labels = labels;
-  parts.seen.setAttribute("datetime", node.last_heartbeat);
-  setText(parts.seen, ago(node.last_heartbeat));
-  setText(parts.version, node.version || "–");
-  parts.more?.setAttribute("aria-label", `Actions for ${node.name}`);
-  entry.haystack = `${node.name} ${node.status} ${node.platform} ${parts.gpu.textContent} ${node.capability} ${labels}`
-    .replaceAll('":"', "=").toLowerCase();
+  entry.haystack = [node.name, node.status, node.platform, words.gpu, node.capability, labels.replaceAll('":"', "=")]
+    .join(" ").toLowerCase();
 }
 
 // ---- The table: events mark nodes as changed, one animation frame draws them all.
@@ -192,7 +190,7 @@ function count() {
   for (const { node } of order) counts[node.status] = (counts[node.status] ?? 0) + 1;
   for (const chip of chips) {
     const { status } = chip.dataset;
-    setText($("b", chip), String(status ? counts[status] ?? 0 : order.length));
+    $("b", chip).textContent = status ? counts[status] ?? 0 : order.length;
     chip.hidden = Boolean(status) && !counts[status] && status !== onlyStatus;
   }
 }
@@ -217,13 +215,6 @@ for (const chip of chips) {
     sift();
   });
 }
-document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && !event.target.closest("input, select, dialog")) {
-    event.preventDefault();
-    filter.focus();
-  }
-});
-
 // ---- Above the table: fetched as the server words it, at most once a second
 
 let refreshing = 0;
@@ -258,7 +249,10 @@ async function refresh() {
 }
 
 function tick() {
-  for (const time of document.querySelectorAll("time[data-ago]")) setText(time, ago(time.getAttribute("datetime")));
+  for (const time of document.querySelectorAll("time[data-ago]")) {
+    const words = ago(time.getAttribute("datetime"));
+    if (time.textContent !== words) time.textContent = words;
+  }
 }
 
 // ---- The stream. Every way of losing it ends in lost(): one place that waits, asks who we are and tries again.
@@ -370,9 +364,9 @@ async function approve(ids) {
 
 async function sure(title, text, verb, danger) {
   const dialog = $("#confirm");
-  setText($("#confirm-title"), title);
-  setText($("#confirm-text"), text);
-  setText($("#confirm-yes"), verb);
+  $("#confirm-title").textContent = title;
+  $("#confirm-text").textContent = text;
+  $("#confirm-yes").textContent = verb;
   $("#confirm-yes").classList.toggle("danger", danger);
   dialog.returnValue = "";
   dialog.showModal();
@@ -421,7 +415,7 @@ const ACTS = {
     const copied = navigator.clipboard
       ? await navigator.clipboard.writeText($("#join-command").textContent).then(() => true, () => false)
       : document.execCommand("copy");
-    setText(button, copied ? "Copied" : "Press Ctrl+C");
+    button.textContent = copied ? "Copied" : "Press Ctrl+C";
   },
   "close-join"() {
     $("#join").hidden = $("#join-line").hidden = true;
@@ -438,7 +432,7 @@ async function join(form) {
   $("#join-command").textContent = line;
   $("#join-line").hidden = false;
   $("#join-hint").hidden = !/\/\/(localhost|127\.|\[::1\])/.test(line);
-  setText($("[data-act=copy]"), "Copy");
+  $("[data-act=copy]").textContent = "Copy";
 }
 
 async function guarded(button, work) {
