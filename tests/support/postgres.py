@@ -32,7 +32,11 @@ from corral.store import open_store
 TEMPLATE = "corral_template"
 _NOBODY = 65534  # PostgreSQL refuses to run as root
 _PR_SET_PDEATHSIG = 1
-_QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
+_QUICK = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "32MB",
+}  # outlives its own death, not the machine's
 
 
 @dataclass
@@ -43,6 +47,11 @@ class Postgres:
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Returns when it answers."""
@@ -101,7 +110,7 @@ class Postgres:
         return done.stdout.strip()
 
     def _ready(self) -> int:
-        command = [self.programs / "pg_isready", "-q", "-h", self.folder]
+        command: list[str | Path] = [self.programs / "pg_isready", "-q", "-h", self.folder]
         return subprocess.run(command, timeout=10).returncode
 
 
@@ -113,7 +122,7 @@ def postgres() -> Iterator[Postgres]:
         if os.geteuid() == 0:
             os.chown(folder, _NOBODY, _NOBODY)
         subprocess.run(
-            [server.programs / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N"],
+            [f"{server.programs}/initdb", "-D", f"{folder}/data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N"],
             check=True,
             stdout=subprocess.DEVNULL,
             **_as_user(),

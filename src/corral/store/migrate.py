@@ -111,7 +111,7 @@ async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path) -> None
 
     async def opened() -> object:
         timeout_s = database.options.connect_timeout_s
-        return await through(asyncpg.connect(database.url, timeout=timeout_s, server_settings=limits), database.place)
+        return await through(database.place, asyncpg.connect, database.url, timeout=timeout_s, server_settings=limits)
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=opened, poolclass=NullPool)
     try:

@@ -8,7 +8,7 @@ Every wait has an end here and on the server, so a network that swallows packets
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -28,6 +28,13 @@ _CONFLICTS = ("23505", "23503", "23P01", "40001", "40P01")  # unique, foreign ke
 _INVALID = ("22", "23")
 # Connections, credentials, no such database, resources, locks, operator's shutdown, disk; 25006: we reached a standby.
 _UNAVAILABLE = ("08", "28", "3D", "53", "55", "57", "58", "25006")
+
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.InterfaceError,
+)
 
 
 def where(url: str) -> str:
@@ -54,15 +61,18 @@ def translated(error: BaseException, place: str) -> BaseException:
         return Unavailable(f"the database {place} cannot be reached: {reason}")
     elif isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
         return Invalid(f"this cannot be stored: {reason}")
-    elif isinstance(error, asyncpg.InterfaceError) and "clos" in reason:  # the connection, or the pool, is closed
+    elif isinstance(error, asyncpg.InterfaceError) and "another operation" not in reason:
+        # The connection or the pool was closed, by the server's doing or ours. What remains is two tasks that use one
+        # transaction at a time, and that is a mistake.
         return Unavailable(f"the database {place} cannot be reached: {reason}")
     return error
 
 
-async def through(call: Awaitable[T], place: str) -> T:
-    """Await a driver's call; what it raises becomes an error of the house."""
+async def through(place: str, call: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
+    """Make a driver's call; what it raises becomes an error of the house. A closed connection raises when called, not
+    when awaited, so the call is made in here."""
     try:
-        return await call
+        return await call(*arguments, **options)
     except Exception as error:
         found = translated(error, place)
         if found is error:
@@ -93,15 +103,15 @@ class _PostgresSession:
         self._place = place
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> int:
-        status = await through(self._connection.execute(sql, *arguments), self._place)
+        status = await through(self._place, self._connection.execute, sql, *arguments)
         count = status.rpartition(" ")[2]  # UPDATE 3, INSERT 0 3, CREATE TABLE
         return int(count) if count.isdigit() else 0
 
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        await through(self._connection.executemany(sql, arguments), self._place)
+        await through(self._place, self._connection.executemany, sql, arguments)
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        rows: Sequence[Sequence[Any]] = await through(self._connection.fetch(sql, *arguments), self._place)
+        rows: Sequence[Sequence[Any]] = await through(self._place, self._connection.fetch, sql, *arguments)
         return rows
 
 
@@ -124,15 +134,14 @@ class PostgresDatabase:
             reset=_no_reset,
             timeout=self.options.connect_timeout_s,
             # The server keeps its own, shorter time; this one is for a server that no longer answers.
-            command_timeout=self.options.statement_timeout_s + 5,
+            command_timeout=2 * self.options.statement_timeout_s,
             server_settings=server_settings(self.options),
         )
 
     @asynccontextmanager
     async def transaction(self, *, write: bool) -> AsyncIterator[_PostgresSession]:
-        connection = await through(self._pool.acquire(timeout=self.options.turn_wait_s), self.place)
+        connection = await self._begun(_BEGIN_WRITE if write else _BEGIN_READ)
         try:
-            await through(connection.execute(_BEGIN_WRITE if write else _BEGIN_READ), self.place)
             yield _PostgresSession(connection, self.place)
             await self._commit(connection)
         finally:
@@ -146,9 +155,29 @@ class PostgresDatabase:
         except TimeoutError:
             self._pool.terminate()
 
+    async def _begun(self, begin: str) -> Any:
+        """A connection inside a transaction. One that died in the pool (the server was restarted) is found out here,
+        before anything has happened, so a fresh one is tried."""
+        try:
+            return await self._acquire_and(begin)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, _LOST):
+                raise
+        await self._pool.expire_connections()  # the others are as old
+        return await self._acquire_and(begin)
+
+    async def _acquire_and(self, begin: str) -> Any:
+        connection = await through(self.place, self._pool.acquire, timeout=self.options.turn_wait_s)
+        try:
+            await through(self.place, connection.execute, begin)
+        except BaseException:
+            await self._release(connection)
+            raise
+        return connection
+
     async def _commit(self, connection: Any) -> None:
         try:
-            await through(connection.execute("COMMIT"), self.place)
+            await through(self.place, connection.execute, "COMMIT")
         except Unavailable as error:
             raise OutcomeUnknown(f"the database {self.place} went away while committing: {error.message}") from error
 

@@ -50,7 +50,6 @@ _BROKEN = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
 }
 
 
@@ -62,6 +61,8 @@ def translated(error: sqlite3.Error, path: Path) -> Exception:
         return Conflict(f"already there, or gone meanwhile: {error}")
     if primary in _INVALID:
         return Invalid(f"this cannot be stored: {error}")
+    if primary == sqlite3.SQLITE_NOTADB:
+        return Invalid(f"{path} is not a SQLite database")
     if primary in _LOCKED:
         return Unavailable(f"the database {path} is locked by another process")
     if primary in _BROKEN:

@@ -1,0 +1,78 @@
+"""Every test here runs on SQLite and on PostgreSQL, each with a database of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from corral.store import Store, StoreOptions, open_store
+from tests.support.postgres import Postgres, postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
+
+QUICK = StoreOptions(
+    turn_wait_s=10.0,
+    busy_timeout_s=5.0,
+    connect_timeout_s=5.0,
+    statement_timeout_s=5.0,
+    lock_timeout_s=5.0,
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "corral.db"
+
+    async def give_schema() -> None:
+        async with open_store(f"sqlite:///{path}"):
+            pass
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, give_schema()).result(timeout=30)
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'corral.db')}"
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest) -> str:
+    """A database with the schema and nothing in it."""
+    return str(request.getfixturevalue("sqlite_url" if kind == "sqlite" else "postgres_url"))
+
+
+@pytest.fixture
+def empty_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database without even the schema."""
+    if kind == "sqlite":
+        yield f"sqlite:///{tmp_path}/empty.db"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.new_database("template0")
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    async with open_store(url, options=QUICK) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(url: str) -> AsyncIterator[Store]:
+    """A second store on the same database, as another controller has it."""
+    async with open_store(url, options=QUICK) as opened:
+        yield opened
