@@ -74,6 +74,7 @@ class ScriptedFleet:
         self.streams: list[list[bytes]] = []  # each connection to /api/events is played the next of these, then closed
         self.answers: dict[tuple[str, str], web.Response] = {}  # (method, path) → an answer out of the ordinary
         self.ca_pem = ""
+        self.ready = True
         self.controller_ready = True
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -83,7 +84,7 @@ class ScriptedFleet:
         if path == "/ca.pem":
             return web.Response(text=self.ca_pem) if self.ca_pem else web.Response(status=404)
         if path == "/readyz":
-            return web.Response(text="ok")
+            return web.Response(text="ready") if self.ready else web.Response(text="not yet", status=503)
         if path == "/controller/readyz":
             return web.Response(text="ready") if self.controller_ready else web.Response(text="database", status=503)
         if request.headers.get("Authorization") != f"Bearer {KEY}":

@@ -81,7 +81,7 @@ app.command("join")(
         lambda settings: run_role("worker", settings),
         help=HELP,
         arguments={
-            "url": Annotated[str | None, typer.Argument(metavar="[URL]", help="of the fleet; once joined not needed")],
+            "url": Annotated[str | None, typer.Argument(metavar="URL", help="of the fleet; once joined not needed")],
             "localai": Annotated[
                 bool | None, typer.Option("--localai", help="only print the environment a LocalAI worker needs")
             ],

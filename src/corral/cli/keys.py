@@ -33,8 +33,12 @@ async def create_key(
         list[str] | None, typer.Option("--model", metavar="MODEL", help="only this model; may be repeated")
     ] = None,
     expires: Annotated[str, typer.Option("--expires", metavar="SPAN", help="1h, 30d or never")] = "never",
-    requests_per_min: Annotated[int | None, typer.Option("--requests-per-min", min=1, metavar="N")] = None,
-    tokens_per_min: Annotated[int | None, typer.Option("--tokens-per-min", min=1, metavar="N")] = None,
+    requests_per_min: Annotated[
+        int | None, typer.Option("--requests-per-min", min=1, metavar="N", help="at most so many")
+    ] = None,
+    tokens_per_min: Annotated[
+        int | None, typer.Option("--tokens-per-min", min=1, metavar="N", help="at most so many")
+    ] = None,
     concurrent: Annotated[int | None, typer.Option("--concurrent", min=1, metavar="N", help="requests at once")] = None,
     as_json: Json = False,
 ) -> None:

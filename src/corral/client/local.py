@@ -6,7 +6,6 @@ is 0600: the data folder's place is nobody else's business.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,15 +52,3 @@ def forget_local(path: Path, *, pid: int) -> None:
     fleet = read_local(path)
     if fleet is not None and fleet.pid == pid:
         path.unlink(missing_ok=True)
-
-
-def is_running(fleet: LocalFleet) -> bool:
-    """Whether the `up` that wrote it still lives. A pid used again by another process counts as alive: harmless, the
-    connection is then refused and says so."""
-    try:
-        os.kill(fleet.pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

@@ -22,6 +22,7 @@ from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unavailable, 
 from corral.kit.files import write_secret
 
 T = TypeVar("T")
+FLEET = ("bus", "controller", "gateway")
 _OWN_TOKEN_LIFE_S = 900.0
 _LOOK_EVERY_S = 0.1
 _TRIES, _TRY_EVERY_S = 20, 0.5
@@ -49,10 +50,10 @@ class BringUp:
         )
 
     async def run(self) -> None:
-        for name in ("bus", "controller", "gateway"):
+        for name in FLEET:
             self._supervisor.start(self._specs[name])
         async with Client(self._endpoint, timeout_s=10.0) as client:
-            await self._until("the fleet", lambda: self._answers(client), hopeless=True)
+            await self._until_fleet_answers(client)
             self._announce_locally()
             if "worker" in self._specs:
                 await self._start_worker(client)
@@ -67,8 +68,9 @@ class BringUp:
         self._supervisor.start(self._specs["worker"])
         ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca)
         async with Client(ingress, timeout_s=5.0) as worker:
-            await self._until("this machine's worker", lambda: self._answers(worker), hopeless=False)
-        await self._insist(lambda: client.tokens.revoke(made.token.id))
+            ready = await self._within_patience("this machine's worker", worker)
+        if ready:  # one that is late still needs it
+            await self._insist(lambda: client.tokens.revoke(made.token.id))
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """A part that has just been restarted is no reason to give up. Doing these calls twice does no harm."""
@@ -79,7 +81,7 @@ class BringUp:
                 await asyncio.sleep(_TRY_EVERY_S)
         return await ask()
 
-    async def _answers(self, client: Client) -> str | None:
+    async def _missing(self, client: Client) -> str | None:
         """None when it is ready, else why it is not."""
         try:
             status, body = await client.status_of("/readyz")
@@ -87,21 +89,25 @@ class BringUp:
             return error.message
         return None if status == 200 else body.decode("utf-8", errors="replace").strip()[:200] or f"HTTP {status}"
 
-    async def _until(self, what: str, look: Callable[[], Awaitable[str | None]], *, hopeless: bool) -> None:
-        """Wait for ever, but not in silence: after the timeout say what is missing. A child that cannot even start
-        ends the wait: for the fleet's own parts as a failure, for the worker as a fleet without one."""
+    async def _until_fleet_answers(self, client: Client) -> None:
+        """For ever, but not in silence. Only a part that cannot even start ends the wait."""
+        while not await self._within_patience("the fleet", client):
+            for name in FLEET:
+                if self._supervisor.children[name].quick_ends >= _HOPELESS_AFTER:
+                    raise Failed(f"{name} cannot start: {_last(self._supervisor.children[name].last_words)}")
+
+    async def _within_patience(self, what: str, client: Client) -> bool:
+        """Whether it became ready. False after the timeout, which is told, or when a part keeps ending."""
         loop = asyncio.get_running_loop()
-        patience = loop.time() + self._settings.ready_timeout_s
-        while (missing := await look()) is not None:
-            for child in self._supervisor.children.values():
-                if child.quick_ends >= _HOPELESS_AFTER:
-                    if hopeless:
-                        raise Failed(f"{child.name} cannot start: {_last(child.tail.lines())}")
-                    return
-            if loop.time() > patience:
+        end = loop.time() + self._settings.ready_timeout_s
+        while (missing := await self._missing(client)) is not None:
+            if any(child.quick_ends >= _HOPELESS_AFTER for child in self._supervisor.children.values()):
+                return False
+            if loop.time() > end:
                 self._tell(f"{what} is not ready yet: {missing} (still trying; logs in {self._site.folder.logs})")
-                patience = loop.time() + self._settings.ready_timeout_s
+                return False
             await asyncio.sleep(_LOOK_EVERY_S)
+        return True
 
     def _announce_locally(self) -> None:
         folder = self._site.folder

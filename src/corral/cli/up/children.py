@@ -57,7 +57,9 @@ class Site:
 
     @property
     def ingress_url(self) -> str:
-        return f"{self._scheme}://{in_url(loopback_of(self.bind))}:{self.ingress_port}"
+        """As the worker advertises it: its certificate is for that address and no other."""
+        host = self.address if self.lan else loopback_of(self.bind)
+        return f"{self._scheme}://{in_url(host)}:{self.ingress_port}"
 
     @property
     def bus_url(self) -> str:

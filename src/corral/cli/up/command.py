@@ -49,12 +49,13 @@ Examples:
 
 def up(settings: UpSettings) -> int:
     folder = DataFolder(settings.data)
-    with prepare.explained(folder.root):
-        prepare.make_folders(folder)
-        with hold(folder.lock):
+    with contextlib.ExitStack() as held:
+        with prepare.explained(folder.root):
+            prepare.make_folders(folder)
+            held.enter_context(hold(folder.lock))
             site = settle(settings, folder)
             specs = make_ready(settings, site)
-            return asyncio.run(serve(settings, site, specs))
+        return asyncio.run(serve(settings, site, specs))
 
 
 def settle(settings: UpSettings, folder: DataFolder) -> Site:

@@ -53,13 +53,14 @@ class Child:
         self.starts = 0
         self.quick_ends = 0  # ends in a row that came too soon after their start
         self.pid: int | None = None
-        self.tail = Tail()
+        self.last_words: list[str] = []  # of the run that ended last
         self._spec = spec
         self._log = log
         self._timing = timing
         self._clock = clock
         self._tell = tell
         self._echo = echo
+        self._tail = Tail()
         self._stopping = asyncio.Event()
         self._hurried = False
 
@@ -85,11 +86,11 @@ class Child:
         self._tell(f"{self.name} ended ({how_it_ended(code)}); starting it again in {wait_s:.1f} s")
         if self.quick_ends in (3, 10) or self.quick_ends % 100 == 0:  # told, not shouted
             self._tell(f"{self.name} keeps ending; its last words (all of them: {self._log.path}):")
-            for line in self.tail.lines():
+            for line in self.last_words:
                 self._tell(f"  {line}")
 
     async def _once(self) -> int:
-        self.tail.clear()
+        self._tail.clear()
         # A pipe of ours, not asyncio's: there a child's end waits until the pipe is closed, and a grandchild may hold
         # it open for days.
         ear, mouth = os.pipe()
@@ -100,7 +101,8 @@ class Child:
             process = await self._start(mouth)
             return 1 if process is None else await self._to_its_end(process)
         finally:
-            self._hear(ear)  # its last words
+            self._hear(ear)
+            self.last_words = self._tail.lines()
             loop.remove_reader(ear)
             os.close(ear)
 
@@ -116,7 +118,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:  # out of processes or memory: as if it had ended at once
-            self.tail.feed(f"cannot start: {error.strerror or error}\n".encode())
+            self._tail.feed(f"cannot start: {error.strerror or error}\n".encode())
             return None
         finally:
             os.close(mouth)
@@ -140,7 +142,7 @@ class Child:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(ear, _CHUNK_BYTES):
                 self._log.write(data)
-                for line in self.tail.feed(data):
+                for line in self._tail.feed(data):
                     if self._echo is not None:
                         self._echo(f"{self.name:>10} | {line.decode('utf-8', errors='replace').rstrip()}")
             asyncio.get_running_loop().remove_reader(ear)  # the other end is closed: nothing will come
