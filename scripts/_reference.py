@@ -1,19 +1,25 @@
 """Writes docs/reference/settings.md from the settings' own declarations; a test holds the page to the code.
 
-    .venv/bin/python scripts/_reference.py
+.venv/bin/python scripts/_reference.py
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from corral.cli.up.settings import UpSettings
 from corral.controller.settings import ControllerSettings
 from corral.gateway.settings import GatewaySettings
 from corral.kit.settings import describe
 from corral.worker.settings import WorkerSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
-ROLES = {"controller": ControllerSettings, "gateway": GatewaySettings, "worker": WorkerSettings}
+ROLES = {
+    "up": UpSettings,
+    "controller": ControllerSettings,
+    "gateway": GatewaySettings,
+    "worker": WorkerSettings,
+}
 HEAD = """# Settings
 
 Every setting can be given as a flag, as an environment variable, or in the TOML file named by `--config`; flags win over
