@@ -14,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from aiohttp import web
@@ -65,7 +66,7 @@ class ScriptedController:
         self.deleted: dict[str, KnownNode] = {}
         self.calls: list[str] = []  # "POST heartbeat", in order
         self.credentials_given = 0
-        self.certificate_life_days = 30.0
+        self.certificate_life = timedelta(days=30)
         self.port = free_port()
         self.before: Callable[[str], None] = lambda call: None  # told of each call before it is carried out
         self.after: Callable[[str], None] = lambda call: None  # and after, before its answer is sent
@@ -288,7 +289,7 @@ class ScriptedController:
             reply["bus"]["inbox"] = user.inbox
             reply |= {"nats_jwt": user.jwt, "nats_user_seed": user.seed, "expires_in_s": user.expires_in_s}
         if csr and self.ca is not None:
-            reply["ingress"] = {"certificate": self.ca.sign(csr), "ca": self.ca.pem}
+            reply["ingress"] = {"certificate": self.ca.sign(csr, life=self.certificate_life), "ca": self.ca.pem}
         return reply
 
 

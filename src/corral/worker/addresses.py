@@ -102,7 +102,7 @@ def tell(settings: AddressSettings, *, port: int, host_name: str) -> Told:
     http = read_host_port(explicit or host_name or "localhost")
     http = HostPort(http.host or host_name, http.port or port)
     grpc = settings.advertise_address or settings.address or str(HostPort(http.host, port + 1))
-    return Told(address=grpc, http_address=str(http), advertise=explicit)
+    return Told(grpc, str(http), advertise=str(read_host_port(explicit)) if explicit else "")
 
 
 def is_loopback(host: str) -> bool:

@@ -139,9 +139,10 @@ def run(settings: WorkerSettings) -> int:
 
 async def _serve_until_signalled(settings: WorkerSettings) -> None:
     stopped, hurry = asyncio.Event(), asyncio.Event()
+    asked = iter((stopped, hurry))  # a stop order over the bus is not the first of two signals
 
     def on_signal() -> None:
-        (hurry if stopped.is_set() else stopped).set()
+        next(asked, hurry).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -175,6 +175,44 @@ async def test_credentials_outlive_a_controller_that_is_away(
         await service.call(LIST_BACKENDS, ListBackends(), timeout_s=5, node=node)
 
 
+async def test_a_controller_that_goes_for_a_while(
+    controller: ScriptedController, service: NatsBus, tmp_path: Path
+) -> None:
+    beats = await heard(service)
+    async with running_worker(
+        controller.url, tmp_path / "w", token=controller.token(), http_heartbeat_every="1"
+    ) as worker:
+        await worker.ready()
+        await controller.stop()
+        count = len(beats)
+        await until(lambda: len(beats) > count + 5)  # its HTTP heartbeats fail meanwhile, and it goes on
+        assert await worker.get("/readyz") == (200, "ok")
+        node = controller.named("w1")
+        received = len(node.beats)
+        await controller.start()
+        await until(lambda: len(node.beats) > received)
+        assert len(node.registrations) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, b"{half"), (200, b"[]"), (200, b""), (500, b"<html>"), (503, b""), (400, b"{}")]
+)
+async def test_nonsense_in_answer_to_a_heartbeat(
+    controller: ScriptedController, tmp_path: Path, status: int, body: bytes
+) -> None:
+    async with running_worker(
+        controller.url, tmp_path / "w", token=controller.token(), http_heartbeat_every="1"
+    ) as worker:
+        await worker.ready()
+        node = controller.named("w1")
+        for _ in range(3):
+            controller.answer_next("heartbeat", status, body)
+        received = len(node.beats)
+        await until(lambda: len(node.beats) > received + 1)
+        assert await worker.get("/readyz") == (200, "ok")
+        assert len(node.registrations) == 1
+
+
 async def test_a_revoked_node_is_told_by_http(
     controller: ScriptedController, nats_server: NatsServer, tmp_path: Path
 ) -> None:

@@ -7,15 +7,25 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from corral.kit.clock import SystemClock
+from corral.worker.addresses import HostPort
+from corral.worker.agent.certificate import IngressCertificate
+from corral.worker.agent.server_clock import ServerClock
+from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.trust import fingerprint
+from corral.worker.ingress.door import Door
+from corral.worker.ingress.server import Ingress
+from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.metrics import WorkerMetrics
 from tests.support.certificates import TestCa
-from tests.support.nats import NatsServer, nats_server
+from tests.support.nats import NatsServer, free_port, nats_server
 from tests.support.running_worker import RunningWorker, running_worker
 from tests.support.scripted_controller import ScriptedController
 from tests.support.waiting import until
@@ -145,6 +155,45 @@ async def test_the_ingress_speaks_tls_once_the_cluster_signs(nats_server: NatsSe
             assert controller.named("w1").registrations[-1]["ingress"]["tls"] is True
 
 
+async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer, tmp_path: Path) -> None:
+    ca = TestCa()
+    controller = ScriptedController(nats_server, ca=ca)
+    controller.certificate_life = timedelta(seconds=20)  # it began a minute ago, so it is due at once
+    async with controller, running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
+        secure = worker.ingress.replace("http:", "https:")
+        trust = ssl.create_default_context(cadata=ca.pem)
+        await _answers(worker, secure, trust)
+        first = await _serial(worker, trust)
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.settings.port, ssl=trust)
+        await until(lambda: controller.credentials_given >= 2)
+        controller.certificate_life = timedelta(days=30)
+        given = controller.credentials_given
+        await until(lambda: controller.credentials_given > given)
+        async with asyncio.timeout(10):
+            while True:
+                if await _serial(worker, trust) != first:
+                    break
+                await asyncio.sleep(0.01)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: w\r\n\r\n")  # a connection from before goes on
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert controller.calls.count("POST register") == 1
+
+
+async def test_every_interface_means_both_protocols(tmp_path: Path) -> None:
+    clock = ServerClock(SystemClock())
+    tokens, metrics = TokenCheck(clock.now), WorkerMetrics()
+    door = Door(Standing("b", "w1"), tokens, metrics)
+    certificate = IngressCertificate(tmp_path, name="w1")
+    hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() and _has_v6_loopback() else ["127.0.0.1"]
+    async with Ingress(HostPort("", free_port()), door, tokens, certificate, clock.now) as ingress:
+        for host in hosts:
+            reader, writer = await asyncio.open_connection(host, ingress.port)
+            writer.write(b"GET /healthz HTTP/1.0\r\nHost: w\r\n\r\n")
+            assert b"200" in await reader.readline()
+            writer.close()
+
+
 async def test_a_cluster_that_gives_up_its_ca(nats_server: NatsServer, tmp_path: Path) -> None:
     ca = TestCa()
     async with ScriptedController(nats_server, ca=ca) as controller:
@@ -208,3 +257,19 @@ async def _answers(worker: RunningWorker, base: str, trust: ssl.SSLContext, *, s
                 if worker.task.done():
                     await worker.task
             await asyncio.sleep(0.01)
+
+
+async def _serial(worker: RunningWorker, trust: ssl.SSLContext) -> str:
+    """Of the certificate a new connection sees."""
+    _, writer = await asyncio.open_connection("127.0.0.1", worker.settings.port, ssl=trust)
+    serial: str = writer.get_extra_info("peercert")["serialNumber"]
+    writer.close()
+    return serial
+
+
+def _has_v6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

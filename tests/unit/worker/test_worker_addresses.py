@@ -45,7 +45,7 @@ def test_listen_on(given: Given, controller: str, where: HostPort) -> None:
         (Given(), Told()),
         (Given(advertise="w1"), Told("w1:50051", "w1:50050", "w1")),
         (Given(advertise="w1:6000"), Told("w1:50051", "w1:6000", "w1:6000")),
-        (Given(advertise="fd00::1"), Told("[fd00::1]:50051", "[fd00::1]:50050", "fd00::1")),
+        (Given(advertise="fd00::1"), Told("[fd00::1]:50051", "[fd00::1]:50050", "[fd00::1]")),
         (Given(address="w1:50051"), Told("w1:50051", "w1:50050", "w1:50050")),
         (Given(advertise_address="pub:7001", address="w1:50051"), Told("pub:7001", "pub:7000", "pub:7000")),
         (Given(address="w1:50051", port=50050), Told("w1:50051", "w1:50050", "w1:50050")),

@@ -118,7 +118,7 @@ class Agent:
             if csr := self.ingress.csr_if_due():
                 await self.ingress.take_certificate(await self.joining.renew(csr=csr))
 
-        await run_every("ingress certificate", 60.0, renew_if_due, clock=self.clock)
+        await run_every("ingress certificate", self.settings.heartbeat_interval_s, renew_if_due, clock=self.clock)
 
     def _heartbeats(
         self, bus: Bus, reply: NodeRegistered, lost: Callable[[RegisterAgain | Deleted], None]

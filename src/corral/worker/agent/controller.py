@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +15,10 @@ from corral import __version__
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.contract.messages.nodes import HeartbeatReceived, HttpHeartbeat, NodeRegistered, RegisterNode
 from corral.kit.errors import CorralError
+from corral.kit.log import get_log
 from corral.worker.agent.answers import error_message
 
+log = get_log(__name__)
 T = TypeVar("T")
 _ANSWER_LIMIT = 1 << 20
 
@@ -80,7 +83,12 @@ class ControllerApi:
         return _read(kind, await self._send("POST", path, token, body))
 
     async def _send(self, method: str, path: str, token: str, body: Message | None) -> bytes:
-        headers = {"Authorization": f"Bearer {token}", "User-Agent": f"corral-worker/{__version__}"}
+        request_id = secrets.token_hex(8)  # the controller logs it too
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "User-Agent": f"corral-worker/{__version__}",
+            "X-Request-Id": request_id,
+        }
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -94,6 +102,7 @@ class ControllerApi:
                 content = await _read_bounded(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ControllerAway(f"{self._base_url} cannot be reached: {_reason(error)}") from error
+        log.debug("controller asked", path=path, status=answer.status, request_id=request_id)
         if 200 <= answer.status < 300:
             return content
         if 300 <= answer.status < 400:
