@@ -1,0 +1,181 @@
+"""What the pages hold: headers, escaping, roles, the table without a script, static files, the reference."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from tests.support.page import PageApp, made_node
+from tests.unit.web.browsing import Browser
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+NASTY = "<img src=x onerror=alert(1)>\"'&"
+ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 200),
+        ("GET", "/docs", 200),
+        ("GET", "/login", 303),
+        ("GET", "/page/overview", 200),
+        ("POST", "/login", 403),
+        ("POST", "/logout", 403),
+    ],
+)
+async def test_every_page_carries_the_safe_headers(browser: Browser, method: str, path: str, status: int) -> None:
+    await browser.signed_in()
+    answer = await (browser.get(path) if method == "GET" else browser.post(path, {}))
+    assert answer.status_code == status
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_no_template_has_inline_script_or_style() -> None:
+    for template in (resources.files("corral.controller.web") / "templates").iterdir():
+        text = re.sub(r"{#.*?#}", "", template.read_text(), flags=re.DOTALL)
+        assert not re.search(r"\sstyle=|\son\w+=|<style|javascript:", text), template.name
+        for script in re.findall(r"<script[^>]*>", text):
+            assert "src=" in script, template.name
+
+
+def test_the_script_never_makes_markup_of_text() -> None:
+    script = (resources.files("corral.controller.web") / "static" / "corral.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", script)
+
+
+async def test_names_labels_and_reasons_from_outside_are_text(browser: Browser, page: PageApp) -> None:
+    await page.put(
+        made_node(NASTY, status_reason=NASTY, ingress_error=NASTY, version=NASTY, capability=NASTY, os=NASTY),
+        labels={NASTY: NASTY},
+    )
+    await page.put(made_node(NASTY + "2", "pending", ingress_url=NASTY))
+    await browser.signed_in()
+    for path in ("/", "/page/overview"):
+        text = (await browser.get(path)).text
+        assert "<img src=x" not in text
+        assert text.count(ESCAPED) >= 3
+        assert not re.search(r'="[^"]*alert\(1\)>', text), "inside attributes too"
+
+
+async def test_a_key_with_a_nasty_name_is_text_too(browser: Browser, page: PageApp) -> None:
+    await browser.sign_in(await page.key(name=NASTY))
+    assert ESCAPED in (await browser.get("/")).text
+
+
+async def test_the_table_is_there_without_a_script(browser: Browser, page: PageApp) -> None:
+    await page.put(made_node("barn"), labels={"tier": "fast"})
+    await page.put(made_node("attic", "draining", status_reason="draining: asked by a person"))
+    await browser.signed_in()
+    text = (await browser.get("/")).text
+    assert text.index(">attic<") < text.index(">barn<"), "in name order"
+    for expected in (
+        '<span data-f="pill" class="pill draining" title="draining: asked by a person">draining</span>',
+        '<meter data-f="vram" min="0" max="25769803776" value="4294967296" aria-label="VRAM used"></meter>',
+        '<li title="tier=fast">tier=fast</li>',
+        "Nothing needs you: 1 healthy and 1 draining.",
+        "bus connected",
+        "SQLite",
+    ):
+        assert expected in text
+
+
+async def test_a_viewer_sees_everything_and_no_buttons(browser: Browser, page: PageApp) -> None:
+    await page.put(made_node("barn"), made_node("attic", "pending"))
+    await browser.signed_in("viewer")
+    for path in ("/", "/page/overview"):
+        text = (await browser.get(path)).text
+        assert "attic" in text
+        assert "1 node waits for approval." in text
+        assert "data-act" not in text
+        assert "Approve<" not in text
+    assert 'id="join"' not in (await browser.get("/")).text
+
+
+async def test_an_admin_can_approve_one_and_all(browser: Browser, page: PageApp) -> None:
+    await page.put(made_node("barn", "pending"))
+    await browser.signed_in()
+    text = (await browser.get("/")).text
+    assert text.count('data-act="approve" data-id=') == 1
+    assert "Approve all" not in text
+    await page.put(made_node("attic", "pending"))
+    assert "Approve all 2" in (await browser.get("/page/overview")).text
+
+
+async def test_a_large_fleet_is_drawn_in_pieces(browser: Browser, page: PageApp) -> None:
+    await page.put(*(made_node(f"node-{number:03}") for number in range(450)))
+    await browser.signed_in()
+    seen, after = [], ""
+    for _ in range(3):
+        text = (await browser.get(f"/{after}")).text
+        seen += re.findall(r'class="name">(node-\d+)<', text)
+        link = re.search(r'href="/(\?after=[^"]+)"', text)
+        after = link.group(1) if link else ""
+    assert seen == [f"node-{number:03}" for number in range(450)]
+    assert not after
+    assert "all <b>450</b>" in text
+
+
+async def test_static_files_may_be_kept_for_ever_under_their_own_name_only(browser: Browser) -> None:
+    page = (await browser.get("/login")).text
+    found = re.search(r'href="(/static/corral\.css\?v=\w+)"', page)
+    assert found
+    kept = await browser.get(found.group(1))
+    assert kept.headers["content-type"].startswith("text/css")
+    assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert kept.headers["x-content-type-options"] == "nosniff"
+    other = await browser.get("/static/corral.css?v=0123456789abcdef")
+    assert other.headers["cache-control"] == "no-cache", "another version's name must not be filled with our content"
+    again = await browser.get("/static/corral.css", If_None_Match=other.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("corral.js", "text/javascript"), ("mark.svg", "image/svg+xml")])
+async def test_static_files_have_their_types(browser: Browser, name: str, kind: str) -> None:
+    assert (await browser.get(f"/static/{name}")).headers["content-type"].startswith(kind)
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/nothing.js", "/static/..%2froutes.py", "/static/%2e%2e/routes.py", "/static/"]
+)
+async def test_nothing_else_is_served(browser: Browser, path: str) -> None:
+    assert (await browser.get(path)).status_code in (400, 404)
+
+
+async def test_the_reference_says_who_may_what(browser: Browser) -> None:
+    await browser.signed_in("viewer")
+    text = (await browser.get("/docs", Host="fleet.example:8080")).text
+    assert "<script" not in text
+    for method, path, role in (
+        ("GET", "/api/nodes", "viewer or admin"),
+        ("POST", "/api/nodes/{node}/approve", "admin"),
+        ("POST", "/api/tokens", "admin"),
+        ("GET", "/api/me", "any key"),
+        ("GET", "/ca.pem", "nobody: open"),
+        ("POST", "/api/node/register", "a join token"),
+        ("POST", "/api/node/{node_id}/heartbeat", "the node&#39;s own token"),
+    ):
+        article = re.search(
+            rf"<article [^>]*>\s*<h3>[^\n]*{method}</span> <code>{re.escape(path)}</code>.*?</article>", text, re.DOTALL
+        )
+        assert article, path
+        assert f"<dt>Who</dt><dd>{role}</dd>" in article.group(0), path
+    assert '<a href="#shape-NodeView">NodeView</a>' in text
+    assert '<article id="shape-NodeView">' in text
+    assert "http://fleet.example:8080/api/nodes" in text
+    for link in re.findall(r'href="#([^"]+)"', text):
+        assert f'id="{link}"' in text, "every link leads somewhere"
+
+
+async def test_the_reference_can_be_read_with_a_key(browser: Browser, page: PageApp) -> None:
+    answer = await browser.get("/docs", Authorization=f"Bearer {await page.key('viewer')}")
+    assert answer.status_code == 200
+    assert "Sign out" not in answer.text
