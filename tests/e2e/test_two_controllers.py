@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.postgres import Postgres
+from tests.support.fleet import http
+from tests.support.postgres import Postgres, postgres
 from tests.support.processes import wait_for
+
+__all__ = ["postgres"]
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
     # The worker's own gateway has lost its controller; the fleet has not.
     answer = cluster.api(one, "GET", "/api/nodes")
     assert answer.status == 503
-    assert answer.headers.get("Retry-After")
+    assert answer.headers["retry-after"]
     assert cluster.api(one, "GET", "/v1/models").status == 200, "a warm gateway serves its last view"
 
     cluster.join(two, "barn")
@@ -53,16 +57,12 @@ def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
 def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
     one, two = cluster.members
     made = cluster.api(one, "POST", "/api/keys", {"name": "app", "role": "inference"}).json()
-    from tests.support.fleet import http
-
     wait_for(lambda: http("GET", two.url + "/v1/models", key=made["secret"]).status == 200, "key known everywhere", 5)
     assert cluster.api(two, "DELETE", f"/api/keys/{made['key']['id']}").status == 204
     wait_for(lambda: http("GET", one.url + "/v1/models", key=made["secret"]).status == 401, "key refused everywhere", 2)
 
 
 def test_events_of_one_controller_tell_what_happened_at_the_other(cluster: Cluster) -> None:
-    import urllib.request
-
     one, two = cluster.members
     cluster.join(one, "barn", cluster.token(one, pre_approved=True))
     cluster.wait_status(one, "barn", "healthy")

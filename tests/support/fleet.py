@@ -29,7 +29,7 @@ class Answer:
     def __init__(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.status = status
         self.body = body
-        self.headers = headers
+        self.headers = {name.lower(): value for name, value in headers.items()}
 
     def json(self) -> Any:
         return json.loads(self.body)

@@ -63,10 +63,10 @@ class Process:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.command = list(command)
         self.log = log
-        self._out = log.open("ab")
-        self._popen = subprocess.Popen(
-            self.command, env=dict(env), stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT
-        )
+        with log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                self.command, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
 
     @property
     def pid(self) -> int:
@@ -107,7 +107,6 @@ class Process:
                 self._popen.wait(15)
         if self.running:
             self.kill()
-        self._out.close()
 
 
 def alive(pid: int) -> bool:

@@ -79,6 +79,13 @@ def test_a_rolling_outage_does_not_slip_through_one_by_one() -> None:
     assert judged(fleet).held == 1  # 4 of 8 within one window
 
 
+def test_nodes_that_are_about_to_fall_count_too() -> None:
+    fleet = [pulse("first", heard=60.1), *(pulse(f"late{n}", heard=52.0) for n in range(2)), pulse("h")]
+    assert judged(fleet).events == (("first", "silent_but_held"),)
+    fleet = [pulse("first", heard=60.1), *(pulse(f"early{n}", heard=20.0) for n in range(2)), pulse("h")]
+    assert judged(fleet).events == (("first", "went_silent"),)
+
+
 def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:
     fleet = [*(pulse(f"old{n}", "offline", 9e5, since=8e5) for n in range(50)), pulse("a", heard=70.0), pulse("b")]
     assert judged(fleet).events == (("a", "went_silent"),)

@@ -51,14 +51,16 @@ def judge(pulses: Sequence[Pulse], *, listening_s: float, stale_after_s: float, 
     return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0)
 
 
+_LATE = 0.75  # of the limit; with defaults that is four heartbeats missed
 _PRESENT = (NodeStatus.HEALTHY, NodeStatus.UNHEALTHY, NodeStatus.DRAINING)
 
 
 def _is_mass_outage(pulses: Sequence[Pulse], silent: int, window_s: float, guard: Guard) -> bool:
-    """Nodes that fell in this window count on both sides: a rolling outage must not slip through one by one."""
+    """Heartbeats are not in step, so a cut network shows up node by node. Nodes that fell in this window therefore
+    count, and so do those that are late enough to be next: a rolling outage must not slip through one by one."""
     just_fallen = sum(1 for p in pulses if p.status is NodeStatus.OFFLINE and not p.left and p.status_age_s < window_s)
     fleet = just_fallen + sum(1 for p in pulses if p.status in _PRESENT)
-    gone = just_fallen + silent
+    gone = just_fallen + sum(1 for p in pulses if _is_silent(p, window_s * _LATE))
     return silent > 0 and gone >= guard.floor and gone * 100 > guard.share_percent * fleet
 
 

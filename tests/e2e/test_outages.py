@@ -1,0 +1,189 @@
+"""The night something was away: bus, database, controller. Nothing is lost, nobody is blamed for our own outage."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, Member
+from tests.support.postgres import Postgres, postgres
+from tests.support.processes import wait_for
+
+__all__ = ["postgres"]
+
+STALE_S = 2.0
+
+
+class Diary:
+    """Every status the nodes were ever seen in, sampled while we wait."""
+
+    def __init__(self, cluster: Cluster, member: Member) -> None:
+        self._cluster = cluster
+        self._member = member
+        self.seen: dict[str, set[str]] = {}
+
+    def note(self) -> dict[str, dict[str, Any]]:
+        nodes = self._cluster.nodes(self._member)
+        for name, node in nodes.items():
+            self.seen.setdefault(name, set()).add(node["status"])
+        return nodes
+
+    def for_seconds(self, seconds: float) -> None:
+        """Keep looking for that long: what must not happen needs time in which it could."""
+        end = time.monotonic() + seconds
+        wait_for(lambda: self.note() and time.monotonic() >= end, "end of the watch", seconds + 10)
+
+
+@pytest.fixture
+def sqlite_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, f"sqlite:///{tmp_path}/corral.db", members=1)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def postgres_cluster(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, postgres.new_database(), members=1)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.close()
+
+
+def join_healthy(cluster: Cluster, *names: str) -> None:
+    member = cluster.members[0]
+    for name in names:
+        cluster.join(member, name, cluster.token(member, pre_approved=True))
+    for name in names:
+        cluster.wait_status(member, name, "healthy")
+
+
+def test_without_the_bus_nodes_are_heard_over_http_and_nothing_needs_a_restart(sqlite_cluster: Cluster) -> None:
+    cluster, member = sqlite_cluster, sqlite_cluster.members[0]
+    join_healthy(cluster, "barn")
+    assert cluster.bus is not None
+    cluster.bus.kill()
+    diary = Diary(cluster, member)
+    wait_for(lambda: diary.note()["barn"].get("bus_down"), "word that the bus is down")
+    diary.for_seconds(2 * STALE_S)
+    assert diary.seen["barn"] == {"healthy"}
+    attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]
+    assert any("bus cannot be reached" in line for line in attention)
+
+    cluster.start_bus()
+    wait_for(lambda: not diary.note()["barn"].get("bus_down"), "node back on the bus", 20)
+    diary.for_seconds(2 * STALE_S)
+    assert diary.seen["barn"] == {"healthy"}
+
+
+def test_a_bus_that_is_absent_at_the_start_is_waited_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, f"sqlite:///{tmp_path}/corral.db", members=1)
+    member = cluster.members[0]
+    try:
+        assert cluster.keys  # made now, so that the late server knows the same ones
+        cluster.start_controller(member)
+        cluster.wait_ready(member)
+        cluster.start_gateway(member)
+        wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "gateway without a bus")
+        cluster.join(member, "barn", cluster.token(member, pre_approved=True))
+        cluster.wait_status(member, "barn", "healthy")
+        cluster.start_bus()
+        wait_for(lambda: cluster.api(member, "GET", "/api/cluster").json()["bus"]["connected"], "bus", 20)
+        wait_for(lambda: not cluster.nodes(member)["barn"].get("bus_down"), "node on the bus", 20)
+    finally:
+        cluster.close()
+
+
+def test_an_outage_of_the_database_is_not_held_against_the_nodes(postgres_cluster: Cluster, postgres: Postgres) -> None:
+    cluster, member = postgres_cluster, postgres_cluster.members[0]
+    join_healthy(cluster, "barn", "byre")
+    postgres.stop(signal.SIGQUIT)
+    try:
+        answer = wait_for(
+            lambda: (got := cluster.api(member, "GET", "/api/nodes")).status == 503 and got, "honest 503", 20
+        )
+        assert answer.json()["error"]["message"]
+        assert answer.headers["retry-after"]
+        assert cluster.api(member, "GET", "/v1/models").status == 200, "what is warm goes on"
+        gone_until = time.monotonic() + 2 * STALE_S
+        wait_for(lambda: time.monotonic() > gone_until, "an outage longer than the limit", 10)
+    finally:
+        postgres.start()
+    wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "database back", 20)
+    diary = Diary(cluster, member)
+    diary.for_seconds(2 * STALE_S)
+    assert diary.seen == {"barn": {"healthy"}, "byre": {"healthy"}}
+
+
+def test_a_locked_database_is_waited_for(sqlite_cluster: Cluster, tmp_path: Path) -> None:
+    cluster, member = sqlite_cluster, sqlite_cluster.members[0]
+    join_healthy(cluster, "barn")
+    lock = sqlite3.connect(tmp_path / "corral.db", isolation_level=None)
+    try:
+        lock.execute("BEGIN IMMEDIATE")
+        diary = Diary(cluster, member)
+        diary.for_seconds(6.5)  # longer than a writer waits, and three times the limit of silence
+        assert cluster.api(member, "POST", "/api/tokens", {}).status == 503
+        lock.execute("ROLLBACK")
+    finally:
+        lock.close()
+    wait_for(lambda: cluster.api(member, "POST", "/api/tokens", {}).status == 201, "writes again", 20)
+    diary.for_seconds(2 * STALE_S)
+    assert diary.seen["barn"] == {"healthy"}
+
+
+def test_a_controller_killed_and_away_for_long_blames_nobody(sqlite_cluster: Cluster) -> None:
+    cluster, member = sqlite_cluster, sqlite_cluster.members[0]
+    join_healthy(cluster, "barn", "byre")
+    assert member.controller is not None
+    member.controller.kill()
+    away_until = time.monotonic() + 2 * STALE_S
+    wait_for(lambda: time.monotonic() > away_until, "an absence longer than the limit", 10)
+    cluster.start_controller(member)
+    cluster.wait_ready(member)
+    diary = Diary(cluster, member)
+    wait_for(diary.note, "nodes through the gateway")
+    diary.for_seconds(2 * STALE_S)
+    assert diary.seen == {"barn": {"healthy"}, "byre": {"healthy"}}
+
+
+def test_when_most_of_the_fleet_falls_silent_nobody_is_taken_offline(sqlite_cluster: Cluster) -> None:
+    cluster, member = sqlite_cluster, sqlite_cluster.members[0]
+    names = ["a", "b", "c", "d"]
+    join_healthy(cluster, *names)
+    for worker in cluster.workers[:3]:
+        worker.signal(signal.SIGSTOP)
+    try:
+        diary = Diary(cluster, member)
+        wait_for(lambda: [diary.note()[name]["status"] for name in "abc"] == ["unhealthy"] * 3, "held nodes", 15)
+        diary.for_seconds(2 * STALE_S)
+        assert all("offline" not in seen for seen in diary.seen.values())
+        attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]
+        assert any("fell silent at once" in line for line in attention)
+    finally:
+        for worker in cluster.workers[:3]:
+            worker.signal(signal.SIGCONT)
+    for name in names:
+        cluster.wait_status(member, name, "healthy")
+
+
+def test_credentials_of_three_seconds_over_fifteen(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, f"sqlite:///{tmp_path}/corral.db", members=1, CORRAL_BUS_CREDENTIAL_TTL="3s")
+    member = cluster.members[0]
+    try:
+        cluster.start()
+        join_healthy(cluster, "barn")
+        diary = Diary(cluster, member)
+        diary.for_seconds(15)
+        assert diary.seen["barn"] == {"healthy"}
+        assert not cluster.nodes(member)["barn"].get("bus_down")
+    finally:
+        cluster.close()
