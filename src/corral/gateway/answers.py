@@ -99,7 +99,7 @@ def wrong_method(method: bytes, allowed: bytes) -> Answer:
 
 def too_large(limit_bytes: int) -> Answer:
     message = f"The body is larger than {limit_bytes} bytes, the most this gateway takes."
-    return openai_error(413, message, code="request_too_large", headers=((b"connection", b"close"),))
+    return openai_error(413, message, code="request_too_large")
 
 
 def not_ready(retry_after_s: float) -> Answer:

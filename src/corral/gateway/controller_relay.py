@@ -6,14 +6,12 @@ proves it is the gateway that says so.
 
 from __future__ import annotations
 
-from corral.contract.http import Patience, Request, Responder, Target, UpstreamFailed
+from corral.contract.http import BodyBroken, Patience, Request, Responder, Target, UpstreamFailed
 from corral.gateway import answers
 from corral.gateway.answers import Answer
 from corral.gateway.heads import HIDDEN_FROM_CONTROLLER, for_controller
-from corral.gateway.relaying import RelayLedger, send, status_of
-from corral.kit.log import get_log
-
-log = get_log(__name__)
+from corral.gateway.metrics import RouteCounts
+from corral.gateway.relaying import send, settle, status_of
 
 _ITS_OWN = {
     b"/controller/healthz": b"/healthz",
@@ -30,11 +28,11 @@ _WORDS = {
 
 class ControllerRelay:
     def __init__(
-        self, target: Target, gateway_key: str, ledger: RelayLedger, *, patience: Patience, retry_after_s: float
+        self, target: Target, gateway_key: str, counts: RouteCounts, *, patience: Patience, retry_after_s: float
     ) -> None:
         self._target = target
         self._gateway_key = gateway_key.encode()
-        self._ledger = ledger
+        self._counts = counts
         self._patience = patience
         self._retry_after_s = retry_after_s
 
@@ -49,10 +47,13 @@ class ControllerRelay:
                 patience=self._patience,
             )
         except UpstreamFailed as failure:
-            self._ledger.failed(failure)
             request.extra["error"] = str(failure)  # for the line in the log; the client gets the general sentence
             return await send(responder, self._unreachable(failure))
-        return self._ledger.done(result)
+        except BodyBroken as error:
+            return await send(
+                responder, answers.corral_error(error.status, f"The body could not be read: {error}.", "invalid")
+            )
+        return settle(self._counts, result)
 
     def _unreachable(self, failure: UpstreamFailed) -> Answer:
         status = status_of(failure)

@@ -35,7 +35,7 @@ class Cors:
 
     def preflight(self, request: Request) -> Answer | None:
         """The answer to a browser's question before the real request, which carries no key; None if it is not one."""
-        if not self.enabled or request.method != b"OPTIONS":
+        if request.method != b"OPTIONS" or not self.enabled:
             return None
         if request.header(b"access-control-request-method") is None:
             return None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class Door:
             status = await way.serve(request, responder)
         except ClientGone:
             status = CLIENT_GONE
+        except asyncio.CancelledError:  # how the relay stops a handler whose client has left
+            status = CLIENT_GONE
+            raise
         finally:
             seconds = self._clock.monotonic() - started
             counts.end(status, seconds)

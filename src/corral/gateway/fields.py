@@ -7,7 +7,7 @@ the second key is spelled (`"mod\\u0065l"` is the same key).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,8 +21,7 @@ class BadBody(Exception):  # not a ValueError: msgspec would turn one raised in 
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     model: str
     stream: bool
 

@@ -40,6 +40,7 @@ class ViewKeeper:
     ) -> None:
         self.fleet: Fleet | None = None
         self.trouble: str | None = "the controller has not been asked yet"
+        self._trouble_code = ""
         self._source = source
         self._counts = counts
         self._clock = clock
@@ -103,14 +104,16 @@ class ViewKeeper:
             self._counts.controller_reachable = True
             log.info("controller reached")
         self.trouble = None
+        self._trouble_code = ""
 
     def _lost(self, error: CorralError) -> None:
         self._counts.failures += 1
         self._counts.controller_reachable = False
-        if self.trouble != error.message:  # once per trouble, not once a second
+        if self._trouble_code != error.code:  # once per kind of trouble, not once a second
             log.warning(
                 "controller cannot be asked; the last view serves" if self.fleet else "controller cannot be asked",
                 error=error.message,
                 code=error.code,
             )
         self.trouble = error.message
+        self._trouble_code = error.code

@@ -18,7 +18,7 @@ import aiohttp
 from corral.contract.codec import Undecodable, decode
 from corral.contract.http import Target
 from corral.contract.view import FleetView, GatewayBus
-from corral.kit.errors import Denied, Failed, Unavailable
+from corral.kit.errors import Denied, Failed, Invalid, Unavailable
 
 T = TypeVar("T")
 
@@ -52,9 +52,12 @@ def parse_controller(text: str) -> ControllerAddress:
     return ControllerAddress(target, f"{url.scheme}://{host}:{port}", text)
 
 
-def trust(ca: Path | None) -> ssl.SSLContext:
+def controller_trust(ca: Path | None) -> ssl.SSLContext:
     """What is believed about a controller's certificate: the given CA, or the machine's own list."""
-    return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"the controller's CA cannot be used: {ca}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,14 @@ class ControllerLink:
 
 @contextlib.asynccontextmanager
 async def open_link(
-    address: ControllerAddress, gateway_key: str, *, ca: Path | None, timeout_s: float
+    address: ControllerAddress, gateway_key: str, *, tls: ssl.SSLContext | None, timeout_s: float
 ) -> AsyncIterator[ControllerLink]:
     target = address.target
     connector: aiohttp.BaseConnector
     if target.unix_path:
         connector = aiohttp.UnixConnector(path=target.unix_path, limit=4)
     else:
-        connector = aiohttp.TCPConnector(limit=4, ssl=trust(ca) if target.tls else True)
+        connector = aiohttp.TCPConnector(limit=4, ssl=tls or True)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     # trust_env stays off: a proxy from the environment must never see the gateway's key.
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:

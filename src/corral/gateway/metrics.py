@@ -15,10 +15,33 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from corral.relay import Counters
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # what `generate_latest` writes
 CLIENT_GONE = 499  # as nginx says it: the client left before the answer was whole
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_RELAY_GAUGES = {
+    "connections_open": "Client connections open.",
+    "upstream_open": "Connections to upstreams open.",
+}
+_RELAY_COUNTERS = {
+    "connections": "Client connections accepted.",
+    "connections_refused": "Client connections over the limit.",
+    "malformed": "Requests refused because of what came over the wire.",
+    "handler_failures": "Requests that failed inside the gateway.",
+    "clients_gone": "Clients that left while an answer was pending.",
+    "client_timeouts": "Clients cut off because they were too slow.",
+    "upstream_connects": "Connections made to upstreams.",
+    "upstream_connect_failures": "Connections to upstreams that did not come about.",
+    "upstream_reuses": "Requests on a connection that was already there.",
+    "upstream_retries": "Requests tried again before a byte of the answer.",
+    "upstream_failures": "Upstreams that broke or timed out after the request was sent.",
+    "upstream_timeouts": "Upstreams that were silent for too long.",
+    "tunnels": "WebSockets opened.",
+    "bytes_relayed": "Bytes of relayed answers sent to clients.",
+}
 
 
 class RouteClass(StrEnum):
@@ -67,15 +90,6 @@ class RouteCounts:
 
 
 @dataclass(slots=True)
-class RelayCounts:
-    bytes_sent: int = 0  # passed on to clients
-    broken: int = 0  # the answer's head was sent, its end was not
-    refused: int = 0  # nobody listened upstream
-    failed: int = 0  # upstream broke before its first byte
-    timed_out: int = 0  # upstream was silent for too long
-
-
-@dataclass(slots=True)
 class ViewCounts:
     reads: int = 0  # whole views taken over
     unchanged: int = 0
@@ -94,9 +108,8 @@ class Metrics:
     """Plain numbers, written by whoever knows them."""
 
     routes: dict[RouteClass, RouteCounts] = field(default_factory=lambda: {kind: RouteCounts() for kind in RouteClass})
-    relay: RelayCounts = field(default_factory=RelayCounts)
+    relay: Counters = field(default_factory=Counters)
     view: ViewCounts = field(default_factory=ViewCounts)
-    connections: int = 0  # client connections open, as last asked of the server
 
 
 class _Families(Collector):
@@ -124,20 +137,17 @@ class _Families(Collector):
             first.add_metric([kind.value], counts.first_byte.buckets(), counts.first_byte.total_s)
             for status, count in sorted(counts.by_status.items()):
                 total.add_metric([kind.value, str(status)], count)
-        connections = GaugeMetricFamily("corral_gateway_connections", "Client connections open.")
-        connections.add_metric([], self._metrics.connections)
-        return total, running, seconds, first, connections
+        return total, running, seconds, first
 
     def _relay(self) -> Iterable[Metric]:
-        relay = self._metrics.relay
-        sent = CounterMetricFamily("corral_gateway_relayed_bytes", "Bytes of relayed answers sent to clients.")
-        sent.add_metric([], relay.bytes_sent)
-        failures = CounterMetricFamily(
-            "corral_gateway_relay_failures", "Relayed requests that got no whole answer.", labels=["reason"]
-        )
-        for reason in ("refused", "failed", "timed_out", "broken"):
-            failures.add_metric([reason], getattr(relay, reason))
-        return sent, failures
+        for name, text in _RELAY_GAUGES.items():
+            gauge = GaugeMetricFamily(f"corral_gateway_{name}", text)
+            gauge.add_metric([], getattr(self._metrics.relay, name))
+            yield gauge
+        for name, text in _RELAY_COUNTERS.items():
+            counter = CounterMetricFamily(f"corral_gateway_{name}", text)
+            counter.add_metric([], getattr(self._metrics.relay, name))
+            yield counter
 
     def _view(self) -> Iterable[Metric]:
         view = self._metrics.view

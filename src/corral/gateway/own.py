@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from corral.contract.http import Request, Responder
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource, admit
@@ -22,13 +20,11 @@ class OwnRoutes:
         metrics: Metrics,
         clock: Clock,
         *,
-        draining: Callable[[], bool],
         retry_after_s: float,
     ) -> None:
         self._fleets = fleets
         self._metrics = metrics
         self._clock = clock
-        self._draining = draining
         self._retry_after_s = retry_after_s
 
     async def serve(self, request: Request, responder: Responder) -> int:
@@ -47,14 +43,10 @@ class OwnRoutes:
     def _readiness(self) -> Answer:
         # The view counts however old it is: without its controller a gateway is still of use. The reason stays
         # general, since anybody may ask; the log has the details.
-        if self._draining():
-            return self._not_ready("the gateway is stopping")
-        if self._fleets.fleet is None:
-            return self._not_ready("no view of the fleet yet: the controller has not answered")
-        return Answer(200, b"ready\n", (TEXT,))
-
-    def _not_ready(self, why: str) -> Answer:
-        return Answer(503, f"not ready: {why}\n".encode(), (TEXT, answers.retry_after(self._retry_after_s)))
+        if self._fleets.fleet is not None:
+            return Answer(200, b"ready\n", (TEXT,))
+        why = b"not ready: no view of the fleet yet, the controller has not answered\n"
+        return Answer(503, why, (TEXT, answers.retry_after(self._retry_after_s)))
 
     def _numbers(self, request: Request) -> Answer:
         fleet = self._fleets.fleet

@@ -1,9 +1,12 @@
 """Every setting of `corral gateway`."""
 
+# ruff: noqa: RUF009  (`_span` gives a dataclass field, as `setting` does)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from corral.gateway.link import parse_controller
 from corral.kit.settings import Seconds, setting
@@ -36,6 +39,11 @@ def _origins(value: tuple[str, ...]) -> str | None:
     return f"{bad[0]!r} is no origin; write https://host[:port] or *" if bad else None
 
 
+def _span(help: str, seconds: float) -> Any:
+    """One of the relay's patience limits: sound as they are, for most."""
+    return setting(help, default=Seconds(seconds), check=_positive, advanced=True)
+
+
 @dataclass(frozen=True)
 class GatewaySettings:
     controller: str = setting("where the controller is: unix:/path or http(s)://host:port", check=_controller)
@@ -58,7 +66,13 @@ class GatewaySettings:
         check=_positive,
         advanced=True,
     )
-    bus: bool = setting("hear hints of changes on the bus; without it they are seen by looking", default=True)
+    hints: bool = setting("hear of changes on the bus at once; without it they are seen by looking", default=True)
+    hints_retry_s: Seconds = setting(
+        "longest wait before the controller is asked again where the bus is",
+        default=Seconds(30),
+        check=_positive,
+        advanced=True,
+    )
 
     view_check_interval_s: Seconds = setting(
         "how often the controller is asked whether the view changed; bounds how long a revoked key works without hints",
@@ -85,6 +99,24 @@ class GatewaySettings:
     )
 
     body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=_positive)
-    max_connections: int = setting("client connections at once", default=20_000, check=_positive)
+    head_limit_bytes: int = setting("largest head of a request", default=64 * 1024, check=_positive, advanced=True)
+    max_connections: int = setting("client connections at once", default=10_000, check=_positive)
+    client_handshake_s: Seconds = _span("TLS: how long a client may take for its handshake", 10)
+    client_head_s: Seconds = _span("how long a client may take to send a request's head", 15)
+    client_keep_alive_s: Seconds = _span("how long a client's connection may be idle between two requests", 75)
+    client_body_idle_s: Seconds = _span("how long a client may pause within a body", 30)
+    client_body_grace_s: Seconds = _span("how long a body may take before it must also come at 128 bytes a second", 60)
+    client_stall_s: Seconds = _span("how long a client may take none of the bytes waiting for it", 60)
+    tunnel_idle_s: Seconds = _span("how long a WebSocket may be silent", 3600)
+    connect_timeout_s: Seconds = _span("how long connecting to the controller or a worker may take", 5)
+    upstream_idle_s: Seconds = _span("how long an unused connection to the controller or a worker is kept", 30)
+    upstream_stall_s: Seconds = _span("how long the controller or a worker may take none of a request's bytes", 60)
+    controller_first_byte_s: Seconds = _span("how long the controller may take to begin to answer a client", 120)
+    controller_idle_s: Seconds = _span("how long the controller may pause within an answer; live events ping", 120)
+    replica_first_byte_s: Seconds = _span(
+        "how long a replica may take to begin to answer: a long prompt takes long", 1800
+    )
+    replica_idle_s: Seconds = _span("how long a replica may pause within an answer", 600)
+
     log_level: str = setting("debug, info, warning or error", default="info", check=_level)
     log_json: bool = setting("log lines as JSON", default=False)

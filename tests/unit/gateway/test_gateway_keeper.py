@@ -101,7 +101,7 @@ async def test_the_last_view_stays_while_the_controller_is_away() -> None:
     await keep.look()
     assert keep.fleet is not None
     assert keep.fleet.revision == 2
-    assert keep.trouble is None
+    assert not keep.trouble
     assert counts.controller_reachable
     assert counts.failures == 2
 

@@ -7,7 +7,7 @@ import pytest
 from corral.contract.http import RelayResult, Target, UpstreamFailed
 from corral.gateway.link import parse_controller
 from corral.gateway.metrics import Metrics, RouteClass, render
-from corral.gateway.relaying import RelayLedger, status_of
+from corral.gateway.relaying import settle, status_of
 from corral.gateway.settings import GatewaySettings
 from corral.kit.settings import BadSettings, read_settings, shown
 
@@ -91,25 +91,31 @@ def test_numbers_come_out_as_text() -> None:
         assert line in lines
 
 
-def result(status: int, *, complete: bool = True, client_gone: bool = False) -> RelayResult:
-    return RelayResult(status, complete, client_gone, 0.01, 0.02, 100)
+@pytest.mark.parametrize(
+    ("status", "complete", "client_gone", "counted", "observed"),
+    [
+        (201, True, False, 201, 1),
+        (200, False, True, 499, 1),
+        (0, False, True, 499, 0),
+        (200, False, False, 200, 1),
+    ],
+)
+def test_how_a_relay_ended_is_counted(
+    status: int, complete: bool, client_gone: bool, counted: int, observed: int
+) -> None:
+    counts = Metrics().routes[RouteClass.CONTROLLER]
+    assert settle(counts, RelayResult(status, complete, client_gone, 0.01, 0.02, 100)) == counted
+    assert sum(counts.first_byte.counts) == observed
 
 
-def test_how_a_relay_ended_is_counted() -> None:
-    metrics = Metrics()
-    ledger = RelayLedger(metrics.routes[RouteClass.CONTROLLER], metrics.relay)
-    assert ledger.done(result(201)) == 201
-    assert ledger.done(result(200, complete=False, client_gone=True)) == 499
-    assert ledger.done(result(0, complete=False, client_gone=True)) == 499
-    assert ledger.done(result(200, complete=False)) == 200
-    assert (metrics.relay.bytes_sent, metrics.relay.broken) == (400, 1)
-    assert sum(metrics.routes[RouteClass.CONTROLLER].first_byte.counts) == 3
-    for failure, status in (
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
         (UpstreamFailed("no", refused=True), 503),
         (UpstreamFailed("no", refused=True, timed_out=True), 503),
         (UpstreamFailed("no", refused=False, timed_out=True), 504),
         (UpstreamFailed("no", refused=False), 502),
-    ):
-        ledger.failed(failure)
-        assert status_of(failure) == status
-    assert (metrics.relay.refused, metrics.relay.timed_out, metrics.relay.failed) == (2, 1, 1)
+    ],
+)
+def test_a_failure_tells_whether_something_may_have_happened(failure: UpstreamFailed, status: int) -> None:
+    assert status_of(failure) == status

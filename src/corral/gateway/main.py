@@ -1,0 +1,250 @@
+"""The gateway, composed: read this first. What is opened here is closed here, in reverse.
+
+`serve` runs until it is told to stop, then lets running requests end. `run` is the process around it: event loop,
+logging, signals, exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import uvloop
+
+from corral.contract.http import Patience
+from corral.gateway.admission import FleetSource
+from corral.gateway.controller_relay import ControllerRelay
+from corral.gateway.cors import Cors
+from corral.gateway.door import Door
+from corral.gateway.hints import HintListener
+from corral.gateway.keeper import ViewKeeper
+from corral.gateway.link import controller_trust, open_link, parse_controller
+from corral.gateway.metrics import Metrics, RouteClass
+from corral.gateway.own import OwnRoutes
+from corral.gateway.settings import GatewaySettings
+from corral.gateway.v1 import V1, NoReplicas, Router
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import CorralError, Invalid
+from corral.kit.files import read_text
+from corral.kit.log import configure_logging, get_log
+from corral.kit.settings import shown
+from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway that serves."""
+
+    settings: GatewaySettings
+    server: RelayServer
+    keeper: ViewKeeper
+    metrics: Metrics
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"{'https' if self.settings.tls_cert else 'http'}://{host}:{self.port}"
+
+    async def drain(self) -> None:
+        """Take no more, let what runs end within its time, cut the rest."""
+        log.info("gateway stops; running requests may end", running=self.server.running)
+        cut = await self.server.drain(self.settings.drain_timeout_s)
+        if cut:
+            log.warning("requests were cut off", requests=cut, waited_s=float(self.settings.drain_timeout_s))
+
+
+async def serve(settings: GatewaySettings, *, clock: Clock | None = None, stopped: asyncio.Event | None = None) -> None:
+    """Until `stopped` is set. `CorralError` says in one line what a person must mend before it can start."""
+    async with open_gateway(settings, clock or SystemClock()) as gateway:
+        log.info("gateway serves", url=gateway.url, controller=settings.controller)
+        await (stopped or asyncio.Event()).wait()
+        await gateway.drain()
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(
+    settings: GatewaySettings, clock: Clock, *, router: Router | None = None
+) -> AsyncIterator[Gateway]:
+    address = parse_controller(settings.controller)
+    gateway_key = read_gateway_key(settings)
+    tls = controller_trust(settings.controller_ca) if address.target.tls else None
+    metrics = Metrics()
+    async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
+        keeper = ViewKeeper(
+            link,
+            metrics.view,
+            clock,
+            check_interval_s=settings.view_check_interval_s,
+            full_interval_s=settings.view_interval_s,
+            gap_s=settings.view_gap_s,
+        )
+        listener = HintListener(
+            link, keeper.hint, metrics.view, clock, retry_first_s=1.0, retry_cap_s=settings.hints_retry_s
+        )
+        door = build_door(settings, keeper, router or NoReplicas(), metrics, clock, gateway_key=gateway_key)
+        async with _listening(settings, door, tls, metrics) as (server, port), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(keeper.run(), name="view")]
+            if settings.hints:
+                running.append(tasks.create_task(listener.run(), name="hints"))
+            try:
+                yield Gateway(settings, server, keeper, metrics, port)
+            finally:
+                for task in running:
+                    task.cancel()
+
+
+def build_door(
+    settings: GatewaySettings,
+    fleets: FleetSource,
+    router: Router,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    gateway_key: str,
+) -> Door:
+    """The handler for the relay. `bench/` builds one too, around a fleet and a router that never change."""
+    v1 = V1(
+        fleets,
+        router,
+        metrics.routes[RouteClass.INFERENCE],
+        cors=Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s),
+        patience=Patience(settings.replica_first_byte_s, settings.replica_idle_s),
+        body_limit_bytes=settings.body_limit_bytes,
+        retry_after_s=settings.retry_after_s,
+    )
+    controller = ControllerRelay(
+        parse_controller(settings.controller).target,
+        gateway_key,
+        metrics.routes[RouteClass.CONTROLLER],
+        patience=Patience(settings.controller_first_byte_s, settings.controller_idle_s),
+        retry_after_s=settings.retry_after_s,
+    )
+    own = OwnRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s)
+    return Door(v1, own, controller, metrics, clock)
+
+
+def read_gateway_key(settings: GatewaySettings) -> str:
+    file = settings.gateway_key_file
+    if file is None:
+        if not settings.gateway_key:
+            raise Invalid("the gateway needs a key: --gateway-key-file (or CORRAL_GATEWAY_KEY_FILE)")
+        return settings.gateway_key
+    try:
+        key = read_text(file)
+    except OSError as error:
+        raise Invalid(f"the gateway key cannot be read: {file}: {error.strerror}") from error
+    if not key:
+        raise Invalid(f"the gateway key is not there: {file} is {'absent' if key is None else 'empty'}")
+    return key
+
+
+def relay_limits(settings: GatewaySettings) -> Limits:
+    return Limits(
+        head_bytes=settings.head_limit_bytes,
+        connections=settings.max_connections,
+        timeouts=Timeouts(
+            handshake_s=settings.client_handshake_s,
+            head_s=settings.client_head_s,
+            keep_alive_s=settings.client_keep_alive_s,
+            body_idle_s=settings.client_body_idle_s,
+            body_grace_s=settings.client_body_grace_s,
+            write_stall_s=settings.client_stall_s,
+            tunnel_idle_s=settings.tunnel_idle_s,
+        ),
+    )
+
+
+def pool_limits(settings: GatewaySettings) -> PoolLimits:
+    return PoolLimits(
+        connect_s=settings.connect_timeout_s,
+        send_stall_s=settings.upstream_stall_s,
+        idle_s=settings.upstream_idle_s,
+        tunnel_idle_s=settings.tunnel_idle_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    settings: GatewaySettings, door: Door, tls: ssl.SSLContext | None, metrics: Metrics
+) -> AsyncIterator[tuple[RelayServer, int]]:
+    pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
+    server = RelayServer(door, relay_limits(settings), pool=pool, ssl=_server_tls(settings), counters=metrics.relay)
+    try:
+        port = await _listen(server, settings)
+        yield server, port
+    finally:
+        await server.close()
+        await pool.close()
+
+
+async def _listen(server: RelayServer, settings: GatewaySettings) -> int:
+    where = f"{settings.host}:{settings.port}"
+    try:
+        return await server.listen(settings.host, settings.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Invalid(f"{where} is in use by another program; choose another with --port") from error
+        raise Invalid(f"cannot listen on {where}: {error.strerror or error}") from error
+
+
+def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None and settings.tls_key is None:
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise Invalid("TLS needs both --tls-cert and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(str(settings.tls_cert), str(settings.tls_key))
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(
+            f"TLS certificate and key cannot be used: {settings.tls_cert}, {settings.tls_key}: {error}"
+        ) from error
+    return context
+
+
+def run(settings: GatewaySettings) -> int:
+    """The process: 0 when it was told to stop, 1 with one line on stderr when a person must mend something."""
+    configure_logging(role="gateway", level=settings.log_level, json=settings.log_json)
+    log.info("gateway starts", **shown(settings))
+    _raise_file_limit()
+    try:
+        uvloop.run(_serve_until_signalled(settings))
+    except CorralError as error:
+        print(f"corral gateway: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Shells hand down 1,024 open files; every client connection is one, and so is every one to a worker."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve_until_signalled(settings: GatewaySettings) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    serving = asyncio.ensure_future(serve(settings, stopped=stopped))
+
+    def told_to_stop() -> None:
+        if stopped.is_set():  # told twice: somebody is in a hurry
+            serving.cancel()
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told_to_stop)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving

@@ -1,0 +1,162 @@
+"""A controller that says what a test wants: the routes a gateway lives on, literal to the wire, on a unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+GATEWAY_KEY = "ck_gatewaygatewaygateway"
+
+
+def key(secret: str, role: str, **more: Any) -> dict[str, Any]:
+    return {"id": f"id-{secret}", "secret_hash": hashlib.sha256(secret.encode()).hexdigest(), "role": role, **more}
+
+
+@dataclass
+class Seen:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+@dataclass
+class ScriptedController:
+    socket: Path
+    keys: list[dict[str, Any]] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=list)
+    revision: int = 1
+    server_time: float = 0.0
+    grant: dict[str, Any] = field(default_factory=dict)  # what a gateway gets to join the bus; empty = there is none
+    gateway_key: str = GATEWAY_KEY
+    seen: list[Seen] = field(default_factory=list)
+    view_reads: list[str | None] = field(default_factory=list)  # If-None-Match of each
+    streams_open: int = 0
+    stream: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    _runner: web.AppRunner | None = None
+
+    def change(self, *, keys: list[dict[str, Any]] | None = None, models: list[dict[str, Any]] | None = None) -> None:
+        self.keys = self.keys if keys is None else keys
+        self.models = self.models if models is None else models
+        self.revision += 1
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/internal/view", self._view)
+        app.router.add_post("/internal/gateway/credentials", self._credentials)
+        app.router.add_get("/api/events", self._events)
+        app.router.add_get("/ws/echo", self._websocket)
+        app.router.add_get("/big/{size}", self._big)
+        app.router.add_get("/hang", self._hang)
+        app.router.add_route("*", "/{path:.*}", self._echo)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(self.socket)).start()
+
+    async def listen(self, tls: ssl.SSLContext) -> str:
+        """Serve on a port too; its URL."""
+        assert self._runner is not None
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
+        await site.start()
+        server = site._server
+        assert isinstance(server, asyncio.Server)
+        return f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        self.socket.unlink(missing_ok=True)
+
+    def _is_gateway(self, request: web.Request) -> bool:
+        return request.headers.get("Authorization") == f"Bearer {self.gateway_key}"
+
+    async def _view(self, request: web.Request) -> web.Response:
+        if not self._is_gateway(request):
+            return web.json_response({"error": {"code": 401, "message": "no", "type": "unauthenticated"}}, status=401)
+        known = request.headers.get("If-None-Match")
+        self.view_reads.append(known)
+        etag = {"ETag": f'"{self.revision}"'}
+        if known == f'"{self.revision}"':
+            return web.Response(status=304, headers=etag)
+        view = {
+            "revision": self.revision,
+            "keys": self.keys,
+            "nodes": [],
+            "models": self.models,
+            "ingress_token": "signed.token",
+            "server_time": self.server_time,
+        }
+        return web.json_response(view, headers=etag)
+
+    async def _credentials(self, request: web.Request) -> web.Response:
+        if not self._is_gateway(request):
+            return web.json_response({"error": {"code": 401, "message": "no", "type": "unauthenticated"}}, status=401)
+        return web.json_response(self.grant)
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        seen = Seen(request.method, request.raw_path, list(request.headers.items()), await request.read())
+        self.seen.append(seen)
+        return web.json_response({"method": seen.method, "path": seen.path, "bytes": len(seen.body)}, status=200)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events, one per thing a test puts in `stream`."""
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await answer.prepare(request)
+        self.streams_open += 1
+        try:
+            while (piece := await self.stream.get()) is not None:
+                await answer.write(piece)
+        finally:
+            self.streams_open -= 1
+        return answer
+
+    async def _websocket(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type == WSMsgType.TEXT:
+                await socket.send_str("echo " + message.data)
+        return socket
+
+    async def _big(self, request: web.Request) -> web.StreamResponse:
+        """So many bytes, as fast as they are taken; `sent` grows with them."""
+        size = int(request.match_info["size"])
+        answer = web.StreamResponse(headers={"Content-Length": str(size)})
+        await answer.prepare(request)
+        self.sent = 0
+        with contextlib.suppress(ConnectionError):
+            while self.sent < size:
+                piece = b"x" * min(65536, size - self.sent)
+                await answer.write(piece)
+                self.sent += len(piece)
+        return answer
+
+    async def _hang(self, request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("never reached")
+
+    sent: int = 0
+
+
+@contextlib.asynccontextmanager
+async def running_controller(socket: Path, **more: Any) -> AsyncIterator[ScriptedController]:
+    controller = ScriptedController(socket, **more)
+    await controller.start()
+    try:
+        yield controller
+    finally:
+        await controller.stop()

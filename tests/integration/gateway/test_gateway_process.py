@@ -1,0 +1,141 @@
+"""The process as a supervisor sees it: exit codes, signals, one line when a person must mend something."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket as sockets
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+
+from tests.integration.gateway.conftest import USER, bearer
+from tests.integration.gateway.raw_client import connected
+from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
+from tests.support.nats import free_port
+
+RUN = """
+import os, sys
+from corral.gateway.main import run
+from corral.gateway.settings import GatewaySettings
+from corral.kit.settings import read_settings
+sys.exit(run(read_settings(GatewaySettings, flags={}, env=os.environ)))
+"""
+
+
+@contextlib.asynccontextmanager
+async def process(**settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    env = {**os.environ, **{f"CORRAL_{name.upper()}": value for name, value in settings.items()}}
+    started = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, stderr=asyncio.subprocess.PIPE, env=env)
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            started.kill()
+        await started.wait()
+
+
+async def until_ready(http: aiohttp.ClientSession, port: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                async with http.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.02)
+
+
+def key_file(folder: Path) -> str:
+    file = folder / "gateway.key"
+    file.write_text(GATEWAY_KEY + "\n")
+    return str(file)
+
+
+async def test_a_stream_outlives_sigterm_and_the_exit_is_clean(
+    controller: ScriptedController, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    port = free_port()
+    settings = {"controller": f"unix:{controller.socket}", "gateway_key_file": key_file(tmp_path), "port": str(port)}
+    async with process(**settings, log_json="true", hints="false") as gateway:
+        await until_ready(http, port)
+        async with http.get(f"http://127.0.0.1:{port}/v1/models", headers=bearer(USER)) as answer:
+            assert answer.status == 200
+        async with connected(port) as (reader, writer):
+            writer.write(b"GET /api/events HTTP/1.1\r\nHost: h\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            gateway.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                while True:  # until nobody new is let in
+                    try:
+                        async with connected(port) as (late, _):
+                            await late.read()
+                    except ConnectionRefusedError:
+                        break
+            controller.stream.put_nowait(b"data: last words\n\n")
+            controller.stream.put_nowait(None)
+            assert b"last words" in await asyncio.wait_for(reader.read(), 20)
+        assert await asyncio.wait_for(gateway.wait(), 20) == 0
+        assert gateway.stderr is not None
+        log = (await gateway.stderr.read()).decode()
+    assert "gateway serves" in log
+    assert GATEWAY_KEY not in log
+    assert "Traceback" not in log
+
+
+async def test_a_second_signal_does_not_wait(controller: ScriptedController, http: aiohttp.ClientSession) -> None:
+    port = free_port()
+    settings = {"controller": f"unix:{controller.socket}", "gateway_key": GATEWAY_KEY, "port": str(port)}
+    async with (
+        process(**settings, hints="false", drain_timeout="10m") as gateway,
+        connected_when_ready(http, port) as (
+            reader,
+            writer,
+        ),
+    ):
+        writer.write(b"GET /api/events HTTP/1.1\r\nHost: h\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert gateway.stderr is not None
+        gateway.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            while b"gateway stops" not in await gateway.stderr.readline():
+                pass
+            gateway.send_signal(signal.SIGTERM)
+            assert await gateway.wait() == 0
+
+
+@contextlib.asynccontextmanager
+async def connected_when_ready(
+    http: aiohttp.ClientSession, port: int
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    await until_ready(http, port)
+    async with connected(port) as both:
+        yield both
+
+
+async def test_a_port_in_use_is_one_clear_line() -> None:
+    with sockets.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        async with process(
+            controller="unix:/nowhere.sock", gateway_key=GATEWAY_KEY, port=port, log_level="error"
+        ) as gateway:
+            _, errors = await asyncio.wait_for(gateway.communicate(), 20)
+    assert gateway.returncode == 1
+    assert errors.decode().splitlines() == [
+        f"corral gateway: 127.0.0.1:{port} is in use by another program; choose another with --port"
+    ]
+
+
+async def test_a_missing_key_file_is_one_clear_line(tmp_path: Path) -> None:
+    missing = tmp_path / "gateway.key"
+    async with process(
+        controller="unix:/nowhere.sock", gateway_key_file=str(missing), port="0", log_level="error"
+    ) as gateway:
+        _, errors = await asyncio.wait_for(gateway.communicate(), 20)
+    assert gateway.returncode == 1
+    assert errors.decode().splitlines() == [f"corral gateway: the gateway key is not there: {missing} is absent"]
