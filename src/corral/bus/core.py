@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)
 Told = TypeVar("Told", bound=Message)
 
+_SUBJECT = re.compile(r"[^.\s\x00-\x1f\x7f]+(\.[^.\s\x00-\x1f\x7f]+)*")
 MARSHAL_ERROR = b'{"error":"internal marshal error"}'  # the contract's literal
 
 
@@ -150,7 +152,7 @@ class BusCore(ABC):
     async def call(
         self, call: Call[Asked, Answered], request: Asked, /, *, timeout_s: float, **tokens: str
     ) -> Answered:
-        subject = call.subject.fill(**tokens)
+        subject = _checked(call.subject.fill(**tokens))
         payload = _encode_checked(request, subject)
         self._require_connected()
         await self._open_inbox()
@@ -161,7 +163,7 @@ class BusCore(ABC):
             raise Failed(f"the answer on {subject} cannot be read: {error}") from error
 
     async def publish(self, event: Event[Told], message: Told, /, **tokens: str) -> None:
-        subject = event.subject.fill(**tokens)
+        subject = _checked(event.subject.fill(**tokens))
         payload = _encode_checked(message, subject)
         self._require_connected()
         await self._send(subject, payload)
@@ -221,7 +223,7 @@ class BusCore(ABC):
         concurrency: int = 1,
         refuse: Callable[[Delivery], Any] | None = None,
     ) -> Subscription:
-        lane = Lane(pattern, process, concurrency=concurrency, limits=self._limits, refuse=refuse)
+        lane = Lane(_checked(pattern), process, concurrency=concurrency, limits=self._limits, refuse=refuse)
         registration = Registration(pattern, queue, lane)
         await self._add(registration)
         return _Subscribed(self, registration)
@@ -327,6 +329,13 @@ async def _respond(delivery: Delivery, payload: bytes | None) -> None:
         await delivery.respond(payload)
     except CorralError as error:
         log.warning("bus reply was not sent", subject=delivery.subject, error=error.message)
+
+
+def _checked(subject: str) -> str:
+    """Sanitising leaves some characters that the server would choke on, and with it everybody on this connection."""
+    if not _SUBJECT.fullmatch(subject):
+        raise Invalid(f"{subject!r} is no subject: a part of it is empty, or has a blank or a control character")
+    return subject
 
 
 def _encode_checked(message: Message, subject: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -129,7 +130,7 @@ def check_port_is_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = "is in use" if error.errno == 98 else f"cannot be used: {error.strerror}"
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             raise Conflict(f"port {port} on {host} {reason}; choose another one for the bus") from error
 
 

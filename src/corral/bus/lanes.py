@@ -24,8 +24,8 @@ _YIELD_EVERY = 64  # a handler that never waits must not keep the event loop to 
 class LaneLimits:
     """How much may wait for one subscription's handler."""
 
-    messages: int = 4096
-    payload_bytes: int = 32 * 1024 * 1024
+    messages: int = 65_536
+    payload_bytes: int = 64 * 1024 * 1024
 
 
 class Delivery:

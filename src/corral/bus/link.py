@@ -163,12 +163,7 @@ class Link:
 
         The wait ends by itself: the server closes the connection when its token expires.
         """
-        self._retiring = True
-        await self._stop_hearing(list(self._subscriptions.values()))
-        while any(subscription.pending_msgs for subscription in self._subscriptions.values()):
-            if self.closed.is_set():
-                break
-            await asyncio.sleep(0)  # the client's own tasks hand each message on without waiting
+        await self.stop_hearing()
         if not self.closed.is_set():
             owes_nothing = asyncio.ensure_future(self._owes_nothing.wait())
             closed = asyncio.ensure_future(self.closed.wait())
@@ -180,9 +175,13 @@ class Link:
         await self.close()
 
     async def stop_hearing(self) -> None:
-        """No new messages; those already here are still handed on."""
+        """No new messages; returns when those already here are handed on."""
         self._retiring = True
         await self._stop_hearing(list(self._subscriptions.values()))
+        while any(subscription.pending_msgs for subscription in self._subscriptions.values()):
+            if self.closed.is_set():
+                break
+            await asyncio.sleep(0)  # the client's own tasks hand each message on without waiting
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -155,7 +155,7 @@ class NatsBus(BusCore):
                 self._tell_once(error.message)
             except Exception as error:
                 log.exception("bus connection failed and will be tried again")
-                self._state.set(False, type(error).__name__)
+                self._lose(type(error).__name__)
             await self._clock.sleep(backoff.next_s())
 
     async def _stay(self, link: Link, credentials: BusCredentials, got_at: float) -> None:
@@ -179,10 +179,14 @@ class NatsBus(BusCore):
                 log.warning("bus credentials are not renewed yet", reason=error.message)
                 if await _closes_within(link, backoff.next_s()):
                     break
-        self._link = None
-        self._state.set(False, link.reason)
         log.warning("bus connection lost", url=link.url, reason=link.reason)
-        self._retire(link)
+        self._lose(link.reason)
+
+    def _lose(self, reason: str) -> None:
+        link, self._link = self._link, None
+        self._state.set(False, reason)
+        if link is not None:
+            self._retire(link)
 
     def _until_renewal(self, credentials: BusCredentials, got_at: float) -> float | None:
         if credentials.expires_in_s is None:
@@ -194,8 +198,13 @@ class NatsBus(BusCore):
         try:
             async with asyncio.timeout(self._settings.credentials_timeout_s):
                 return await self._source.current()
+        except CorralError:
+            raise
         except TimeoutError as error:
             raise Unavailable("bus credentials were not given in time") from error
+        except Exception as error:
+            log.exception("the source of bus credentials failed")
+            raise Unavailable(f"bus credentials were not given: {type(error).__name__}") from error
 
     async def _make_link(self, credentials: BusCredentials) -> Link:
         """A link with everything registered on it, from the first server that takes us."""

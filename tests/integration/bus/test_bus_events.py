@@ -212,7 +212,19 @@ async def test_an_event_nobody_hears_is_no_error(yard: Yard) -> None:
     await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes"))
 
 
-async def test_an_empty_token_is_refused(yard: Yard) -> None:
-    teller = await yard.join("t")
+async def test_a_token_no_server_would_take_is_refused_before_it_breaks_the_connection(yard: Yard) -> None:
+    bus = await yard.join("t")
     with pytest.raises(ValueError, match="empty token"):
-        await teller.publish(NODE_HEARTBEAT, BusHeartbeat(), node="")
+        await bus.publish(NODE_HEARTBEAT, BusHeartbeat(), node="")
+    for token in ("a\rb", "a\x00b", "a\u2028b", "a\x7f"):
+        with pytest.raises(Invalid, match="is no subject"):
+            await bus.publish(NODE_HEARTBEAT, BusHeartbeat(), node=token)
+        with pytest.raises(Invalid, match="is no subject"):
+            await bus.subscribe(NODE_HEARTBEAT, Ear(), node=token)
+    with pytest.raises(Invalid, match="is no subject"):
+        await bus.subscribe(NODE_HEARTBEAT, Ear(), node="")
+    ear = Ear()
+    await bus.subscribe(NODE_HEARTBEAT, ear)
+    await bus.publish(NODE_HEARTBEAT, BusHeartbeat(), node="a/b:c")
+    await ear.has(1)
+    assert bus.connected

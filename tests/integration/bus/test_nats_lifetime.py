@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -51,9 +52,12 @@ async def test_credentials_of_3_s_over_15_s_lose_nothing(nats_server: NatsServer
     controller = nats_server.bus(nats_server.service(), source=sources[0])
     node = nats_server.bus(nats_server.node("a"), source=sources[1])
     heard: list[int] = []
+    heard_in_group: list[int] = []
+    served: list[int] = []
     changes: list[bool] = []
 
     async def serve(request: InstallBackend, tokens: Tokens) -> InstallReply:
+        served.append(int(request.op_id))
         if request.backend == "slow":
             await asyncio.sleep(0.3)  # within what is left of the old credentials when the new ones come
         return InstallReply(success=True, address=request.backend)
@@ -61,26 +65,31 @@ async def test_credentials_of_3_s_over_15_s_lose_nothing(nats_server: NatsServer
     async def hear(message: BusHeartbeat, tokens: Tokens) -> None:
         heard.append(int(message.boot_id))
 
+    async def hear_in_group(message: BusHeartbeat, tokens: Tokens) -> None:
+        heard_in_group.append(int(message.boot_id))
+
     async with controller, node:
         await controller.wait_connected(5)
         await node.wait_connected(5)
         for bus in (controller, node):
             bus.on_change(changes.append)
         await node.serve(INSTALL_BACKEND, serve, concurrency=64, node="a")
-        await controller.subscribe(NODE_HEARTBEAT, hear, queue="controllers")
+        await controller.subscribe(NODE_HEARTBEAT, hear)
+        await controller.subscribe(NODE_HEARTBEAT, hear_in_group, queue="controllers")
         started = time.monotonic()
         calls: list[asyncio.Task[InstallReply]] = []
         told = 0
         async with asyncio.TaskGroup() as group:
             while (elapsed := time.monotonic() - started) < 15:
-                backend = "slow" if told % 5 == 0 else str(told)
-                calls.append(group.create_task(order(controller, backend=backend, timeout_s=5)))
+                install = InstallBackend(backend="slow" if told % 5 == 0 else "quick", op_id=str(told))
+                calls.append(group.create_task(controller.call(INSTALL_BACKEND, install, timeout_s=5, node="a")))
                 await node.publish(NODE_HEARTBEAT, BusHeartbeat(boot_id=str(told)), node="a")
                 told += 1
                 await asyncio.sleep(max(0.0, told * 0.02 - elapsed))
         assert all(call.result().success for call in calls)
-        await eventually(lambda: len(heard) >= told, "every event")
-        assert sorted(heard) == list(range(told))
+        await eventually(lambda: len(heard) >= told and len(heard_in_group) >= told, "every event")
+        for each in (served, heard, heard_in_group):
+            assert sorted(each) == list(range(told))
         assert told > 400
         assert changes == []  # renewal is no gap
         assert controller.connected_since is not None
@@ -88,7 +97,46 @@ async def test_credentials_of_3_s_over_15_s_lose_nothing(nats_server: NatsServer
         assert min(source.asked for source in sources) >= 5
 
 
-async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(nats_server: NatsServer) -> None:
+async def test_renewing_in_a_flood_loses_nothing(nats_server: NatsServer) -> None:
+    """The hand-over itself, many times over, with messages on their way at every moment of it."""
+
+    class Hasty:
+        asked = 0
+
+        async def current(self) -> BusCredentials:
+            self.asked += 1
+            fresh = nats_server.service(ttl_s=3600 + self.asked)  # another token each time
+            return dataclasses.replace(fresh.credentials(), expires_in_s=0.01)
+
+    source = Hasty()
+    settings = dataclasses.replace(quick_settings(), shortest_renewal_s=0.02)
+    heard: list[int] = []
+
+    async def hear(message: ViewChanged, tokens: Tokens) -> None:
+        heard.append(message.row_version)
+
+    async with (
+        nats_server.bus(nats_server.service(), source=source, settings=settings) as listener,
+        nats_server.bus(nats_server.service()) as teller,
+    ):
+        await listener.wait_connected(5)
+        await teller.wait_connected(5)
+        await listener.subscribe(VIEW_CHANGED, hear)
+        told = 0
+        while source.asked < 40:
+            for _ in range(20):
+                await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=told))
+                told += 1
+            await asyncio.sleep(0.001)
+        await eventually(lambda: len(heard) >= told, "every event")
+        assert sorted(heard) == list(range(told))
+        assert told > 1000
+
+
+@pytest.mark.parametrize("failure", [Unavailable("the controller is away"), RuntimeError("a bug")])
+async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(
+    nats_server: NatsServer, failure: Exception
+) -> None:
     class Moody:
         """Gives 2 s credentials, then fails for a while."""
 
@@ -99,7 +147,7 @@ async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(nats
         async def current(self) -> BusCredentials:
             self.asked += 1
             if self.failing:
-                raise Unavailable("the controller is away")
+                raise failure
             return nats_server.node("a", ttl_s=2).credentials()
 
     source = Moody()
@@ -309,12 +357,15 @@ async def test_a_source_that_crashes_or_hangs_is_asked_again(nats_server: NatsSe
             self.asked += 1
             if self.asked == 1:
                 raise RuntimeError("boom")
+            if self.asked == 2:
+                await asyncio.Event().wait()
             return nats_server.node("a").credentials()
 
     source = Broken()
-    async with nats_server.bus(nats_server.node("a"), source=source) as node:
+    settings = dataclasses.replace(quick_settings(), credentials_timeout_s=0.1)
+    async with nats_server.bus(nats_server.node("a"), source=source, settings=settings) as node:
         await node.wait_connected(5)
-        assert source.asked == 2
+        assert source.asked == 3
 
 
 async def test_with_several_urls_the_first_that_answers_is_used(nats_server: NatsServer) -> None:
