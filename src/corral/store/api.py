@@ -9,7 +9,7 @@ A read transaction sees one moment of the whole database. A write transaction is
 rolled back when an exception (or a cancellation) leaves it. On SQLite writers stand in line; on PostgreSQL they run
 side by side, each statement sees what is committed by then, and only rows that were read with `lock_one` (the `get`
 and `find` of every table) or written stay as they are until the end: the rest is an old snapshot, so claim, don't
-assume.
+assume. A row that is not there cannot be locked: who wants to be the first claims it (`claims.claim_insert`).
 
 One transaction belongs to one task, and never waits for the network in between.
 """

@@ -16,9 +16,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from corral.kit.errors import Invalid
 from corral.store.api import Database, Transaction
 from corral.store.postgres import PostgresDatabase, server_settings, through
+from corral.store.postgres import translated as postgres_translated
 from corral.store.sqlite import SqliteDatabase, connect
 from corral.store.sqlite import translated as sqlite_translated
 
@@ -101,8 +104,7 @@ def _upgrade_sqlite(database: SqliteDatabase, scripts: Path) -> None:
 
 async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path) -> None:
     """Alembic wants SQLAlchemy's own connection; its async engine is good enough for this one moment."""
-    import asyncpg
-    from sqlalchemy import text
+    from sqlalchemy import exc, text
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
@@ -118,8 +120,18 @@ async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path) -> None
         async with engine.begin() as connection:
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
             await connection.run_sync(_run_steps, scripts)
+    except exc.DBAPIError as error:
+        raise postgres_translated(_driver_error(error), database.place) from error
     finally:
         await engine.dispose()
+
+
+def _driver_error(error: Exception) -> BaseException:
+    """asyncpg's own, which SQLAlchemy wraps twice."""
+    found: BaseException = error
+    while not isinstance(found, asyncpg.PostgresError | OSError) and found.__cause__ is not None:
+        found = found.__cause__
+    return found
 
 
 def _run_steps(connection: Connection, scripts: Path) -> None:

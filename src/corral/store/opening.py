@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import unquote
 
 from corral.kit.errors import Invalid
 from corral.store.api import Database, Store
@@ -55,8 +54,9 @@ async def _open_database(url: str, options: StoreOptions) -> Database:
 
 
 def sqlite_path(rest: str) -> Path:
-    """What follows `sqlite://`: a slash, then the path, so an absolute one begins with two."""
-    path = unquote(rest.removeprefix("/"))
+    """What follows `sqlite://`: a slash, then the path as it is (an absolute one begins with two), as SQLAlchemy has it.
+    Escapes are not decoded: people and our own settings put a plain path behind `sqlite:///`."""
+    path = rest.removeprefix("/")
     if not rest.startswith("/") or path in ("", ":memory:") or "?" in path:
         raise Invalid("a SQLite database is a file: write sqlite:///relative.db or sqlite:////absolute/path.db")
     return Path(path).expanduser().absolute()

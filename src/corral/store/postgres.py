@@ -8,6 +8,7 @@ Every wait has an end here and on the server, so a network that swallows packets
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -144,8 +145,10 @@ class PostgresDatabase:
         try:
             yield _PostgresSession(connection, self.place)
             await self._commit(connection)
+        except BaseException:
+            await self._roll_back(connection)
+            raise
         finally:
-            # Rolls back what is still open; a connection that cannot even do that is thrown away.
             await self._release(connection)
 
     async def close(self) -> None:
@@ -181,8 +184,12 @@ class PostgresDatabase:
         except Unavailable as error:
             raise OutcomeUnknown(f"the database {self.place} went away while committing: {error.message}") from error
 
+    async def _roll_back(self, connection: Any) -> None:
+        # A connection that cannot even do that is closed, by its server or by the pool, and that rolls back too.
+        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            await connection.execute("ROLLBACK", timeout=self.options.connect_timeout_s)
+
     async def _release(self, connection: Any) -> None:
-        try:
+        # Whatever is wrong with it, the pool throws it away; what became of the transaction is already told.
+        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             await self._pool.release(connection, timeout=self.options.connect_timeout_s)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            return  # the pool has thrown the connection away: what happened to the transaction is already told

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,15 @@ QUICK = StoreOptions(
     statement_timeout_s=5.0,
     lock_timeout_s=5.0,
 )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """asyncio and asyncpg say in the log, not by raising, what was forgotten: futures, transactions, connections."""
+    before = threading.active_count()
+    yield
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert threading.active_count() == before, "a thread of a store outlived it"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

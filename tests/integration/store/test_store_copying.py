@@ -1,0 +1,185 @@
+"""`migrate_store`: everything arrives, or nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+
+from corral.contract.hardware import Device
+from corral.contract.view import KeyLimits
+from corral.kit.errors import Conflict, Failed, NotFound
+from corral.store import (
+    Store,
+    api_keys,
+    bus_credentials,
+    cluster_secrets,
+    controllers,
+    join_tokens,
+    leases,
+    node_labels,
+    node_tombstones,
+    nodes,
+    open_store,
+    revisions,
+    settings_kv,
+    web_sessions,
+)
+from corral.store.api_keys import ApiKey
+from corral.store.join_tokens import JoinToken
+from corral.store.migrate_store import CopiedTable, Progress, copy_store, migrate_store
+from corral.store.tables import all_tables
+from corral.store.web_sessions import WebSession
+from tests.integration.store.rows import NOON, a_node
+from tests.support.postgres import Postgres
+
+MANY = 23  # several batches of seven
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/target.db"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.new_database()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+async def target(target_url: str) -> AsyncIterator[Store]:
+    async with open_store(target_url) as opened:
+        yield opened
+
+
+async def fill(store: Store) -> None:
+    """Something in every table."""
+    gpu = Device(index=0, vendor="nvidia", name="ümläut 🐎", total_bytes=24 << 30)
+    async with store.write() as tx:
+        now = await tx.now()
+        for number in range(MANY):
+            node = a_node(
+                name=f"node {number}", devices=(gpu,) * (number % 3), ingress_ok=(None, True, False)[number % 3]
+            )
+            await nodes.insert(tx, node)
+            await node_labels.merge(tx, node.id, {"a": "1", "ä": "2"}, origin="admin")
+            await revisions.bump(tx, f"kind-{number}")
+        gone = a_node()
+        await nodes.insert(tx, gone)
+        await nodes.delete(tx, gone.id)
+        await join_tokens.insert(tx, JoinToken("t", "t", "h", NOON, uses_left=None, expires_at=NOON))
+        limits = KeyLimits(requests_per_min=3)
+        await api_keys.insert(tx, ApiKey("k", "k", "h", "inference", NOON, models=("m",), limits=limits))
+        await web_sessions.insert(tx, WebSession("s", "k", "c", NOON, NOON, NOON))
+        await leases.claim_lease(tx, "health", "me", 60)
+        await cluster_secrets.get_or_create(tx, "signing", lambda: "x" * 1000)
+        await bus_credentials.revoke(tx, "U", "n", expires_at=now + timedelta(hours=1))
+        await controllers.seen(tx, "c", host="h", version="1")
+        await settings_kv.put(tx, "guard", {"since": 2**60, "text": "a\0b"})
+
+
+async def sizes(store: Store) -> dict[str, int]:
+    async with store.read() as tx:
+        return {table.name: (await tx.fetch_all(f"SELECT count(*) FROM {table.name}"))[0][0] for table in all_tables()}
+
+
+async def test_everything_arrives(store: Store, target: Store) -> None:
+    await fill(store)
+    seen: list[Progress] = []
+    copied = await copy_store(store, target, batch_rows=7, on_progress=seen.append)
+    before = await sizes(store)
+    assert min(before.values()) > 0, "a table nobody fills is a table nobody tests"
+    assert await sizes(target) == before
+    assert {row.table: row.rows for row in copied} == before
+    assert [step.copied for step in seen if step.table == "nodes"] == [7, 14, 21, MANY]
+    assert {step.total for step in seen if step.table == "nodes"} == {MANY}
+    async with store.read() as here, target.read() as there:
+        for read in (
+            nodes.list_,
+            node_labels.list_for,
+            api_keys.list_,
+            join_tokens.list_,
+            leases.list_,
+            revisions.read_all,
+        ):
+            assert await read(here) == await read(there)
+        assert await settings_kv.find(there, "guard", dict) == {"since": 2**60, "text": "a\0b"}
+        assert await web_sessions.find(there, "s") == await web_sessions.find(here, "s")
+        assert await node_tombstones.list_by_name(there, "node-1") == await node_tombstones.list_by_name(here, "node-1")
+
+
+async def test_from_url_to_url(url: str, target_url: str) -> None:
+    async with open_store(url) as store:
+        await fill(store)
+    first = await migrate_store(url, target_url)
+    assert CopiedTable("leases", 1, first[[row.table for row in first].index("leases")].digest) in first
+    with pytest.raises(Conflict, match="not empty"):
+        await migrate_store(url, target_url)
+
+
+async def test_a_source_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for _ in range(2):  # also not by having asked once
+        with pytest.raises(NotFound, match=r"typo\.db"):
+            await migrate_store(f"sqlite:///{tmp_path}/typo.db", f"sqlite:///{tmp_path}/target.db")
+
+
+async def test_a_target_that_holds_anything_is_refused(store: Store, target: Store) -> None:
+    await fill(store)
+    async with target.write() as tx:
+        await settings_kv.put(tx, "mine", 1)
+    before = await sizes(target)
+    with pytest.raises(Conflict, match="settings_kv has 1 rows"):
+        await copy_store(store, target)
+    assert await sizes(target) == before
+
+
+async def test_a_failure_in_the_middle_leaves_the_target_empty(store: Store, target: Store) -> None:
+    await fill(store)
+
+    def fail_late(step: Progress) -> None:
+        if step.table == "nodes" and step.copied > 10:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await copy_store(store, target, batch_rows=7, on_progress=fail_late)
+    assert set((await sizes(target)).values()) == {0}
+    await copy_store(store, target)
+    assert await sizes(target) == await sizes(store)
+
+
+async def test_a_row_changed_on_the_way_is_noticed(store: Store, target: Store) -> None:
+    await fill(store)
+    async with target.write() as tx:
+        if target.kind == "sqlite":
+            await tx.execute(
+                """CREATE TRIGGER spoil AFTER INSERT ON nodes WHEN NEW.name = 'node 5'
+                   BEGIN UPDATE nodes SET total_ram = 1 WHERE id = NEW.id; END"""
+            )
+        else:
+            await tx.execute(
+                """CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
+                   $$ BEGIN IF NEW.name = 'node 5' THEN NEW.total_ram = 1; END IF; RETURN NEW; END $$"""
+            )
+            await tx.execute("CREATE TRIGGER spoil BEFORE INSERT ON nodes FOR EACH ROW EXECUTE FUNCTION spoil()")
+    with pytest.raises(Failed, match="nodes differs"):
+        await copy_store(store, target)
+    assert set((await sizes(target)).values()) == {0}
+
+
+async def test_numbers_go_on_after_the_last(store: Store, target: Store) -> None:
+    numbered = Table("numbered", MetaData(), Column("id", BigInteger, primary_key=True), Column("text", Text))
+    for chosen in (store, target):
+        kind = "INTEGER" if chosen.kind == "sqlite" else "BIGSERIAL"
+        async with chosen.write() as tx:
+            await tx.execute(f"CREATE TABLE numbered (id {kind} PRIMARY KEY, text TEXT)")
+    async with store.write() as tx:
+        for text in ("a", "b", "c"):
+            await tx.execute("INSERT INTO numbered (text) VALUES (:text)", {"text": text})
+    await copy_store(store, target, tables=[numbered])
+    async with target.write() as tx:
+        await tx.execute("INSERT INTO numbered (text) VALUES ('d')")
+        assert await tx.fetch_all("SELECT id FROM numbered WHERE text = 'd'") == [(4,)]

@@ -1,0 +1,203 @@
+"""The schema: made, upgraded with data in it, by several at once, refused when newer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from corral.kit.errors import Invalid, Unavailable
+from corral.store import Store, StoreOptions, node_labels, nodes, open_store
+from corral.store.migrate import SCRIPTS, VERSION_TABLE, head_of, revision_of
+from corral.store.schema import metadata
+from tests.integration.store import processes
+from tests.integration.store.rows import a_node
+
+BEFORE = '''
+"""Nodes have a zone."""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0901"
+down_revision = "{head}"
+
+def upgrade() -> None:
+    op.add_column("nodes", sa.Column("zone", sa.Text, nullable=False, server_default="here"))
+    op.create_table("zones", sa.Column("name", sa.Text, primary_key=True))
+    op.execute("INSERT INTO zones SELECT DISTINCT zone FROM nodes")
+    {then}
+'''
+AFTER = '''
+"""Nobody reads the capability any more."""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0902"
+down_revision = "0901"
+
+def upgrade() -> None:
+    with op.batch_alter_table("nodes") as nodes:
+        nodes.drop_column("capability")
+'''
+
+
+def with_steps(tmp_path: Path, **steps: str) -> Path:
+    """Our scripts, and these."""
+    scripts = tmp_path / "later"
+    shutil.rmtree(scripts, ignore_errors=True)
+    shutil.copytree(SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in steps.items():
+        (scripts / "versions" / f"{name.lstrip('_')}.py").write_text(text)
+    return scripts
+
+
+def later(tmp_path: Path) -> Path:
+    before = BEFORE.format(head=head_of(), then="")
+    return with_steps(tmp_path, _0901_before_zones=before, _0902_after_zones=AFTER)
+
+
+async def revision(store: Store) -> str | None:
+    async with store.read() as tx:
+        return await revision_of(tx)
+
+
+async def fetched(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    async with store.read() as tx:
+        return await tx.fetch_all(sql)
+
+
+async def test_an_empty_database_gets_the_schema(empty_url: str) -> None:
+    async with open_store(empty_url) as store:
+        assert await revision(store) == head_of()
+        async with store.write() as tx:
+            await nodes.insert(tx, a_node())
+    async with open_store(empty_url) as store, store.read() as tx:
+        assert len(await nodes.list_(tx)) == 1
+
+
+async def test_the_database_has_what_the_tables_say(url: str, kind: str, tmp_path: Path) -> None:
+    def differences(connection: Connection) -> list[Any]:
+        known = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+        return list(compare_metadata(MigrationContext.configure(connection, opts=known), metadata))
+
+    if kind == "sqlite":
+        engine = create_engine(f"sqlite:///{tmp_path}/corral.db", poolclass=NullPool)
+        with engine.connect() as connection:
+            assert differences(connection) == []
+    else:
+        async_engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"), poolclass=NullPool)
+        async with async_engine.connect() as opened:
+            assert await opened.run_sync(differences) == []
+
+
+async def test_several_processes_at_once_on_an_empty_database(empty_url: str) -> None:
+    starters = [processes.start("open_only", empty_url) for _ in range(3)]
+    for starter in starters:
+        await asyncio.to_thread(processes.finish, starter)
+    async with open_store(empty_url) as store:
+        assert await revision(store) == head_of()
+
+
+async def test_opening_what_is_up_to_date_imports_no_alembic(url: str) -> None:
+    said = await asyncio.to_thread(processes.finish, processes.start("open_only", url))
+    assert said == ""
+
+
+async def test_an_older_database_is_upgraded_with_its_data(url: str, tmp_path: Path) -> None:
+    node = a_node(name="barn", capability="metal")
+    async with open_store(url) as store, store.write() as tx:
+        await nodes.insert(tx, node)
+        await node_labels.merge(tx, node.id, {"tier": "fast"}, origin="admin")
+    async with open_store(url, scripts=later(tmp_path)) as store:
+        assert await revision(store) == "0902"
+        assert await fetched(store, "SELECT name, zone FROM nodes") == [("barn", "here")]
+        assert await fetched(store, "SELECT name FROM zones") == [("here",)]
+        assert await fetched(store, "SELECT key, value FROM node_labels") == [("tier", "fast")]
+        with pytest.raises(Exception, match="capability"):
+            await fetched(store, "SELECT capability FROM nodes")
+
+
+async def test_foreign_keys_still_hold_after_a_table_was_rebuilt(url: str, tmp_path: Path) -> None:
+    node = a_node()
+    async with open_store(url) as store, store.write() as tx:
+        await nodes.insert(tx, node)
+        await node_labels.merge(tx, node.id, {"tier": "fast"}, origin="admin")
+    async with open_store(url, scripts=later(tmp_path)) as store:
+        async with store.write() as tx:
+            await tx.execute("DELETE FROM nodes")
+        assert await fetched(store, "SELECT * FROM node_labels") == []
+
+
+async def test_a_newer_database_is_refused_in_one_line(url: str, tmp_path: Path) -> None:
+    async with open_store(url, scripts=later(tmp_path)):
+        pass
+    with pytest.raises(Invalid) as caught:
+        async with open_store(url):
+            pass
+    assert str(caught.value) == (
+        f"the database has schema 0902, newer than this corral knows ({head_of()}): upgrade corral"
+    )
+
+
+async def test_an_older_database_is_refused_where_migrating_is_not_allowed(url: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=f"has schema {head_of()}, this corral needs 0902"):
+        async with open_store(url, scripts=later(tmp_path), may_migrate=False):
+            pass
+    async with open_store(url, may_migrate=False) as store:
+        assert await revision(store) == head_of()
+
+
+async def test_an_empty_database_is_refused_where_migrating_is_not_allowed(empty_url: str) -> None:
+    with pytest.raises(Invalid, match="has schema none"):
+        async with open_store(empty_url, may_migrate=False):
+            pass
+
+
+async def test_a_step_that_fails_leaves_everything_as_it_was(url: str, tmp_path: Path) -> None:
+    broken = BEFORE.format(head=head_of(), then="raise ZeroDivisionError('half way')")
+    with pytest.raises(ZeroDivisionError, match="half way"):
+        async with open_store(url, scripts=with_steps(tmp_path, _0901_before_zones=broken)):
+            pass
+    async with open_store(url) as store:
+        assert await revision(store) == head_of()
+        with pytest.raises(Exception, match="zones"):
+            await fetched(store, "SELECT * FROM zones")
+    async with open_store(url, scripts=later(tmp_path)) as store:  # mended, it goes through
+        assert await revision(store) == "0902"
+
+
+async def test_somebody_elses_database_is_refused(empty_url: str, tmp_path: Path) -> None:
+    foreign = with_steps(tmp_path)
+    (first,) = (file for file in (foreign / "versions").iterdir() if file.name.startswith("0001"))
+    first.write_text(
+        'from alembic import op\nimport sqlalchemy as sa\nrevision = "0001"\ndown_revision = None\n'
+        'def upgrade() -> None:\n    op.create_table("node_labels", sa.Column("id", sa.Integer))\n'
+    )
+    async with open_store(empty_url, scripts=foreign) as store, store.write() as tx:
+        await tx.execute(f"DROP TABLE {VERSION_TABLE}")
+    with pytest.raises(Invalid, match=r"somebody else's tables \(node_labels\)"):
+        async with open_store(empty_url):
+            pass
+
+
+async def test_waiting_for_another_migration_has_an_end(sqlite_url: str, tmp_path: Path) -> None:
+    short = StoreOptions(migration_wait_s=0.2)
+    with processes.locked(tmp_path / "corral.db"), pytest.raises(Unavailable, match="locked"):
+        async with open_store(sqlite_url, options=short, scripts=later(tmp_path)):
+            pass
+
+
+async def test_waiting_for_another_migration_on_postgresql_has_an_end(postgres_url: str, tmp_path: Path) -> None:
+    async with open_store(postgres_url) as holder, holder.write() as tx:
+        await tx.fetch_one("SELECT pg_advisory_xact_lock(109330312618348)")
+        with pytest.raises(Unavailable, match="lock timeout"):
+            async with open_store(postgres_url, options=StoreOptions(migration_wait_s=0.2), scripts=later(tmp_path)):
+                pass

@@ -1,0 +1,73 @@
+"""Tables, records and migrations agree with each other by their names alone; no database is needed to see it."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+import msgspec
+import pytest
+from sqlalchemy import Table
+
+from corral.store import (
+    api_keys,
+    bus_credentials,
+    controllers,
+    join_tokens,
+    leases,
+    node_labels,
+    node_tombstones,
+    nodes,
+    web_sessions,
+)
+from corral.store.heartbeats import Heartbeat
+from corral.store.migrate import SCRIPTS, head_of
+from corral.store.tables import MODULES, all_tables
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (api_keys.table, api_keys.ApiKey),
+        (bus_credentials.table, bus_credentials.BusCredential),
+        (controllers.table, controllers.Controller),
+        (join_tokens.table, join_tokens.JoinToken),
+        (leases.table, leases.Lease),
+        (node_labels.table, node_labels.NodeLabel),
+        (node_tombstones.table, node_tombstones.NodeTombstone),
+        (nodes.table, nodes.Node),
+        (web_sessions.table, web_sessions.WebSession),
+    ],
+    ids=lambda value: value.name if isinstance(value, Table) else "",
+)
+def test_a_records_fields_are_its_tables_columns_in_order(table: Table, kind: type[msgspec.Struct]) -> None:
+    assert kind.__struct_fields__ == tuple(column.name for column in table.columns)
+
+
+def test_a_heartbeat_brings_only_columns_of_a_node() -> None:
+    assert set(Heartbeat.__struct_fields__) - {"node_id"} <= set(nodes.table.columns.keys())
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_one_module_per_table(module: ModuleType) -> None:
+    assert module.__name__ == f"corral.store.{module.table.name}"
+
+
+def test_no_table_is_forgotten() -> None:
+    assert {module.table.name for module in MODULES} == {table.name for table in all_tables()}
+
+
+def test_a_table_comes_after_what_it_refers_to() -> None:
+    names = [table.name for table in all_tables()]
+    assert names.index("nodes") < names.index("node_labels")
+
+
+def test_steps_are_numbered_without_a_gap_and_say_what_they_are() -> None:
+    names = sorted(file.name for file in (SCRIPTS / "versions").glob("[0-9]*.py"))
+    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
+    assert head_of() == names[-1][:4]
+    for name in names[1:]:
+        assert re.fullmatch(r"\d{4}_(before|after)_[a-z0-9_]+\.py", name), name
+    for name in names:
+        text = (SCRIPTS / "versions" / name).read_text()
+        assert f'revision = "{name[:4]}"' in text
