@@ -31,7 +31,6 @@ class ControllerAddress:
 
     target: Target
     base_url: str
-    shown: str
 
 
 def parse_controller(text: str) -> ControllerAddress:
@@ -40,7 +39,8 @@ def parse_controller(text: str) -> ControllerAddress:
         path = "/" + text.removeprefix("unix:").lstrip("/")
         if path == "/":
             raise ValueError(f"{text!r} names no socket; write unix:/path/to/controller.sock")
-        return ControllerAddress(Target(unix_path=path), "http://controller", text)
+        # The host we name is the one the controller fills into the bus's address: it is on this machine.
+        return ControllerAddress(Target(unix_path=path), "http://127.0.0.1")
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError(f"{text!r} is neither unix:/path nor http(s)://host:port")
@@ -49,7 +49,7 @@ def parse_controller(text: str) -> ControllerAddress:
     port = url.port or (443 if url.scheme == "https" else 80)  # .port raises ValueError itself when it is no port
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     target = Target(host=url.hostname, port=port, tls=url.scheme == "https")
-    return ControllerAddress(target, f"{url.scheme}://{host}:{port}", text)
+    return ControllerAddress(target, f"{url.scheme}://{host}:{port}")
 
 
 def controller_trust(ca: Path | None) -> ssl.SSLContext:

@@ -266,7 +266,11 @@ async def test_what_a_person_must_mend_is_one_line(
 async def test_stopping_lets_an_open_stream_end(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
 ) -> None:
-    async with open_one() as gateway, connected(gateway.port) as (reader, writer), connected(gateway.port) as idle:
+    async with (
+        open_one(drain_timeout_s=NEVER) as gateway,
+        connected(gateway.port) as (reader, writer),
+        connected(gateway.port) as idle,
+    ):
         writer.write(b"GET /api/events HTTP/1.1\r\nHost: h\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         draining = asyncio.create_task(gateway.drain())

@@ -15,8 +15,8 @@ from corral.kit.settings import BadSettings, read_settings, shown
 @pytest.mark.parametrize(
     ("text", "target", "base_url"),
     [
-        ("unix:/run/c.sock", Target(unix_path="/run/c.sock"), "http://controller"),
-        ("unix:///run/c.sock", Target(unix_path="/run/c.sock"), "http://controller"),
+        ("unix:/run/c.sock", Target(unix_path="/run/c.sock"), "http://127.0.0.1"),
+        ("unix:///run/c.sock", Target(unix_path="/run/c.sock"), "http://127.0.0.1"),
         ("http://10.0.0.5:9090", Target(host="10.0.0.5", port=9090), "http://10.0.0.5:9090"),
         ("http://c.example/", Target(host="c.example", port=80), "http://c.example:80"),
         ("https://c.example", Target(host="c.example", port=443, tls=True), "https://c.example:443"),
