@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -11,6 +12,8 @@ import typer
 from corral.cli.options import command_of
 from corral.cli.output import DONE, remark, tell
 from corral.cli.run import run_role, settings_of
+from corral.client.endpoint import same_place
+from corral.client.local import local_file, read_local
 
 HELP = """Bring this machine into a fleet, and work for it until stopped.
 
@@ -27,12 +30,12 @@ _SHOWN = {"token", "token_file", "ca", "data", "name", "advertise", "labels", "h
 
 
 def localai_environment(
-    url: str, *, token: str, bus_url: str = "", name: str = "", ca: str = ""
+    url: str, *, token: str, bus_url: str = "", bus_port: int = 4222, name: str = "", ca: str = ""
 ) -> list[tuple[str, str]]:
     """What a LocalAI worker must be given to join us (contract: http.md §8). Pure."""
     secure = url.startswith("https://")
     host = urlsplit(url).hostname or "127.0.0.1"
-    bus = bus_url or f"{'tls' if secure else 'nats'}://{f'[{host}]' if ':' in host else host}:4222"
+    bus = bus_url or f"{'tls' if secure else 'nats'}://{f'[{host}]' if ':' in host else host}:{bus_port}"
     pairs = [
         ("LOCALAI_REGISTER_TO", url.rstrip("/")),
         ("LOCALAI_REGISTRATION_TOKEN", token),
@@ -56,7 +59,12 @@ def print_localai(given: dict[str, Any]) -> int:
         )
     ca = given.get("ca") or ""
     pairs = localai_environment(
-        url, token=token, bus_url=given.get("bus_urls") or "", name=given.get("name") or "", ca=ca
+        url,
+        token=token,
+        bus_url=given.get("bus_urls") or "",
+        bus_port=_local_bus_port(url),
+        name=given.get("name") or "",
+        ca=ca,
     )
     for key, value in pairs:
         tell(f"export {key}={shlex.quote(value)}")
@@ -64,6 +72,14 @@ def print_localai(given: dict[str, Any]) -> int:
     if url.startswith("https://") and (not ca or ca.startswith("sha256:")):
         remark(f"Save {url.rstrip('/')}/ca.pem on the worker and add --ca FILE: LocalAI cannot pin a fingerprint.")
     return DONE
+
+
+def _local_bus_port(url: str) -> int:
+    """The fleet on this machine may have its bus elsewhere than usual; of others we only know the usual."""
+    local = read_local(local_file(os.environ))
+    if local is None or not any(same_place(known, url) for known in (local.url, local.public_url)):
+        return 4222
+    return urlsplit(local.bus_url).port or 4222
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any] | int:

@@ -14,7 +14,8 @@ from corral.kit.files import make_private_folder, write_atomically
 
 
 class LocalFleet(Message, frozen=True):
-    url: str = always(str)
+    url: str = always(str)  # as this machine reaches it
+    public_url: str = ""  # as others do
     data: str = always(str)
     admin_key_file: str = always(str)
     ca_file: str = ""  # PEM; empty = no TLS

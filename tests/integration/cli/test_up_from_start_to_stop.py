@@ -160,7 +160,7 @@ async def test_a_worker_that_is_late_does_not_hold_the_greeting(house: House, pr
     house.settings = dataclasses.replace(house.settings, ready_timeout_s=Seconds(0.2))
     running = asyncio.create_task(house.up())
     await until(lambda: "Corral is ready." in printed.out())
-    assert "this machine's worker is not ready yet: not yet" in printed.err()
+    await until(lambda: "this machine's worker is not ready yet: not yet" in printed.err())
     assert not any(method == "DELETE" for method, _, _ in house.gateway.calls)  # it may still need its token
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0

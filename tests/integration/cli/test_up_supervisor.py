@@ -226,3 +226,23 @@ def test_the_guard_gives_its_command_ordinary_signals(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     assert done.stdout == "True\n"
+
+
+async def test_a_restart_is_in_order_and_no_crash(tmp_path: Path) -> None:
+    journal, told = tmp_path / "journal", list[str]()
+    async with make(tmp_path, told) as supervisor:
+        one = supervisor.start(child("one", POLITE, journal))
+        await until(lambda: lines_of(journal) == ["started one"])
+        one.restart()
+        await until(lambda: lines_of(journal) == ["started one", "stopped one", "started one"])
+        assert (one.quick_ends, told) == (0, [])
+
+
+async def test_a_restart_ends_the_wait_of_one_that_crashed(tmp_path: Path) -> None:
+    slow = Timing(restart_first_s=300.0, restart_cap_s=300.0)
+    supervisor = Supervisor(tmp_path, clock=SystemClock(), tell=lambda _: None, timing=slow)
+    async with asyncio.timeout(20), supervisor:
+        one = supervisor.start(ChildSpec("brief", (sys.executable, "-I", "-c", ""), ENV, 1.0))
+        await until(lambda: one.quick_ends == 1)
+        one.restart()
+        await until(lambda: one.starts == 2)

@@ -113,6 +113,7 @@ class BringUp:
         folder = self._site.folder
         fleet = LocalFleet(
             url=self._endpoint.url,
+            public_url=self._site.public_url,
             data=str(folder.root),
             admin_key_file=str(folder.admin_key),
             ca_file=self._endpoint.ca,

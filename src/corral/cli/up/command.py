@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from corral.cli.up.children import (
 )
 from corral.cli.up.lock import hold
 from corral.cli.up.logs import Echo, RotatingFile
+from corral.cli.up.renewal import Renewal
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.supervisor import Supervisor, Timing
 from corral.client import forget_local, local_file
@@ -93,9 +94,7 @@ def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:
     prepare.make_key(folder.admin_key)
     prepare.make_key(folder.gateway_key)
     if site.tls:
-        names = (*machine.host_names(), *machine.addresses())
-        names = (*names, site.bind) if site.bind not in (*names, "0.0.0.0", "::") else names
-        prepare.make_certificates(folder, names, datetime.now(UTC))
+        prepare.make_certificates(folder, certificate_names(site)(), datetime.now(UTC))
     bus = prepare_bus(
         BusPlace(
             folder=folder.bus,
@@ -116,6 +115,16 @@ def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:
         if name != "worker" or settings.worker:
             specs[name] = role_child(name, settings_of(name), decided, os.environ, stop_timeout_s=stop_s)
     return specs
+
+
+def certificate_names(site: Site) -> Callable[[], tuple[str, ...]]:
+    """What this machine is called now; asked again when the certificate is looked at."""
+
+    def names() -> tuple[str, ...]:
+        found = (*machine.host_names(), *machine.addresses())
+        return found if site.bind in (*found, "0.0.0.0", "::") else (*found, site.bind)
+
+    return names
 
 
 def _without_settings() -> dict[str, str]:
@@ -154,7 +163,12 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
     try:
         with _signals(on_signal):
             async with supervisor:
-                await _until(stopping, BringUp(settings, site, specs, supervisor, local, tell))
+                renewal = Renewal(site.folder, certificate_names(site), supervisor, SystemClock(), tell)
+                await _until(
+                    stopping,
+                    BringUp(settings, site, specs, supervisor, local, tell),
+                    renewal.run(settings.certificate_check_s) if site.tls else None,
+                )
         return DONE
     finally:
         forget_local(local, pid=os.getpid())
@@ -164,19 +178,20 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
         told.close()
 
 
-async def _until(stopping: asyncio.Event, bring_up: BringUp) -> None:
+async def _until(stopping: asyncio.Event, bring_up: BringUp, beside: Coroutine[None, None, None] | None) -> None:
     """The start may fail, which ends everything; once it is over only a signal does."""
     start = asyncio.create_task(bring_up.run(), name="start")
     stop = asyncio.create_task(stopping.wait(), name="stop")
+    tasks = [start, stop] + ([asyncio.create_task(beside, name="certificates")] if beside else [])
     try:
         await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
             await stop
     finally:
-        for task in (start, stop):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(start, stop, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,9 @@ def make_key(path: Path) -> str:
 def make_certificates(folder: DataFolder, names: tuple[str, ...], now: datetime) -> Ca:
     """A CA for ever, and a server certificate that is good for every name and address this machine has now."""
     ca = _load_ca(folder) if folder.ca_cert.exists() or folder.ca_key.exists() else _make_ca(folder, now)
-    if needs_renewal(_text(folder.server_cert), _text(folder.server_key), names, ca.certificate_pem, now):
+    if needs_renewal(
+        read_or_empty(folder.server_cert), read_or_empty(folder.server_key), names, ca.certificate_pem, now
+    ):
         issued = ca.issue_server(names, now, life=SERVER_LIFE)
         # The key first: a crash in between leaves a pair that does not fit, which the next start sees and replaces.
         write_secret(folder.server_key, issued.key_pem)
@@ -147,7 +149,7 @@ def _load_ca(folder: DataFolder) -> Ca:
         ) from error
 
 
-def _text(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
     try:
         return path.read_text()
     except (FileNotFoundError, UnicodeDecodeError):

@@ -59,6 +59,12 @@ class UpSettings:
     stop_timeout_s: Seconds = setting(
         "how long one process may take to stop before it is killed", default=Seconds(65), check=_positive, advanced=True
     )
+    certificate_check_s: Seconds = setting(
+        "how often the server certificate is looked at, to renew it before it ends",
+        default=Seconds(3600),
+        check=_positive,
+        advanced=True,
+    )
     log_file_bytes: int = setting(
         "size at which a log file is put aside; three are kept",
         default=16 * 1024 * 1024,

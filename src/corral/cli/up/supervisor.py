@@ -61,17 +61,19 @@ class Child:
         self._tell = tell
         self._echo = echo
         self._tail = Tail()
-        self._stopping = asyncio.Event()
+        self._told = asyncio.Event()  # to end the process that runs now
+        self._over = False  # and to start no other
         self._hurried = False
 
     async def run(self) -> None:
         """Until `stop`. Always leaves with the process gone."""
         backoff = Backoff(self._timing.restart_first_s, self._timing.restart_cap_s)
-        while not self._stopping.is_set():
+        while not self._over:
+            self._told.clear()
             began = self._clock.monotonic()
             code = await self._once()
-            if self._stopping.is_set():
-                return
+            if self._told.is_set():  # it ended because we said so
+                continue
             if self._clock.monotonic() - began >= self._timing.steady_after_s:
                 backoff.reset()
                 self.quick_ends = 0
@@ -80,7 +82,7 @@ class Child:
             self._tell_end(code, wait_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._stopping.wait()
+                    await self._told.wait()
 
     def _tell_end(self, code: int, wait_s: float) -> None:
         self._tell(f"{self.name} ended ({how_it_ended(code)}); starting it again in {wait_s:.1f} s")
@@ -148,7 +150,7 @@ class Child:
             asyncio.get_running_loop().remove_reader(ear)  # the other end is closed: nothing will come
 
     async def _end_when_told(self, process: asyncio.subprocess.Process) -> None:
-        await self._stopping.wait()
+        await self._told.wait()
         if self._hurried:
             _signal(process, signal.SIGKILL)
             return
@@ -158,15 +160,23 @@ class Child:
         _signal(process, signal.SIGKILL)
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._over = True
+        self._told.set()
+
+    def restart(self) -> None:
+        """In order: told to stop, given its time, started again at once."""
+        self._told.set()
 
     def kill(self) -> None:
         """At once, without a chance to tidy up."""
         self._hurried = True
-        self._stopping.set()
+        self.stop()
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
 
 class Supervisor:
