@@ -1,0 +1,48 @@
+"""Whatever the schema allows, and much it does not: no request makes the API fail on its own account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+from schemathesis.schemas import APIOperation
+
+from tests.support.cluster import Cluster
+
+ENDLESS = "/api/events"
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+
+@pytest.mark.timeout(300)
+def test_no_request_makes_the_controller_fail(cluster: Cluster) -> None:
+    schema = schemathesis.openapi.from_url(f"{cluster.members[0].url}/openapi.json").exclude(path=ENDLESS)
+    statuses: dict[str, set[int]] = {}
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in MODES:
+            _ask(operation, mode, cluster, statuses.setdefault(operation.label, set()))
+    assert len(statuses) > 25
+    assert all(status for status in statuses.values())
+    controller = cluster.members[0].controller
+    assert controller is not None
+    assert controller.running
+    assert "Traceback" not in controller.output()
+
+
+def _ask(operation: APIOperation[Any, Any], mode: GenerationMode, cluster: Cluster, statuses: set[int]) -> None:
+    @settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Case) -> None:
+        # The key in use is never the one that is revoked: the API refuses that.
+        response = case.call(headers={"Authorization": f"Bearer {cluster.key}"}, timeout=10)
+        statuses.add(response.status_code)
+        assert response.status_code < 500, f"{operation.label}: {response.status_code} {response.text[:500]}"
+
+    try:
+        ask()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE, "an operation without parameters has nothing to get wrong"
