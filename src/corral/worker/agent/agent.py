@@ -70,10 +70,12 @@ class Agent:
                 raise
             except CorralError as error:
                 log.error("the worker's session failed, joining again", reason=error.message, code=error.code)
+            except Exception:
+                log.exception("the worker's session failed, joining again")
             else:
                 if lost is None:
                     return
-                log.warning("the controller does not know this node any more, joining again", reason=lost.why)
+                log.warning("the controller ended this registration", reason=lost.why)
                 if isinstance(lost, Deleted):
                     self.joining.start_anew()
             if self.clock.monotonic() - began > self.settings.retry_cap_s:
@@ -93,7 +95,7 @@ class Agent:
 
         async def renew() -> NodeRegistered:
             renewed = await self.joining.renew()
-            if _bus_urls(renewed) != _bus_urls(reply):
+            if not self.settings.bus_urls and _bus_urls(renewed) != _bus_urls(reply):
                 lost(RegisterAgain("the bus has moved"))
             return renewed
 
