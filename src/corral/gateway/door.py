@@ -30,6 +30,7 @@ Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and returns t
 class _Way:
     serve: Serve
     counts: RouteCounts
+    error_level: int = logging.INFO
 
 
 class Door:
@@ -41,7 +42,8 @@ class Door:
         models = _Way(v1.models, counts[RouteClass.MODELS])
         self._exact = {
             **dict.fromkeys(INFERENCE, _Way(v1.inference, counts[RouteClass.INFERENCE])),
-            **dict.fromkeys(OWN, _Way(own.serve, counts[RouteClass.OWN])),
+            # Whoever starts a fleet asks for readiness many times a second until it is there: no news for the log.
+            **dict.fromkeys(OWN, _Way(own.serve, counts[RouteClass.OWN], error_level=logging.DEBUG)),
             MODELS: models,
         }
         self._model = models
@@ -64,7 +66,10 @@ class Door:
         finally:
             seconds = self._clock.monotonic() - started
             counts.end(status, seconds)
-            self._log(request, status, seconds)
+            level = way.error_level if status >= 400 else logging.DEBUG
+            # Asked before anything is built: at `info` a good request must cost nothing here.
+            if _stdlib.isEnabledFor(level):
+                self._log(level, request, status, seconds)
 
     def _way(self, route: bytes) -> _Way:
         exact = self._exact.get(route)
@@ -76,11 +81,7 @@ class Door:
             return self._other
         return self._controller
 
-    def _log(self, request: Request, status: int, seconds: float) -> None:
-        level = logging.INFO if status >= 400 else logging.DEBUG
-        # Asked before anything is built: at `info` a good request must cost nothing here.
-        if not _stdlib.isEnabledFor(level):
-            return
+    def _log(self, level: int, request: Request, status: int, seconds: float) -> None:
         log.log(
             level,
             "request",

@@ -82,15 +82,15 @@ class ViewKeeper:
 
     def _take(self, read: ReadView) -> None:
         view = read.view
-        changed = self.fleet is None or self.fleet.revision != view.revision
+        first = self.fleet is None
         self.fleet = prepare_fleet(view)
         self._etag = read.etag or None  # without an ETag every read is a whole one
         self._full_read_at = self._clock.monotonic()
         if view.server_time:
             self._clock_offset_s = view.server_time - self._clock.now().timestamp()
         self._count(view)
-        if changed:
-            log.info("view changed", revision=view.revision, keys=len(view.keys), models=len(view.models))
+        if first:
+            log.info("first view read", revision=view.revision, keys=len(view.keys), models=len(view.models))
 
     def _count(self, view: FleetView) -> None:
         self._counts.reads += 1
