@@ -95,7 +95,8 @@ class Transaction:
         """Also for INSERT, UPDATE and DELETE with RETURNING."""
         plan = self._compiler.plan(statement)
         sql, arguments = plan.bind(parameters or {})
-        return [plan.read(row) for row in await self._through(self._open().fetch(sql, arguments))]
+        session = self._writing() if plan.changes else self._open()
+        return [plan.read(row) for row in await self._through(session.fetch(sql, arguments))]
 
     async def lock_one(self, statement: Select[Any], parameters: Parameters | None = None) -> Row | None:
         """Like `fetch_one`, and in a write transaction nobody else changes that row before we are done."""
@@ -136,8 +137,9 @@ class Transaction:
 
 @lru_cache(maxsize=512)
 def _locking(statement: Select[Any]) -> Select[Any]:
-    """The statement with FOR UPDATE, which SQLite neither has nor needs; made once for those that are constants."""
-    return statement.with_for_update()
+    """The statement with FOR NO KEY UPDATE, which SQLite neither has nor needs; made once for those that are constants.
+    (Rows that refer to it, such as labels, may still be added by others.)"""
+    return statement.with_for_update(key_share=True)
 
 
 class Store:

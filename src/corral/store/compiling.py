@@ -42,6 +42,7 @@ class Plan:
             if (writer := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
         }
         self._readers = tuple(_readers(statement, dialect))
+        self.changes = statement.is_dml  # not known of text: there the database itself is the guard
 
     def bind(self, parameters: Parameters) -> tuple[str, tuple[Any, ...]]:
         """Text and arguments. Raises `Invalid` where a value cannot be stored."""

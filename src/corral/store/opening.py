@@ -54,7 +54,7 @@ async def _open_database(url: str, options: StoreOptions) -> Database:
 
 
 def sqlite_path(rest: str) -> Path:
-    """What follows `sqlite://`: a slash, then the path as it is (an absolute one begins with two), as SQLAlchemy has it.
+    """What follows `sqlite://`: a slash, then the path as it is (an absolute one begins with two), as in SQLAlchemy.
     Escapes are not decoded: people and our own settings put a plain path behind `sqlite:///`."""
     path = rest.removeprefix("/")
     if not rest.startswith("/") or path in ("", ":memory:") or "?" in path:

@@ -15,5 +15,5 @@ class StoreOptions:
     statement_timeout_s: float = 10.0  # PostgreSQL: one statement, waiting for row locks included
     lock_timeout_s: float = 5.0  # PostgreSQL: for a row somebody else has changed and not committed
     # PostgreSQL: a controller that is stopped (not dead) amid a transaction must not hold its rows for ever.
-    idle_in_transaction_s: float = 30.0
+    idle_in_transaction_s: float = 10.0
     migration_wait_s: float = 60.0  # for another process that is migrating

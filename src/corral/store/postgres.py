@@ -47,7 +47,11 @@ def where(url: str) -> str:
 
 def translated(error: BaseException, place: str) -> BaseException:
     """The error of the house for a driver's; the same one back when it is a mistake in our own SQL."""
-    reason = (str(error) or type(error).__name__).splitlines()[0]
+    reason = "no answer in time" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
+    reason = reason.splitlines()[0]
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        # Another controller has just migrated the schema; the driver forgets its old plans and the next try is right.
+        return Unavailable(f"the database {place} was changed under this transaction: {reason}")
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         if state in _CONFLICTS:

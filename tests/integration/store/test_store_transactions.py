@@ -229,6 +229,11 @@ async def test_a_read_transaction_cannot_write(store: Store) -> None:
     async with store.read() as tx:
         with pytest.raises(RuntimeError, match="only reads"):
             await tx.execute("DELETE FROM nodes")
+        with pytest.raises(RuntimeError, match="only reads"):
+            await revisions.bump(tx, "nodes")
+    with pytest.raises(Unavailable):
+        async with store.read() as tx:
+            await tx.fetch_all("DELETE FROM nodes")
 
 
 async def test_a_transaction_ends_with_its_block(store: Store) -> None:

@@ -163,6 +163,7 @@ def test_errors_of_sqlite(code: int, kind: type[Exception]) -> None:
         (asyncpg.InvalidPasswordError("x"), Unavailable),
         (asyncpg.InvalidCatalogNameError("x"), Unavailable),
         (asyncpg.ReadOnlySQLTransactionError("x"), Unavailable),
+        (asyncpg.InvalidCachedStatementError("x"), Unavailable),
         (asyncpg.InterfaceError("connection is closed"), Unavailable),
         (asyncpg.InterfaceError("cannot perform operation: another operation is in progress"), asyncpg.InterfaceError),
         (asyncpg.exceptions.ClientConfigurationError("invalid DSN"), Invalid),
