@@ -1,49 +1,50 @@
-"""The page in a real browser, on the controller's real doors; nodes are rows, so that each test has the fleet it needs."""
+"""The page in a real browser, on the controller's real doors; nodes are rows, so each test has the fleet it needs."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.support.chromium import Watched, chromium, new_person, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
 from tests.support.processes import free_port, wait_until
 
-pytestmark = pytest.mark.browser
+# One chromium for all of them: starting it takes longer than most tests do.
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 NASTY = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def corral(tmp_path: Path) -> AsyncIterator[PageApp]:
     async with open_page_app(tmp_path) as page:
         yield page
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def url(corral: PageApp) -> AsyncIterator[str]:
     async with served(corral, free_port()) as url:
         yield url
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def person(browser: Browser, url: str) -> AsyncIterator[Watched]:
     """Whatever a test does, the page must not have stumbled or broken its own policy."""
-    person = await new_person(browser)
-    yield person
-    await person.assert_clean()
+    async with new_person(browser) as person:
+        yield person
+        await person.assert_clean()
 
 
 async def open_fleet(person: Watched, corral: PageApp, url: str, role: str = "admin") -> Page:
@@ -52,10 +53,6 @@ async def open_fleet(person: Watched, corral: PageApp, url: str, role: str = "ad
     await page.wait_for_url(f"{url}/")
     await expect(page.locator("html")).to_have_class("js")
     return page
-
-
-def row(page: Page, name: str) -> object:
-    return page.get_by_role("row", name=name)
 
 
 async def test_a_wrong_key_then_the_right_one_then_out(person: Watched, corral: PageApp, url: str) -> None:
@@ -184,7 +181,7 @@ async def test_a_join_line_is_made_and_shown_once(person: Watched, corral: PageA
     page = await open_fleet(person, corral, url)
     await expect(page.get_by_text("Add a machine: it joins with a single line.")).to_be_visible()
     await page.get_by_role("button", name="Add a machine").click()
-    await page.get_by_label("Machines").fill("3")
+    await page.get_by_role("spinbutton", name="Machines").fill("3")
     await page.get_by_label("approve them beforehand").check()
     await page.get_by_role("button", name="Make a join line").click()
     line = page.locator("#join-command")
@@ -243,39 +240,43 @@ async def test_what_other_machines_say_is_text(person: Watched, corral: PageApp,
 
 async def test_an_inline_script_would_not_run(browser: Browser, corral: PageApp, url: str) -> None:
     """The policy is the second wall; this is what it does, and that the other tests would notice a breach."""
-    person = await new_person(browser)
-    page = await open_fleet(person, corral, url)
-    await page.evaluate(
-        """() => { const s = document.createElement("script"); s.textContent = "window.ran = true"; document.body.append(s);
-                   document.body.setAttribute("onclick", "window.ran = true"); document.body.click(); }"""
-    )
-    assert not await page.evaluate("window.ran ?? false")
-    with pytest.raises(AssertionError, match="script-src"):
-        await person.assert_clean()
+    async with new_person(browser) as person:
+        page = await open_fleet(person, corral, url)
+        await page.evaluate(
+            """() => {
+              const script = document.createElement("script");
+              script.textContent = "window.ran = true";
+              document.body.append(script);
+              document.body.setAttribute("onclick", "window.ran = true");
+              document.body.click();
+            }"""
+        )
+        assert not await page.evaluate("window.ran ?? false")
+        with pytest.raises(AssertionError, match="script-src"):
+            await person.assert_clean()
 
 
 async def test_the_server_goes_away_and_comes_back(browser: Browser, corral: PageApp) -> None:
     port = free_port()
-    async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(served(corral, port))
-        await corral.put(made_node("barn"), made_node("loft"))
-        person = await new_person(browser)
-        page = await open_fleet(person, corral, url)
-        await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
-        await expect(page.get_by_text("Connection lost")).to_be_hidden()
-    await expect(page.get_by_text("Connection lost, reconnecting…")).to_be_visible()
-    await expect(page.locator("body")).to_have_class("stale")
-    await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])  # greyed, not gone
-    await corral.remove("barn")
-    await corral.put(made_node("shed"))
-    async with served(corral, port):
-        await expect(page.get_by_text("Connection lost")).to_be_hidden()
-        await expect(page.locator("body")).not_to_have_class("stale")
-        await expect(page.locator("tbody .name")).to_have_text(["loft", "shed"])
-        await corral.put(made_node("yard"))
-        await expect(page.locator("tbody .name")).to_have_text(["loft", "shed", "yard"])
-        await person.assert_clean()
-        await page.close()
+    await corral.put(made_node("barn"), made_node("loft"))
+    async with new_person(browser) as person:
+        async with served(corral, port) as url:
+            page = await open_fleet(person, corral, url)
+            await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
+            await expect(page.get_by_text("Connection lost")).to_be_hidden()
+        await expect(page.get_by_text("Connection lost, reconnecting…")).to_be_visible()
+        await expect(page.locator("body")).to_have_class("stale")
+        await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])  # greyed, not gone
+        await corral.remove("barn")
+        await corral.put(made_node("shed"))
+        async with served(corral, port):
+            await expect(page.get_by_text("Connection lost")).to_be_hidden()
+            await expect(page.locator("body")).not_to_have_class("stale")
+            await expect(page.locator("tbody .name")).to_have_text(["loft", "shed"])
+            await corral.put(made_node("yard"))
+            await expect(page.locator("tbody .name")).to_have_text(["loft", "shed", "yard"])
+            await person.assert_clean()
+            await page.close()
 
 
 async def test_a_session_that_ends_leads_back_to_the_sign_in(person: Watched, corral: PageApp, url: str) -> None:
@@ -284,6 +285,7 @@ async def test_a_session_that_ends_leads_back_to_the_sign_in(person: Watched, co
     await corral.key(name="another")
     await sign_in(page, url, key)
     await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+    await wait_until(lambda: _followers(corral, 1), "one follower")
     await corral.access.revoke("lost laptop", by="somebody")
     await page.wait_for_url(f"{url}/login?why=ended")
     await expect(page.get_by_role("alert")).to_have_text("Your session has ended. Please sign in again.")
@@ -372,30 +374,27 @@ async def test_a_thousand_nodes_stay_usable(person: Watched, corral: PageApp, ur
 
 async def test_without_javascript_there_is_still_a_table(browser: Browser, corral: PageApp, url: str) -> None:
     await corral.put(made_node("barn"), made_node("loft", "pending"))
-    person = await new_person(browser, java_script_enabled=False)
-    page = await person.tab()
-    await sign_in(page, url, await corral.key())
-    await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
-    await expect(page.get_by_text("Without JavaScript this page stands still")).to_be_visible()
-    await expect(page.locator("#attention-line")).to_have_text("1 node waits for approval.")
-    for dead in ("Approve loft", "Add a machine", "Actions for barn"):
-        await expect(page.get_by_role("button", name=dead)).to_have_count(0)
-    await page.get_by_role("button", name="Sign out").click()
-    await expect(page.get_by_text("You are signed out.")).to_be_visible()
+    async with new_person(browser, java_script_enabled=False) as person:
+        page = await person.tab()
+        await sign_in(page, url, await corral.key())
+        await expect(page.locator("tbody .name")).to_have_text(["barn", "loft"])
+        await expect(page.locator("#attention-line")).to_have_text("1 node waits for approval.")
+        for dead in ("Approve loft", "Add a machine", "Actions for barn"):
+            await expect(page.get_by_role("button", name=dead)).to_have_count(0)
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_text("You are signed out.")).to_be_visible()
 
 
-async def test_on_a_phone_nothing_sticks_out_and_rows_are_still_rows(
-    browser: Browser, corral: PageApp, url: str
-) -> None:
+async def test_on_a_phone_nothing_sticks_out_and_rows_are_rows(browser: Browser, corral: PageApp, url: str) -> None:
     name = "a-machine-with-a-rather-long-name-that-nobody-would-type-" + "x" * 60
     await corral.put(made_node(name, ingress_error="http://" + "very-long-" * 12), made_node("loft", "pending"))
-    person = await new_person(browser, viewport={"width": 390, "height": 844}, color_scheme="dark")
-    page = await open_fleet(person, corral, url)
-    await expect(page.get_by_role("row", name="loft").get_by_role("cell").first).to_be_visible()
-    assert await page.evaluate("document.documentElement.scrollWidth") <= 390
-    await page.goto(f"{url}/docs")
-    assert await page.evaluate("document.documentElement.scrollWidth") <= 390
-    await person.assert_clean()
+    async with new_person(browser, viewport={"width": 390, "height": 844}, color_scheme="dark") as person:
+        page = await open_fleet(person, corral, url)
+        await expect(page.get_by_role("row", name="loft").get_by_role("cell").first).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        await page.goto(f"{url}/docs")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        await person.assert_clean()
 
 
 async def test_a_tab_nobody_looks_at_gives_its_connection_back(person: Watched, corral: PageApp, url: str) -> None:

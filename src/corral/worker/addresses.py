@@ -19,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 class HostPort:
     host: str
     port: int | None
+    chosen: bool = True  # by a person; else another port will do when this one is taken
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -74,12 +75,11 @@ class AddressSettings(Protocol):
 def listen_on(settings: AddressSettings, controller_url: str) -> HostPort:
     """Where to bind. Nobody off this machine needs an ingress whose controller is on this machine."""
     port = settings.port
+    base = _port_of(settings.address) or _port_of(settings.serve_address)
     if port is None:
-        base = _port_of(settings.address) or _port_of(settings.serve_address)
         port = base - 1 if base else INGRESS_PORT
-    if settings.host:
-        return HostPort(settings.host, port)
-    return HostPort(LOOPBACK if is_loopback(urlsplit(controller_url).hostname or "") else "", port)
+    host = settings.host or (LOOPBACK if is_loopback(urlsplit(controller_url).hostname or "") else "")
+    return HostPort(host, port, chosen=settings.port is not None or base is not None)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class WorkerSettings:
         parse=_only_host,
     )
     port: int | None = setting(
-        "port of the ingress (50050); 0 = any free one",
+        "port of the ingress (50050, or a free one when that is taken); 0 = any free one",
         default=None,
         aliases=("LOCALAI_HTTP_ADDR",),
         parse=_only_port,

@@ -262,8 +262,12 @@ def test_expired_revoked_and_unknown_tokens_say_which_they_are(cluster: Cluster)
     member = cluster.members[0]
     node = HandMadeNode(cluster)
     node.join_token = cluster.token(member, ttl_s=0.05, name="short")
-    listed = lambda: {row["name"]: row["state"] for row in cluster.api(member, "GET", "/api/tokens").json()}  # noqa: E731
-    wait_for(lambda: listed()["short"] == "expired", "expired token", 5)
+
+    def state_of(name: str) -> str:
+        rows = cluster.api(member, "GET", "/api/tokens").json()
+        return str(next(row["state"] for row in rows if row["name"] == name))
+
+    wait_for(lambda: state_of("short") == "expired", "expired token", 5)
     assert "has expired" in node.register().json()["error"]
     node.join_token = cluster.token(member, name="to-revoke")
     assert cluster.api(member, "DELETE", "/api/tokens/to-revoke").status == 204

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
 from corral.worker.hardware import cgroup
 from corral.worker.hardware.machine import Space, limited, read_cpus, read_ram
+from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
 V1_UNLIMITED = 9223372036854771712
 

@@ -11,12 +11,12 @@ import msgspec
 import pynvml
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.hardware.fake_machine import GIB, FakeGpu, FakeMachine, FakeNvml
 
 from corral.contract.hardware import HardwareReport
 from corral.worker.hardware import sysfs
 from corral.worker.hardware.machine import Space
 from corral.worker.hardware.probe import HardwareProbe
+from tests.unit.hardware.fake_machine import GIB, FakeGpu, FakeMachine, FakeNvml
 
 
 @pytest.fixture

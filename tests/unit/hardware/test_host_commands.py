@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from structlog.testing import capture_logs
+
 from tests.unit.hardware.fake_machine import FakeMachine
 
 

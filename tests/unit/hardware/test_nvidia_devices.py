@@ -7,11 +7,11 @@ from pathlib import Path
 import pynvml
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.hardware.fake_machine import GIB, RAM, FakeGpu, FakeMachine, FakeNvml
 
 from corral.contract.hardware import Device
 from corral.worker.hardware.machine import Space
-from corral.worker.hardware.nvidia import Nvml, is_nvidia_soc, load_nvml, soc_device
+from corral.worker.hardware.nvidia import Nvml, is_nvidia_soc, soc_device
+from tests.unit.hardware.fake_machine import GIB, RAM, FakeGpu, FakeMachine, FakeNvml
 
 
 @pytest.fixture
@@ -27,7 +27,14 @@ def nvml_of(machine: FakeMachine, *gpus: FakeGpu) -> tuple[Nvml, FakeNvml]:
 def test_the_fake_has_only_names_that_the_real_library_has() -> None:
     names = [name for name in dir(FakeNvml) if name.startswith(("nvml", "NVML"))]
     assert len(names) > 15
-    assert [name for name in names if not hasattr(load_nvml(), name)] == []
+    assert [name for name in names if not hasattr(pynvml, name)] == []
+
+
+def test_without_the_drivers_library_there_are_no_devices(machine: FakeMachine) -> None:
+    def no_driver() -> FakeNvml:
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+    assert Nvml(machine.host(), no_driver).devices(RAM) == []
 
 
 def test_a_card_is_told_with_all_its_numbers(machine: FakeMachine) -> None:

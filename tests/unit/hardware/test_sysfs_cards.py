@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from tests.unit.hardware.fake_machine import GIB, RAM, FakeMachine
 
 from corral.contract.hardware import Device
 from corral.worker.hardware import sysfs
 from corral.worker.hardware.machine import Space
+from tests.unit.hardware.fake_machine import GIB, RAM, FakeMachine
 
 MIB = 1024**2
 DISCRETE = bytes([0x78, 0x00, 1, 3])  # gpu_metrics v1.3

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
 from corral.contract.hardware import Device
 from corral.worker.hardware.machine import Space
 from corral.worker.hardware.vendor import choose_vendor, first_sighting, highest_compute_capability, memory_of
+from tests.unit.hardware.fake_machine import GIB, FakeMachine
 
 
 def device(vendor: str, total_gib: int, free_gib: int | None = None, *, unified: bool = False) -> Device:

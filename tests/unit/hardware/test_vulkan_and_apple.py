@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.hardware.fake_machine import GIB, RAM, FakeMachine
 
 from corral.worker.hardware import apple, vulkan
 from corral.worker.hardware.vulkan import VulkanGpu, parse_vulkaninfo
+from tests.unit.hardware.fake_machine import GIB, RAM, FakeMachine
 
 HEADING = """\
 ==========

@@ -23,11 +23,11 @@ class Given:
 @pytest.mark.parametrize(
     ("given", "controller", "where"),
     [
-        (Given(), "https://c:8080", HostPort("", 50050)),
-        (Given(), "http://127.0.0.1:8080", HostPort("127.0.0.1", 50050)),
-        (Given(), "http://localhost:8080", HostPort("127.0.0.1", 50050)),
-        (Given(), "http://[::1]:8080", HostPort("127.0.0.1", 50050)),
-        (Given(host="10.0.0.7"), "http://127.0.0.1:8080", HostPort("10.0.0.7", 50050)),
+        (Given(), "https://c:8080", HostPort("", 50050, chosen=False)),
+        (Given(), "http://127.0.0.1:8080", HostPort("127.0.0.1", 50050, chosen=False)),
+        (Given(), "http://localhost:8080", HostPort("127.0.0.1", 50050, chosen=False)),
+        (Given(), "http://[::1]:8080", HostPort("127.0.0.1", 50050, chosen=False)),
+        (Given(host="10.0.0.7"), "http://127.0.0.1:8080", HostPort("10.0.0.7", 50050, chosen=False)),
         (Given(port=0), "https://c", HostPort("", 0)),
         (Given(address="w1:60051"), "https://c", HostPort("", 60050)),
         (Given(serve_address="0.0.0.0:60051"), "https://c", HostPort("", 60050)),

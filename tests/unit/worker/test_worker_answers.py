@@ -10,6 +10,7 @@ from corral.worker.agent.answers import (
     RegisterAgain,
     ShowJoinToken,
     Shown,
+    TakeAnotherName,
     TryLater,
     error_message,
     read_call,
@@ -72,6 +73,10 @@ def test_deleted(shown: Shown) -> None:
 def test_a_taken_name_is_told_in_the_controllers_words() -> None:
     words = "the name w1 is taken; run corral nodes replace w1"
     assert read_registration(409, words, shown=Shown.JOIN_TOKEN, has_join_token=True, name="w1") == GiveUp(words)
+    by_default = read_registration(
+        409, words, shown=Shown.JOIN_TOKEN, has_join_token=True, name="w1", name_was_chosen=False
+    )
+    assert by_default == TakeAnotherName()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from corral.bus.auth import BusKeys, account_jwt, mint_system_credentials
 from corral.bus.revocation import push_account
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
-from corral.store import bus_credentials
+from corral.store import bus_credentials, nodes
 from corral.store.api import Store, Transaction
+from corral.store.bus_credentials import Revoked
 
 _SYSTEM_TTL_S = 300.0
 _ACCOUNT_NAME = "corral"
@@ -72,13 +73,21 @@ class Revocations:
             return
         async with self._store.read() as tx:
             rows = await bus_credentials.list_revoked(tx)
+            replaced = {row.user_key for row in rows if await nodes.find(tx, row.node_id) is not None}
         now = self._clock.now()
         token = account_jwt(
             self._keys.operator_seed,
             self._keys.account,
             name=_ACCOUNT_NAME,
             now=now,
-            revocations={row.user_key: int(row.revoked_at.timestamp()) for row in rows},
+            revocations={row.user_key: self._refused_until(row, row.user_key in replaced) for row in rows},
         )
         system = mint_system_credentials(self._keys, now=now, ttl_s=_SYSTEM_TTL_S).credentials()
         await push_account(self._urls, system, token, tls=self._tls)
+
+    def _refused_until(self, row: Revoked, replaced: bool) -> int:
+        """The server refuses what was issued up to this moment. A deleted node never comes back under its key, so
+        that moment lies ahead: a credential minted while it was being deleted dies too. A replaced one does."""
+        if replaced:
+            return int(row.revoked_at.timestamp())
+        return int(self._clock.now().timestamp() + self._ttl_s)

@@ -50,13 +50,18 @@ class ShowJoinToken:
 
 
 @dataclass(frozen=True)
+class TakeAnotherName:
+    """The host name is somebody else's already, and nobody insisted on it."""
+
+
+@dataclass(frozen=True)
 class GiveUp:
     line: str
 
 
 def read_registration(
-    status: int, message: str, *, shown: Shown, has_join_token: bool, name: str
-) -> TryLater | Deleted | ShowJoinToken | GiveUp:
+    status: int, message: str, *, shown: Shown, has_join_token: bool, name: str, name_was_chosen: bool = True
+) -> TryLater | Deleted | ShowJoinToken | TakeAnotherName | GiveUp:
     """An answer to `POST /api/node/register` that is not a 2xx."""
     if (status >= 500 and status not in _NO_SUCH_API) or status in _LATER:
         return TryLater(f"{status}: {message}")
@@ -69,7 +74,7 @@ def read_registration(
             return ShowJoinToken(message)
         return GiveUp(_refused_by_token(message, shown, name))
     if status == 409:
-        return GiveUp(message)  # it names `corral nodes replace`
+        return GiveUp(message) if name_was_chosen else TakeAnotherName()  # it names `corral nodes replace`
     if status in _NO_SUCH_API:
         return GiveUp(f"the controller's URL has no node API ({status}): is it a Corral (or LocalAI) controller?")
     if 300 <= status < 400:

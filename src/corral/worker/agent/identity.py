@@ -19,7 +19,7 @@ import msgspec
 
 from corral.contract.codec import Undecodable, decode, encode
 from corral.kit.files import make_private_folder, write_atomically
-from corral.kit.secrets import ENROLMENT, new_secret
+from corral.kit.secrets import ENROLMENT, digest, new_secret
 from corral.worker.agent.stop import CannotGoOn
 
 IDENTITY_FILE = "identity.json"
@@ -31,6 +31,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     enrolment: str
     name: str
+    name_was_chosen: bool = True  # by a person; else it is the host name, and may change until it is ours
     controller: str = ""
     node_id: str = ""
     node_token: str = ""
@@ -42,6 +43,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return Identity(
             enrolment=new_secret(ENROLMENT),
             name=self.name,
+            name_was_chosen=self.name_was_chosen,
             controller=self.controller,
             ca=self.ca,
             signing_key=self.signing_key,
@@ -65,7 +67,11 @@ class IdentityFile:
         if known is None:
             made = IdentityFile(
                 folder,
-                Identity(enrolment=new_secret(ENROLMENT), name=name or default_name(socket.gethostname(), os.getpid())),
+                Identity(
+                    enrolment=new_secret(ENROLMENT),
+                    name=name or default_name(socket.gethostname(), os.getpid()),
+                    name_was_chosen=bool(name),
+                ),
                 found=False,
             )
             made.store(made.current)
@@ -95,6 +101,11 @@ class IdentityFile:
 def default_name(host_name: str, pid: int) -> str:
     """The host name; a machine without one is told apart by the number of this process."""
     return host_name.strip()[:255] or f"node-{pid}"
+
+
+def another_name(name: str, enrolment: str) -> str:
+    """For a second worker on one machine, or machines cloned with one host name: the same on every try."""
+    return f"{name[:250]}-{digest(enrolment)[:4]}"
 
 
 @contextlib.contextmanager
@@ -147,7 +158,7 @@ def _read(path: Path) -> Identity | None:
 def _renamed(known: Identity, name: str, folder: Path) -> Identity:
     """A name no controller has heard yet can still change; a node cannot: its name is its identity."""
     if not known.node_id and not known.node_token:
-        return msgspec.structs.replace(known, name=name)
+        return msgspec.structs.replace(known, name=name, name_was_chosen=True)
     raise CannotGoOn(
         f"{folder} belongs to the node {known.name!r}, not {name!r}: leave --name out, or give another --data folder"
     )

@@ -19,12 +19,13 @@ from corral.worker.agent.answers import (
     RegisterAgain,
     ShowJoinToken,
     Shown,
+    TakeAnotherName,
     TryLater,
     read_call,
     read_registration,
 )
 from corral.worker.agent.controller import Answered, ControllerApi, ControllerAway
-from corral.worker.agent.identity import IdentityFile
+from corral.worker.agent.identity import IdentityFile, another_name
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
@@ -135,6 +136,7 @@ class Joining:
                     shown=shown,
                     has_join_token=bool(self._join_token),
                     name=self._name,
+                    name_was_chosen=self._identity.current.name_was_chosen,
                 )
             else:
                 self._count("accepted")
@@ -151,10 +153,19 @@ class Joining:
                         raise CannotGoOn(f"the controller keeps saying that this new node was deleted: {why}")
                     deleted_before = True
                     self.start_anew()
+                case TakeAnotherName():
+                    self._take_another_name()
                 case GiveUp(line):
                     raise CannotGoOn(line)
                 case _:
                     assert_never(meaning)
+
+    def _take_another_name(self) -> None:
+        known = self._identity.current
+        name = another_name(known.name, known.enrolment)
+        log.warning("the name is taken, joining under another", taken=known.name, name=name)
+        self._identity.store(replace(known, name=name, name_was_chosen=True))
+        self._standing.name = name
 
     async def _ask_again(self, before: NodeRegistered) -> NodeRegistered:
         """How things stand by now; as before when nobody can be asked."""

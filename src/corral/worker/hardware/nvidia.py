@@ -7,8 +7,10 @@ NVML answers NOT_SUPPORTED when asked for memory, or is not there at all; then t
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -55,6 +57,9 @@ class NvmlLibrary(Protocol):
 
 
 def load_nvml() -> NvmlLibrary:
+    """Importing the bindings costs 14 MB, so the driver's own library is looked for first. OSError: there is none."""
+    if sys.platform == "linux":
+        ctypes.CDLL("libnvidia-ml.so.1")
     library: NvmlLibrary = importlib.import_module("pynvml")
     return library
 
@@ -112,6 +117,9 @@ class Nvml:
             library = self._load()
         except ImportError as error:
             self._host.notices.tell("nvml", str(error))
+            return None
+        except OSError as error:  # no driver; that is ordinary on a machine without NVIDIA's hardware
+            self._host.notices.tell("nvml", str(error), ordinary=NVIDIA not in sysfs.pci_vendors(self._host))
             return None
         try:
             library.nvmlInit()

@@ -98,7 +98,12 @@ class Ingress:
         try:
             self.port = await self._bind(server)
         except OSError as error:
-            raise CannotGoOn(why_not_bound(self._where.host, self.port, error)) from error
+            if error.errno != errno.EADDRINUSE or self._where.chosen or self._server is not None:
+                raise CannotGoOn(why_not_bound(self._where.host, self.port, error)) from error
+            # A second worker on this machine, most likely: nobody asked for this very number, so any will do.
+            log.warning("the usual port is taken, another is used", taken=self.port)
+            self.port = 0
+            self.port = await self._bind(server)
         self._server, self._secure = server, context is not None
         log.info("ingress listens", host=self._where.host or "every interface", port=self.port, tls=self._secure)
 

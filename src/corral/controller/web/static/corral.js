@@ -374,34 +374,32 @@ async function sure(title, text, verb, danger) {
   return dialog.returnValue === "yes";
 }
 
-const nameOf = (id) => nodes.get(id)?.node.name ?? "the node";
-
 const ACTS = {
   approve: ({ id }) => approve([id]),
   // Those listed under the button, never one that came since the person read the list.
   "approve-all": () => approve([...document.querySelectorAll("#attention [data-act=approve]")].map((b) => b.dataset.id)),
-  async drain({ id }) {
+  async drain({ id, name }) {
     const text = "It finishes what it is doing and gets no new work until somebody resumes it.";
-    if (await sure(`Drain ${nameOf(id)}?`, text, "Drain", false)) await call("POST", nodePath(id, "/drain"));
+    if (await sure(`Drain ${name}?`, text, "Drain", false)) await call("POST", nodePath(id, "/drain"));
   },
   resume: ({ id }) => call("POST", nodePath(id, "/resume")),
-  async delete({ id }) {
+  async delete({ id, name }) {
     const text = "It is forgotten and its credentials end at once. To come back it needs a new join line.";
-    if (await sure(`Delete ${nameOf(id)}?`, text, "Delete", true)) await call("DELETE", nodePath(id));
+    if (await sure(`Delete ${name}?`, text, "Delete", true)) await call("DELETE", nodePath(id));
   },
   menu(_, button) {
-    const { node } = nodes.get(button.closest("tr").dataset.id) ?? {};
-    if (!node) return;
+    const row = button.closest("tr");
+    const { id, status } = row.dataset;
     const menu = $("#menu");
     const may = {
-      approve: node.status === "pending",
-      drain: !["pending", "draining"].includes(node.status),
-      resume: ["draining", "offline"].includes(node.status),
+      approve: status === "pending",
+      drain: !["pending", "draining"].includes(status),
+      resume: ["draining", "offline"].includes(status),
       delete: true,
     };
     for (const item of menu.children) {
       item.hidden = !may[item.dataset.act];
-      item.dataset.id = node.id;
+      Object.assign(item.dataset, { id, name: $(".name", row).textContent });
     }
     menu.showPopover();
     const spot = button.getBoundingClientRect();
@@ -436,9 +434,10 @@ async function join(form) {
 }
 
 async function guarded(button, work) {
-  if (button) button.disabled = true;
+  if (button.ariaBusy) return; // not `disabled`: that would take the focus away
+  button.ariaBusy = "true";
   await work().catch((error) => say(error.message, true));
-  if (button) button.disabled = false;
+  button.ariaBusy = null;
 }
 
 if (admin) {
