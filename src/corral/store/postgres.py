@@ -148,7 +148,7 @@ class PostgresDatabase:
         connection = await self._begun(_BEGIN_WRITE if write else _BEGIN_READ)
         try:
             yield _PostgresSession(connection, self.place)
-            await self._commit(connection)
+            await (self._commit(connection) if write else self._roll_back(connection))
         except BaseException:
             await self._roll_back(connection)
             raise

@@ -107,6 +107,15 @@ async def test_postgresql_gone_while_committing(postgres_url: str, outage: Postg
         assert await counted(store) == 1
 
 
+async def test_postgresql_gone_at_the_end_of_a_read(postgres_url: str, outage: Postgres) -> None:
+    async with open_store(postgres_url, options=IMPATIENT) as store:
+        async with store.read() as tx:
+            assert await settings_kv.find(tx, "counter", int) is None
+            outage.stop()  # everything was read: nothing is left to fail
+        with pytest.raises(Unavailable):
+            await store.ping()
+
+
 async def test_postgresql_gone_at_the_start(postgres_url: str, outage: Postgres) -> None:
     outage.stop()
     with pytest.raises(Unavailable, match="cannot be reached"):
