@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 import warnings
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from typing import Any
 from litestar import Litestar
 from litestar.exceptions import LitestarDeprecationWarning
 
+from corral.bus.jwt import KeyKind, new_seed
 from corral.bus.local import LocalHub
 from corral.contract.admin import CreateKey
 from corral.contract.hardware import Device
@@ -92,7 +94,9 @@ async def open_page_app(
     ):
         watch = Watch(store, bus, clock, interval_s=0.1, refresh_s=0.3)
         changes = NodeChanges(store, watch)
-        issuer = BusIssuer(BusPlace(()), clock, account_seed="SA", ttl_s=60, install_timeout_s=60)
+        issuer = BusIssuer(
+            BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
+        )
         revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
         leadership = Leadership(store, "here", ttl_s=60)
         listening = Listening(bus, clock)
