@@ -89,7 +89,7 @@ class RunningWorker:
     async def ready(self, status: int = 200) -> None:
         """Until `/readyz` says so; or, with 503, until it says no."""
         async with asyncio.timeout(15):
-            while (await self.answer("/readyz"))[0] != status:
+            while (await self.answer("/readyz"))[0] != status:  # noqa: ASYNC110 - another process decides
                 await asyncio.sleep(0.01)
 
 
