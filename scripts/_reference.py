@@ -24,7 +24,8 @@ HEAD = """# Settings
 
 Every setting can be given as a flag, as an environment variable, or in the TOML file named by `--config`; flags win
 over the environment, the environment over the file. Spans of time are written `10s`, `15m`, `1h30m`, `250ms`, or as
-bare seconds. A value that cannot be used stops the start, and all such faults are told at once. Secrets are never shown in a log.
+bare seconds. A value that cannot be used stops the start, and all such faults are told at once. Secrets are never
+shown in a log.
 
 This page is written by `scripts/_reference.py`.
 """

@@ -66,7 +66,7 @@ def configure_logging(*, role: str, level: str = "info", json: bool = False, str
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("nats", "asyncio", "uvicorn", "aiosqlite", "alembic"):
+    for noisy in ("nats", "asyncio", "uvicorn", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(role=role)
 

@@ -35,9 +35,10 @@ def test_no_request_makes_the_controller_fail(cluster: Cluster) -> None:
     assert "Traceback" not in controller.output()
 
 
-def _ask(
-    operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, cluster: Cluster, statuses: set[int]
-) -> None:
+AnyOperation = APIOperation[Any, Any, Any, Any]
+
+
+def _ask(operation: AnyOperation, mode: GenerationMode, cluster: Cluster, statuses: set[int]) -> None:
     @settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Case[Any]) -> None:
