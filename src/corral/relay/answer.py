@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from corral.contract.http import ClientGone, Headers
 from corral.relay.body import NoBody, RequestBody
 from corral.relay.chunked import LAST_CHUNK, frame
-from corral.relay.fields import Fields, write_fields
-from corral.relay.head import RequestLine, error_body, has_no_body, reason_of
+from corral.relay.fields import write_fields
+from corral.relay.head import RequestHead, error_body, has_no_body, reason_of
 from corral.relay.runner import Park, Runner
 
 if TYPE_CHECKING:
@@ -26,40 +26,16 @@ OPEN, BEGUN, COMPLETE = range(3)
 class Answer(Runner):
     """Answers once: whoever keeps it beyond its end can do no harm to the connection's next request."""
 
-    __slots__ = (
-        "_fields",
-        "_keep",
-        "_line",
-        "body",
-        "bytes_sent",
-        "conn",
-        "gone",
-        "minor",
-        "progress",
-        "request_id",
-        "status",
-    )
-
-    def __init__(
-        self,
-        conn: ClientConnection,
-        line: RequestLine,
-        fields: Fields,
-        body: RequestBody | NoBody,
-        request_id: bytes,
-    ) -> None:
-        Runner.__init__(self, conn.loop)
-        self.conn = conn
-        self._line = line
-        self._fields = fields
-        self.body = body
-        self.request_id = request_id
-        self.minor = line.minor
-        self.gone = False
-        self.progress = OPEN
-        self.status = 0
-        self.bytes_sent = 0
-        self._keep = not fields.close if line.minor else fields.keep_alive
+    # Set by the exchange, in one go: this is made for every request.
+    conn: ClientConnection
+    request_head: RequestHead
+    body: RequestBody | NoBody
+    request_id: bytes
+    keep: bool
+    gone = False
+    progress = OPEN
+    status = 0
+    bytes_sent = 0
 
     async def send(self, status: int, headers: Headers, body: bytes) -> None:
         self._claim()
@@ -69,7 +45,7 @@ class Answer(Runner):
 
     async def stream(self, status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> None:
         self._claim()
-        bodiless = has_no_body(status, self._line.method)
+        bodiless = has_no_body(status, self.request_head.method)
         framing = b"" if bodiless else self.unknown_length()
         self._begin(status, headers, framing, b"")
         try:
@@ -82,7 +58,7 @@ class Answer(Runner):
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
-        if self.minor and not bodiless:
+        if self.request_head.minor and not bodiless:
             self.pass_on(LAST_CHUNK)
         self.complete()
 
@@ -91,7 +67,7 @@ class Answer(Runner):
             if self.gone:
                 raise ClientGone("the client left")
             if piece:
-                self.pass_on(frame(piece) if self.minor else piece)
+                self.pass_on(frame(piece) if self.request_head.minor else piece)
             if self.conn.paused:
                 await self._drain()
 
@@ -119,8 +95,8 @@ class Answer(Runner):
 
     def send_now(self, status: int, headers: Headers, body: bytes) -> None:
         framing = b"content-length: %d\r\n" % len(body)
-        if has_no_body(status, self._line.method):
-            if self._line.method != b"HEAD":
+        if has_no_body(status, self.request_head.method):
+            if self.request_head.method != b"HEAD":
                 framing = b""
             body = b""
         self._begin(status, headers, framing, body)
@@ -130,28 +106,28 @@ class Answer(Runner):
         self.send_now(status, _JSON, error_body(status, message))
 
     def _begin(self, status: int, headers: Headers, framing: bytes, body: bytes) -> None:
-        start = b"HTTP/1.1 %d %b\r\n" % (status, reason_of(status))
-        self.write_head(status, start, write_fields(headers), framing, body)
+        start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason_of(status), write_fields(headers))
+        self.write_head(status, start, framing, body)
 
     def unknown_length(self) -> bytes:
         """The framing of a body whose end only its sender knows."""
-        if self.minor:
+        if self.request_head.minor:
             return b"transfer-encoding: chunked\r\n"
-        self._keep = False
+        self.keep = False
         return b""
 
-    def write_head(self, status: int, start: bytes, fields: bytes, framing: bytes, body: bytes) -> None:
-        """All that every head of ours has in common. One write with the first bytes of the body."""
+    def write_head(self, status: int, start: bytes, framing: bytes, body: bytes) -> None:
+        """What every head of ours has in common. One write with the first bytes of the body."""
         if self.gone:
             return
-        if not self._keep or not self.body.complete or self.conn.server.draining:
-            self._keep = False
+        if not self.keep or not self.body.complete or self.conn.server.draining:
+            self.keep = False
             end = b"\r\nconnection: close\r\n\r\n"
         else:
-            end = b"\r\n\r\n" if self.minor else b"\r\nconnection: keep-alive\r\n\r\n"
+            end = b"\r\n\r\n" if self.request_head.minor else b"\r\nconnection: keep-alive\r\n\r\n"
         self.status = status
         self.progress = BEGUN
-        data = b"%b%b%bx-request-id: %b%b%b" % (start, fields, framing, self.request_id, end, body)
+        data = b"%b%bx-request-id: %b%b%b" % (start, framing, self.request_id, end, body)
         self.bytes_sent += len(data)
         self.conn.transport.write(data)
 
@@ -165,10 +141,10 @@ class Answer(Runner):
     def complete(self) -> None:
         """The last byte is written. Where the connection cannot go on, it closes now, not when the handler returns."""
         self.progress = COMPLETE
-        if not self._keep or not self.body.complete:
+        if not self.keep or not self.body.complete:
             self.conn.close_after_answer()
 
     def cut(self) -> None:
         """The rest will never come: make sure nobody takes the part for the whole."""
-        self._keep = False
-        self.conn.cut(by_reset=not self.minor)
+        self.keep = False
+        self.conn.cut(by_reset=not self.request_head.minor)

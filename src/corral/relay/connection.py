@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from corral.contract.http import BodyBroken
+from corral.contract.http import BodyBroken, Request
 from corral.relay.body import NO_BODY, NoBody, RequestBody
 from corral.relay.exchange import Exchange
-from corral.relay.fields import Fields, Malformed
-from corral.relay.head import END_OF_HEAD, RequestLine, is_hopeless, is_sane_request_id, write_refusal
+from corral.relay.fields import Malformed
+from corral.relay.head import END_OF_HEAD, RequestHead, is_hopeless, write_refusal
 from corral.relay.runner import Runner
 from corral.relay.sockets import reset_on_close
 from corral.relay.upstream import Upstream
@@ -42,7 +42,6 @@ class ClientConnection(asyncio.Protocol):
         "_due",
         "_holds",
         "_lingering",
-        "_pumping",
         "_stall_at",
         "_stalled_bytes",
         "_tunnel",
@@ -71,7 +70,6 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self._tunnel: Upstream | None = None
         self._holds = 0
-        self._pumping = False
         self._closing = False
         self._lingering = False
         self._deadline = NEVER
@@ -109,41 +107,43 @@ class ClientConnection(asyncio.Protocol):
     # Bytes in.
 
     def data_received(self, data: bytes) -> None:
-        if self._body is not None:
+        if self.exchange is None:
+            if not self._closing:  # else it is what a client says after it was refused
+                self._pump(data)
+        elif self._body is not None:
             self._feed_body(data)
         elif self._tunnel is not None:
             self._tunnel.send_tunnelled(data)
-        elif self._closing:
-            return  # what a client says after it was refused
-        elif self.exchange is not None or self.paused:
-            self._keep_for_later(data)
         else:
-            self._pump(data)
+            self._keep_for_later(data)
 
     def _pump(self, data: bytes) -> None:
-        """Begin the requests in `data`, each when the one before is done."""
-        self._pumping = True
+        """Begin the first request in `data`; the rest waits until it is done."""
         seen = len(self._buffer)
         if seen:
             data = self._buffer + data
-            self._buffer = b""
-        try:
-            while data and self.exchange is None and not self._closing and not self.paused:
-                if data[0] == 13:  # CR
-                    data = _without_empty_lines(data)
-                end = data.find(END_OF_HEAD)
-                if end < 0 or end > self.server.limits.head_bytes:
-                    self._await_rest_of_head(data, seen)
-                    return
-                line, fields, length = self.server.parser.parse(data, end)
-                self._begin(line, fields, length, data[end + 4 :])
-                data, self._buffer, seen = self._buffer, b"", 0
+        if self.paused:
             self._buffer = data
+            return
+        server = self.server
+        try:
+            if data[0] == 13:  # CR
+                data = _without_empty_lines(data)
+            raw, found, rest = data.partition(END_OF_HEAD)
+            if not found or len(raw) > server.limits.head_bytes:
+                self._await_rest_of_head(data, seen)
+                return
+            head, length = server.heads.parse(raw)
+            self._buffer = rest
+            self._begin(head, length)
         except Malformed as bad:
-            self.server.counters.malformed += 1
+            server.counters.malformed += 1
             self.refuse(bad.status, bad.reason)
-        finally:
-            self._pumping = False
+
+    def _go_on(self) -> None:
+        """With what came while the connection was busy. In a turn of its own: a long pipeline must not nest."""
+        if self._buffer and self.exchange is None and not self._closing and not self.paused:
+            self._pump(b"")
 
     def _await_rest_of_head(self, data: bytes, seen: int) -> None:
         if len(data) > self.server.limits.head_bytes:
@@ -155,38 +155,50 @@ class ClientConnection(asyncio.Protocol):
             self._due = _HEAD
             self._deadline = self._wheel.deadline(self.server.limits.timeouts.head_s)
 
-    def _begin(self, line: RequestLine, fields: Fields, length: int | None, rest: bytes) -> None:
+    def _begin(self, head: RequestHead, length: int | None) -> None:
         body: RequestBody | NoBody = NO_BODY
-        if fields.chunked or length:
-            body = RequestBody(self, None if fields.chunked else length)
-            if rest:
-                rest = body.feed(rest)
+        if length or head.chunked:
+            body = RequestBody(self, None if head.chunked else length)
+            if self._buffer:
+                self._buffer = body.feed(self._buffer)
             if not body.complete:
                 self._body = body
                 self._body_since = self._wheel.now
-                self._continue = bool(fields.expect) and line.minor == 1 and not body.received
-        self._buffer = rest
+                self._continue = head.expects and not body.received
         self._deadline = NEVER
         self._due = _IDLE
         server = self.server
-        request_id = fields.request_id
-        if not request_id or not is_sane_request_id(request_id):
-            request_id = server.new_request_id()
-        server.request_begun()
-        exchange = self.exchange = Exchange(self, line, fields, body, request_id)
-        exchange.start(server.handler)
+        server.running += 1
+        server.counters.requests += 1
+        request_id = head.request_id or server.new_request_id()
+        exchange = self.exchange = Exchange(self, head, body, request_id)
+        request = Request(
+            head.method,
+            head.path,
+            head.fields.headers,
+            head.version,
+            self.peer,
+            self.secure,
+            request_id.decode(),
+            body,
+            head.upgrade,
+        )
+        exchange.run(server.handler.handle(request, exchange))
 
     def exchange_done(self) -> None:
         """The handler has returned. Go on with the next request, unless the connection is at its end."""
         self.exchange = None
-        self.server.request_done()
-        if self._closing or self._body is not None:
+        server = self.server
+        server.running -= 1
+        if server.draining:
+            server.note_quiet()
+        if self._closing:
             return
-        self._deadline = self._wheel.deadline(self.server.limits.timeouts.keep_alive_s)
+        self._deadline = self._wheel.now + server.keep_alive_s
         if self._holds:
             self._unhold(_HELD_AHEAD | _HELD_UPSTREAM | _HELD_WINDOW)
-        if self._buffer and not self._pumping and not self.paused:
-            self._pump(b"")
+        if self._buffer:
+            self.loop.call_soon(self._go_on)
 
     def _keep_for_later(self, data: bytes) -> None:
         self._buffer += data
@@ -283,8 +295,8 @@ class ClientConnection(asyncio.Protocol):
             self._stall_at = NEVER
         if self.exchange is not None:
             self.exchange.drained()
-        elif self._buffer and not self._pumping and not self._closing:
-            self._pump(b"")
+        else:
+            self._go_on()
 
     def _watch_stall(self) -> None:
         self._stalled_bytes = self.transport.get_write_buffer_size()

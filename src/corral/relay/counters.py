@@ -11,7 +11,6 @@ class Counters:
     connections_open: int = 0
     connections_refused: int = 0  # over the limit
     requests: int = 0
-    requests_open: int = 0
     malformed: int = 0  # answered 4xx by the relay itself because of what came over the wire
     handler_failures: int = 0
     clients_gone: int = 0  # left while an answer was pending

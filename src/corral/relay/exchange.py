@@ -10,11 +10,9 @@ from corral.contract.http import (
     BodyBroken,
     BodyTooLarge,
     ClientGone,
-    Handler,
     Headers,
     Patience,
     RelayResult,
-    Request,
     Strip,
     Tap,
     Target,
@@ -22,9 +20,9 @@ from corral.contract.http import (
 )
 from corral.kit.log import get_log
 from corral.relay.answer import BEGUN, COMPLETE, OPEN, Answer
-from corral.relay.body import NoBody, RequestBody
-from corral.relay.fields import HOP_BY_HOP, Fields, write_fields
-from corral.relay.head import RequestLine, StatusLine
+from corral.relay.body import NO_BODY, NoBody, RequestBody
+from corral.relay.fields import HOP_BY_HOP, write_fields
+from corral.relay.head import AnswerHead, RequestHead
 from corral.relay.runner import Park
 from corral.relay.upstream import Upstream
 
@@ -35,59 +33,39 @@ log = get_log(__name__)
 
 _NOT_FROM_HANDLERS = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _EXPECT_BODIES = frozenset((b"POST", b"PUT", b"PATCH"))
-_NOTHING_DROPPED: frozenset[bytes] = frozenset()
 _OUTCOME = Park()
-# What a relayed request can come to, besides an error.
-_PASSED = object()  # an answer was passed on, wholly or in part, or the client left
-_STALE = object()  # a kept connection turned out to be closed: nothing is lost, try a new one
+_new_result = tuple.__new__  # of RelayResult: a third of what the class's own constructor takes
 
 
 class Exchange(Answer):
     """What a handler holds as `Responder`."""
 
-    __slots__ = (
-        "_added",
-        "_connecting",
-        "_dropped",
-        "_relaying",
-        "_upstream",
-        "first_byte_s",
-        "patience",
-        "sends_chunks",
-        "sent_method",
-        "tap",
-        "tunnels",
-    )
+    relaying = False
+    _upstream: Upstream | None = None
+    _connecting: asyncio.Task[Upstream] | None = None
+    # Of the relay under way.
+    tap: Tap | None
+    patience: Patience
+    sent_method: bytes
+    sends_chunks = False
+    tunnels = False
+    first_byte_s: float  # negative until one has come
+    _target: Target
+    _wire: bytes  # the request, as far as it is in hand
+    _whole: bool  # all of it is
+    _replaced: Headers  # headers of the answer that are ours
 
     def __init__(
-        self,
-        conn: ClientConnection,
-        line: RequestLine,
-        fields: Fields,
-        body: RequestBody | NoBody,
-        request_id: bytes,
+        self, conn: ClientConnection, head: RequestHead, body: RequestBody | NoBody, request_id: bytes
     ) -> None:
-        Answer.__init__(self, conn, line, fields, body, request_id)
-        self._relaying = False
-        self._upstream: Upstream | None = None
-        self._connecting: asyncio.Task[Upstream] | None = None
+        self.loop = conn.loop
+        self.conn = conn
+        self.request_head = head
+        self.body = body
+        self.request_id = request_id
+        self.keep = head.keep
 
     # The handler's life.
-
-    def start(self, handler: Handler) -> None:
-        conn, line, fields = self.conn, self._line, self._fields
-        request = Request(
-            line.method,
-            line.path,
-            fields.headers,
-            "1.1" if line.minor else "1.0",
-            conn.peer,
-            conn.secure,
-            self.request_id.decode(),
-            self.body,
-            b"websocket" if line.minor and fields.upgrade == b"websocket" else b"",
-        )
-        self.run(handler.handle(request, self))
 
     def finished(self, failure: BaseException | None) -> None:
         if self.progress != COMPLETE:
@@ -131,14 +109,9 @@ class Exchange(Answer):
         self.gone = True
         if self.progress == COMPLETE:
             return  # the handler may finish its notes in peace
-        if self._upstream is not None:
-            self._upstream.abandon()
-            self._upstream = None
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        if self._relaying:
-            self.wake(_OUTCOME, _PASSED)
+        if self.relaying:
+            self._let_go()
+            self.wake(_OUTCOME)
         elif isinstance(self.body, RequestBody) and self.body.awaited:
             self.body.fail(ClientGone("the client left"))
         elif self.drains:
@@ -163,77 +136,60 @@ class Exchange(Answer):
         upgrade: bool = False,
         patience: Patience | None = None,
     ) -> RelayResult:
-        if self.progress != OPEN or self._relaying:
+        if self.progress != OPEN or self.relaying:
             raise RuntimeError("this request has been answered already")
         started = time.monotonic()
-        line, fields = self._line, self._fields
         pool = self.conn.server.pool
+        request_head = self.request_head
         self.tap = tap
         self.patience = patience or pool.limits.patience
-        self.sent_method = method or line.method
-        self.tunnels = upgrade and fields.upgrade == b"websocket" and line.minor == 1
-        self.first_byte_s = 0.0
-        self._added, self._dropped = b"", _NOTHING_DROPPED
-        if response_headers:
-            self._added = write_fields(response_headers)
-            self._dropped = frozenset([name for name, _ in response_headers])
-        if headers is None and strip is None and not add and fields.host is not None and not self.tunnels:
-            lines = fields.wire
+        self.sent_method = method or request_head.method
+        self.first_byte_s = -1.0
+        self._replaced = response_headers
+        if upgrade and request_head.upgrade:
+            self.tunnels = True
+        if path is None and strip is None and headers is None and method is None and not self.tunnels:
+            head = request_head.wire or self._write_request(target, request_head.path, None, None)
         else:
-            lines = self._request_lines(target, headers, strip, add)
-        head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\n" % (
-            self.sent_method,
-            line.path if path is None else path,
-            lines,
-            self.request_id,
-        )
-        self._relaying = True
-        try:
-            whole, wire = self._frame_request(head, body)
-            outcome: object = _STALE
-            upstream = pool.take(target) if whole else None  # a body that cannot be sent twice gets a new connection
-            if self.gone:
-                outcome = _PASSED
-            elif upstream is not None and self.stepping:  # the short way, without a coroutine more than needed
-                self._upstream = upstream
-                upstream.begin(self, wire, whole=True)
-                outcome = await _OUTCOME
-            if outcome is _STALE:
-                outcome = await self._send(target, wire, whole=whole)
-        finally:
-            self._relaying = False
-            if self._upstream is not None or self._connecting is not None:
-                self._give_up()
-        if outcome is not _PASSED:
-            assert isinstance(outcome, Exception)
-            raise outcome
+            head = self._write_request(target, request_head.path if path is None else path, headers, strip)
+        if add:
+            head += pool.writer.write(add)
+        self._frame_request(head, body)
+        if not self.gone:
+            self.relaying = True
+            try:
+                # A body that cannot be sent twice gets a connection of its own: a kept one may be closed by now.
+                upstream = pool.take(target) if self._whole else None
+                if upstream is not None:
+                    self._upstream = upstream
+                    self._target = target
+                    upstream.begin(self, self._wire, whole=True)
+                else:
+                    self._connect(target)
+                failure = await (_OUTCOME if self.stepping else self.wait(_OUTCOME))
+            finally:
+                self.relaying = False
+                self._wire = b""
+                if self._upstream is not None or self._connecting is not None:
+                    self._give_up()
+            if failure is not None:
+                raise failure
         pool.counters.bytes_relayed += self.bytes_sent
-        return RelayResult(
-            self.status,
-            self.progress == COMPLETE,
-            self.gone,
-            self.first_byte_s,
-            time.monotonic() - started,
-            self.bytes_sent,
+        first_byte_s = self.first_byte_s
+        return _new_result(
+            RelayResult,
+            (
+                self.status,
+                self.progress == COMPLETE,
+                self.gone,
+                first_byte_s if first_byte_s > 0 else 0.0,
+                time.monotonic() - started,
+                self.bytes_sent,
+            ),
         )
 
-    async def _send(self, target: Target, wire: bytes, *, whole: bool) -> object:
-        """On a new connection. What became of it."""
-        self._connecting = self.conn.server.pool.start_connecting(target)
-        self._connecting.add_done_callback(self._connected)
-        outcome = await self.wait(_OUTCOME)
-        if not isinstance(outcome, Upstream):
-            return outcome
-        self._upstream = outcome
-        outcome.begin(self, wire, whole=whole)
-        if not whole:
-            assert isinstance(self.body, RequestBody)
-            for piece in self.body.attach(outcome):
-                outcome.send_body(piece)
-        return await self.wait(_OUTCOME)
-
-    def _request_lines(self, target: Target, headers: Headers | None, strip: Strip | None, add: Headers) -> bytes:
-        fields = self._fields
+    def _write_request(self, target: Target, path: bytes, headers: Headers | None, strip: Strip | None) -> bytes:
+        fields = self.request_head.fields
         host = fields.host or _host_of(target)  # HTTP/1.0 need not say it, HTTP/1.1 must
         if headers is not None:
             lines = write_fields([pair for pair in headers if pair[0] not in _NOT_FROM_HANDLERS])
@@ -243,31 +199,43 @@ class Exchange(Answer):
             lines = fields.wire if strip is None else fields.wire_without(strip)
             if fields.host is None:
                 lines = b"host: %b\r\n%b" % (host, lines)
-        if add:
-            lines += write_fields(add)
         if self.tunnels:
             lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"
-        return lines
+        return b"%b %b HTTP/1.1\r\n%b" % (self.sent_method, path, lines)
 
-    def _frame_request(self, head: bytes, body: bytes | None) -> tuple[bool, bytes]:
-        """Whether the whole request is in hand, and its bytes as far as they are."""
-        self.sends_chunks = False
-        own = self.body
+    def _frame_request(self, head: bytes, body: bytes | None) -> None:
         if body is None:
-            body = own.whole()
+            body = self.body.whole()
             if body is None:
-                assert isinstance(own, RequestBody)
-                if own.error is not None:
-                    raise own.error
-                if own.spent:
-                    raise UpstreamFailed("the body is spent", refused=True, resendable=False)
-                if own.length is not None:
-                    return False, b"%bcontent-length: %d\r\n\r\n" % (head, own.length)
-                self.sends_chunks = True
-                return False, head + b"transfer-encoding: chunked\r\n\r\n"
-        if not body and self.sent_method not in _EXPECT_BODIES:
-            return True, head + b"\r\n"
-        return True, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+                self._frame_streamed(head)
+                return
+        self._whole = True
+        if body or self.sent_method in _EXPECT_BODIES:
+            self._wire = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+                head,
+                self.request_id,
+                len(body),
+                body,
+            )
+        else:
+            self._wire = b"%bx-request-id: %b\r\n\r\n" % (head, self.request_id)
+
+    def _frame_streamed(self, head: bytes) -> None:
+        body = self.body
+        assert isinstance(body, RequestBody)
+        if body.error is not None:
+            raise body.error
+        if body.spent:
+            raise UpstreamFailed("the body is spent", refused=True, resendable=False)
+        self._whole = False
+        length = body.length
+        self.sends_chunks = length is None
+        framing = b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
+        self._wire = b"%bx-request-id: %b\r\n%b\r\n\r\n" % (head, self.request_id, framing)
+
+    def _connect(self, target: Target) -> None:
+        self._connecting = self.conn.server.pool.start_connecting(target)
+        self._connecting.add_done_callback(self._connected)
 
     def _connected(self, task: asyncio.Task[Upstream]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -278,20 +246,31 @@ class Exchange(Answer):
         self._connecting = None
         if task.cancelled():
             self.wake(_OUTCOME, UpstreamFailed("the relay is closing", refused=True))
-        else:
-            self.wake(_OUTCOME, error or task.result())
+            return
+        if error is not None:
+            self.wake(_OUTCOME, error)
+            return
+        upstream = self._upstream = task.result()
+        upstream.begin(self, self._wire, whole=self._whole)
+        if not self._whole:
+            assert isinstance(self.body, RequestBody)
+            for piece in self.body.attach(upstream):
+                upstream.send_body(piece)
 
-    def _give_up(self) -> None:
-        """The handler stopped waiting: a timeout of its own, or it was cancelled."""
+    def _let_go(self) -> None:
         if self._upstream is not None:
             self._upstream.abandon()
             self._upstream = None
             self._detach_body()
-            if self.progress == BEGUN:
-                self.cut()
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
+
+    def _give_up(self) -> None:
+        """The handler stopped waiting: a timeout of its own, or it was cancelled."""
+        self._let_go()
+        if self.progress == BEGUN:
+            self.cut()
 
     def _detach_body(self) -> None:
         if isinstance(self.body, RequestBody):
@@ -311,37 +290,47 @@ class Exchange(Answer):
     # What becomes of the request, told by the upstream's connection and by the client's. Each is the last thing its
     # caller does: the handler may run to its end in here.
 
-    def pass_answer(self, line: StatusLine, fields: Fields, framing: bytes, body: bytes) -> None:
-        lines = fields.wire_without(self._dropped) + self._added if self._dropped else fields.wire
-        self.write_head(line.status, line.wire, lines, framing, body)
+    def pass_answer(self, head: AnswerHead, framing: bytes, body: bytes) -> None:
+        self.write_head(head.status, self._replace(head) if self._replaced else head.wire, framing, body)
 
-    def pass_tunnel_head(self, line: StatusLine, fields: Fields, rest: bytes) -> None:
-        self.status = line.status
+    def _replace(self, head: AnswerHead) -> bytes:
+        ours = self._replaced
+        return head.wire_without(frozenset([name for name, _ in ours])) + self.conn.server.pool.writer.write(ours)
+
+    def pass_tunnel_head(self, head: AnswerHead, rest: bytes) -> None:
+        self.status = head.status
         self.progress = BEGUN
-        self._keep = False
-        upgrade = b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: %b\r\n\r\n" % self.request_id
-        self.pass_on(b"".join((line.wire, fields.wire_without(self._dropped), self._added, upgrade, rest)))
+        self.keep = False
+        end = b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: %b\r\n\r\n%b" % (self.request_id, rest)
+        self.pass_on(self._replace(head) + end)
         assert self._upstream is not None
         self.conn.start_tunnel(self._upstream)
 
-    def passed(self, *, complete: bool) -> None:
-        """The answer has been passed on: all of it, or all there will ever be."""
+    def passed(self) -> None:
+        """The answer has been passed on, all of it."""
         self._upstream = None
-        if self.body.length != 0:
+        if self.body is not NO_BODY:
             self._detach_body()
-        if complete:
-            self.complete()
-        else:
-            self.cut()
-        self.wake(_OUTCOME, _PASSED)
+        self.progress = COMPLETE
+        if not self.keep or not self.body.complete:
+            self.conn.close_after_answer()
+        self.wake(_OUTCOME)
+
+    def broke_off(self) -> None:
+        """The answer has begun, and there will be no more of it."""
+        self._upstream = None
+        self._detach_body()
+        self.cut()
+        self.wake(_OUTCOME)
 
     def not_answered(self, why: str, *, timed_out: bool, stale: bool) -> None:
-        """The upstream broke before its answer began. `stale`: as kept connections do when nobody uses them."""
+        """The upstream broke before its answer began. `stale`: as kept connections do when nobody uses them; then
+        nothing is lost, and a new one is tried."""
         self._upstream = None
         self._detach_body()
         if stale:
             self.conn.server.pool.counters.upstream_retries += 1
-            self.wake(_OUTCOME, _STALE)
+            self._connect(self._target)
         else:
             resendable = not self.body.spent
             self.wake(_OUTCOME, UpstreamFailed(why, refused=False, timed_out=timed_out, resendable=resendable))
@@ -349,18 +338,14 @@ class Exchange(Answer):
     def body_broke(self, error: BodyBroken) -> None:
         """The rest of the body will not come, or is no body."""
         assert isinstance(self.body, RequestBody)
-        if self._upstream is None:
-            self.body.fail(error)
-            return
-        self._upstream.abandon()
-        self._upstream = None
-        self._detach_body()
         self.body.fail(error)
-        if self.progress == OPEN:
-            self.wake(_OUTCOME, error)
-        else:
-            self.cut()
-            self.wake(_OUTCOME, _PASSED)
+        if self.relaying and not self._whole:
+            self._let_go()
+            if self.progress == OPEN:
+                self.wake(_OUTCOME, error)
+            else:
+                self.cut()
+                self.wake(_OUTCOME)
 
 
 def _host_of(target: Target) -> bytes:

@@ -1,9 +1,5 @@
 """Header blocks: the strict grammar, and what a relay has to know of them. Pure.
 
-A block is understood once and remembered: clients and upstreams say the same lines again and again, so a warm message
-costs one dictionary lookup instead of one callback per header. Content-Length, the line that differs from message to
-message, is taken out before the lookup.
-
 The grammar is stricter than most parsers': CRLF only, no folding, no space before the colon, no control characters.
 What two parsers could read differently is refused, because the one behind us may be the other parser.
 """
@@ -11,13 +7,13 @@ What two parsers could read differently is refused, because the one behind us ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from corral.contract.http import Headers, Strip
 
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _HOST = re.compile(rb"[0-9A-Za-z._~%!$&'()*+;=:\[\]-]{1,512}")
-_MOST_LENGTH_DIGITS = 18  # fits 63 bits in every language behind us
+MOST_LENGTH_DIGITS = 18  # fits 63 bits in every language behind us
+_MOST_REMEMBERED = 16
 
 HOP_BY_HOP = frozenset(
     (
@@ -49,7 +45,7 @@ class Malformed(Exception):
 
 
 class Fields:
-    """One header block, understood. Shared by every message that carries the same lines."""
+    """One header block, understood. Shared by every message that carries the same lines, so never changed."""
 
     __slots__ = (
         "_lines",
@@ -70,7 +66,7 @@ class Fields:
         self.headers: tuple[tuple[bytes, bytes], ...] = ()  # what is meant for the far end, names lower-case
         self.wire = b""  # the same as lines, each with its CRLF
         self.host: bytes | None = None
-        self.length: int | None = None  # a Content-Length that was not taken out beforehand
+        self.length: int | None = None
         self.chunked = False
         self.close = False
         self.keep_alive = False
@@ -87,9 +83,15 @@ class Fields:
             drops = names.drops if isinstance(names, Strip) else names.__contains__
             kept = (line for (name, _), line in zip(self.headers, self._lines, strict=True) if not drops(name))
             wire = b"".join(kept)
-            if len(self._prepared) < 16:
+            if len(self._prepared) < _MOST_REMEMBERED:
                 self._prepared[names] = wire
         return wire
+
+    def _keep(self, seen: list[tuple[bytes, bytes, bytes]], removed: frozenset[bytes]) -> None:
+        kept = [triple for triple in seen if triple[0] not in removed]
+        self.headers = tuple((name, value) for name, value, _ in kept)
+        self._lines = tuple(line + b"\r\n" for _, _, line in kept)
+        self.wire = b"".join(self._lines)
 
 
 def parse_fields(block: bytes, max_count: int) -> Fields:
@@ -115,12 +117,8 @@ def parse_fields(block: bytes, max_count: int) -> Fields:
         fields.close = b"close" in nominated
         fields.keep_alive = b"keep-alive" in nominated
         if b"upgrade" in nominated:
-            fields.upgrade = _join(value for name, value, _ in seen if name == b"upgrade").lower()
-    removed = HOP_BY_HOP | _OURS | nominated
-    kept = [(name, value, line) for name, value, line in seen if name not in removed]
-    fields.headers = tuple((name, value) for name, value, _ in kept)
-    fields._lines = tuple(line + b"\r\n" for _, _, line in kept)
-    fields.wire = b"".join(fields._lines)
+            fields.upgrade = b",".join(value for name, value, _ in seen if name == b"upgrade").lower()
+    fields._keep(seen, HOP_BY_HOP | _OURS | nominated)
     return fields
 
 
@@ -151,55 +149,9 @@ def _read_framing(fields: Fields, seen: list[tuple[bytes, bytes, bytes]]) -> Non
 
 
 def read_length(value: bytes) -> int:
-    if not value.isdigit() or len(value) > _MOST_LENGTH_DIGITS:
+    if not value.isdigit() or len(value) > MOST_LENGTH_DIGITS:
         raise Malformed(400, "malformed Content-Length")
     return int(value)
-
-
-def _join(values: Iterable[bytes]) -> bytes:
-    return b",".join(values)
-
-
-class FieldsMemo:
-    """Blocks seen before. Bounded in number and size; when full it starts afresh, which costs a few parses."""
-
-    __slots__ = ("_capacity", "_longest", "_max_count", "_seen")
-
-    def __init__(self, max_count: int, *, capacity: int = 1024, longest: int = 4096) -> None:
-        self._max_count = max_count
-        self._capacity = capacity
-        self._longest = longest
-        self._seen: dict[bytes, Fields] = {}
-
-    def read(self, block: bytes) -> tuple[Fields, int | None]:
-        """The fields and the declared length. Raises `Malformed`."""
-        length: int | None = None
-        # The two spellings nearly everybody uses; any other is found by the parser.
-        at = block.find(b"\r\nContent-Length: ")
-        if at < 0:
-            at = block.find(b"\r\ncontent-length: ")
-        if at >= 0:
-            stop = block.find(b"\r\n", at + 18)
-            digits = block[at + 18 : stop]
-            if digits.isdigit() and len(digits) <= _MOST_LENGTH_DIGITS:
-                length = int(digits)
-                block = block[:at] + block[stop:]
-        fields = self._seen.get(block)
-        if fields is None:
-            fields = self._learn(block)
-        if length is None:
-            return fields, fields.length
-        if fields.chunked or fields.length is not None:
-            raise Malformed(400, "more than one statement of the body's length")
-        return fields, length
-
-    def _learn(self, block: bytes) -> Fields:
-        fields = parse_fields(block, self._max_count)
-        if len(block) <= self._longest:
-            if len(self._seen) >= self._capacity:
-                self._seen.clear()
-            self._seen[block] = fields
-        return fields
 
 
 def write_fields(headers: Headers) -> bytes:
@@ -208,3 +160,24 @@ def write_fields(headers: Headers) -> bytes:
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers) or b"\0" in lines:
         raise ValueError("a header contains a line break")
     return lines
+
+
+class FieldsWriter:
+    """`write_fields` with a memory for tuples: handlers add the same few headers to every request."""
+
+    __slots__ = ("_capacity", "_written")
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._written: dict[Headers, bytes] = {}
+
+    def write(self, headers: Headers) -> bytes:
+        if type(headers) is not tuple:
+            return write_fields(headers)
+        lines = self._written.get(headers)
+        if lines is None:
+            lines = write_fields(headers)
+            if len(self._written) >= self._capacity:
+                self._written.clear()
+            self._written[headers] = lines
+        return lines

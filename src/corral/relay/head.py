@@ -1,16 +1,21 @@
-"""Heads of requests and answers: first lines, the rules that span line and fields, how ours are written. Pure."""
+"""Heads of requests and answers: first lines, the rules that span line and fields, how ours are written. Pure.
+
+A head is understood once and remembered: clients and upstreams say the same lines again and again, so a warm message
+costs one dictionary lookup instead of one callback per header. Content-Length, the line that differs from message to
+message, is taken out before the lookup.
+"""
 
 from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from corral.relay.fields import Fields, FieldsMemo, Malformed
+from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, Malformed, parse_fields
 
 END_OF_HEAD = b"\r\n\r\n"
-_MEMO_LINES = 1024
-_LONGEST_MEMO_LINE = 512
+_MOST_REMEMBERED = 1024
+_LONGEST_REMEMBERED = 4096
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([!-~]+) HTTP/(\d)\.(\d)")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: ([\t\x20-\x7e\x80-\xff]*))?")
@@ -30,7 +35,50 @@ class RequestLine(NamedTuple):
 class StatusLine(NamedTuple):
     status: int
     minor: int
-    wire: bytes  # as it goes to the client, with CRLF
+    reason: bytes
+
+
+class Head:
+    """A first line and its fields, less the Content-Length. Shared by all messages that say the same."""
+
+    __slots__ = ("chunked", "fields", "length", "minor", "wire")
+
+    def __init__(self, minor: int, fields: Fields, start: bytes) -> None:
+        self.minor = minor
+        self.fields = fields
+        self.chunked = fields.chunked
+        self.length = fields.length  # where it was spelt so that it could not be taken out
+        self.wire = start + fields.wire  # as it is passed on when nobody changes it
+
+
+class RequestHead(Head):
+    __slots__ = ("expects", "keep", "method", "path", "request_id", "upgrade", "version")
+
+    def __init__(self, line: RequestLine, fields: Fields) -> None:
+        super().__init__(line.minor, fields, b"%b %b HTTP/1.1\r\n" % (line.method, line.path))
+        if fields.host is None:
+            self.wire = b""  # one has to be found first
+        self.method = line.method
+        self.path = line.path
+        self.version = f"1.{line.minor}"
+        self.keep = not fields.close if line.minor else fields.keep_alive
+        self.expects = bool(fields.expect) and line.minor == 1
+        self.upgrade = b"websocket" if line.minor and fields.upgrade == b"websocket" else b""
+        self.request_id = fields.request_id if is_sane_request_id(fields.request_id) else b""
+
+
+class AnswerHead(Head):
+    __slots__ = ("reusable", "simple", "status")
+
+    def __init__(self, line: StatusLine, fields: Fields) -> None:
+        super().__init__(line.minor, fields, b"HTTP/1.1 %d %b\r\n" % (line.status, line.reason))
+        self.status = line.status
+        self.reusable = not fields.close if line.minor else fields.keep_alive
+        self.simple = not fields.chunked and not has_no_body(line.status, b"GET")  # the length alone says what follows
+
+    def wire_without(self, names: frozenset[bytes]) -> bytes:
+        start = self.wire[: len(self.wire) - len(self.fields.wire)]
+        return start + self.fields.wire_without(names)
 
 
 def parse_request_line(line: bytes) -> RequestLine:
@@ -58,7 +106,7 @@ def parse_status_line(line: bytes) -> StatusLine:
     if match is None:
         raise Malformed(502, "malformed status line")
     status = int(match[2])
-    return StatusLine(status, int(match[1]), b"HTTP/1.1 %d %b\r\n" % (status, match[3] or reason_of(status)))
+    return StatusLine(status, int(match[1]), match[3] or reason_of(status))
 
 
 def is_hopeless(head: bytes, start: int) -> bool:
@@ -70,66 +118,96 @@ def is_sane_request_id(value: bytes) -> bool:
     return _SANE_ID.fullmatch(value) is not None
 
 
-class RequestParser:
-    """Reads request heads for one server."""
+H = TypeVar("H", bound=Head)
+T = TypeVar("T")
 
-    __slots__ = ("_fields", "_lines")
+
+class HeadMemo(Generic[H]):
+    """Heads and blocks of fields seen before. Bounded; when full it starts afresh, which costs a few parses."""
+
+    __slots__ = ("_blocks", "_heads", "_max_count")
 
     def __init__(self, max_count: int) -> None:
-        self._fields = FieldsMemo(max_count)
-        self._lines: dict[bytes, RequestLine] = {}
+        self._max_count = max_count
+        self._heads: dict[bytes, H] = {}
+        self._blocks: dict[bytes, Fields] = {}
 
-    def parse(self, data: bytes, end: int) -> tuple[RequestLine, Fields, int | None]:
-        """`end` is where CRLF CRLF begins. The length is None when nothing was declared. Raises `Malformed`."""
-        first = data.find(b"\r\n")
-        raw = data[:first]
-        line = self._lines.get(raw) or self._learn_line(raw)
-        fields, length = self._fields.read(data[first : end + 2])
+    def parse(self, raw: bytes) -> tuple[H, int | None]:
+        """`raw` ends before CRLF CRLF. The length is None when none was declared. Raises `Malformed`."""
+        known = self._heads.get(raw)
+        if known is not None:
+            return known, known.length
+        # The two spellings nearly everybody uses; any other is found by the parser.
+        before, found, after = raw.partition(b"\r\nContent-Length: ")
+        if not found:
+            before, found, after = raw.partition(b"\r\ncontent-length: ")
+        length = None
+        if found:
+            digits, line_end, after = after.partition(b"\r\n")
+            if digits.isdigit() and len(digits) <= MOST_LENGTH_DIGITS:
+                length = int(digits)
+                raw = before + line_end + after
+        head = self._heads.get(raw)
+        if head is None:
+            head = self._learn(raw)
+        if length is None:
+            return head, head.length
+        if head.chunked or head.length is not None:
+            raise Malformed(400, "more than one statement of the body's length")
+        return head, length
+
+    def _learn(self, raw: bytes) -> H:
+        first = raw.find(b"\r\n")
+        line, block = (raw[:first], raw[first:] + b"\r\n") if first >= 0 else (raw, b"\r\n")
+        fields = self._blocks.get(block)
+        if fields is None:
+            fields = parse_fields(block, self._max_count)
+            if len(block) <= _LONGEST_REMEMBERED:
+                _remember(self._blocks, block, fields)
+        head = self._make(line, fields)
+        if len(raw) <= _LONGEST_REMEMBERED:
+            _remember(self._heads, raw, head)
+        return head
+
+    def _make(self, line: bytes, fields: Fields) -> H:
+        raise NotImplementedError
+
+
+def _remember(memo: dict[bytes, T], key: bytes, value: T) -> None:
+    if len(memo) >= _MOST_REMEMBERED:
+        memo.clear()
+    memo[key] = value
+
+
+class RequestHeads(HeadMemo[RequestHead]):
+    """Reads request heads for one server."""
+
+    __slots__ = ()
+
+    def _make(self, line: bytes, fields: Fields) -> RequestHead:
+        first = parse_request_line(line)
         if fields.host is None:
-            if line.minor:
+            if first.minor:
                 raise Malformed(400, "no Host")
-        elif line.authority and line.authority != fields.host:
+        elif first.authority and first.authority != fields.host:
             raise Malformed(400, "Host is not the target's")
-        if fields.chunked and not line.minor:
+        if fields.chunked and not first.minor:
             raise Malformed(400, "Transfer-Encoding in HTTP/1.0")
         if fields.expect and fields.expect != b"100-continue":
             raise Malformed(417, "unknown expectation")
-        return line, fields, length
-
-    def _learn_line(self, raw: bytes) -> RequestLine:
-        line = parse_request_line(raw)
-        if len(raw) <= _LONGEST_MEMO_LINE:
-            if len(self._lines) >= _MEMO_LINES:
-                self._lines.clear()
-            self._lines[raw] = line
-        return line
+        return RequestHead(first, fields)
 
 
-class AnswerParser:
+class AnswerHeads(HeadMemo[AnswerHead]):
     """Reads heads of answers for one pool."""
 
-    __slots__ = ("_fields", "_lines")
+    __slots__ = ()
 
-    def __init__(self, max_count: int) -> None:
-        self._fields = FieldsMemo(max_count)
-        self._lines: dict[bytes, StatusLine] = {}
-
-    def parse(self, data: bytes, end: int) -> tuple[StatusLine, Fields, int | None]:
-        """As for requests. Raises `Malformed`."""
-        first = data.find(b"\r\n")
-        raw = data[:first]
-        line = self._lines.get(raw) or self._learn_line(raw)
-        fields, length = self._fields.read(data[first : end + 2])
-        if fields.chunked and not line.minor:
+    def _make(self, line: bytes, fields: Fields) -> AnswerHead:
+        first = parse_status_line(line)
+        if fields.chunked and not first.minor:
             raise Malformed(502, "Transfer-Encoding in HTTP/1.0")
-        return line, fields, length
-
-    def _learn_line(self, raw: bytes) -> StatusLine:
-        line = parse_status_line(raw)
-        if len(self._lines) >= _MEMO_LINES:
-            self._lines.clear()
-        self._lines[raw] = line
-        return line
+        return AnswerHead(first, fields)
 
 
 def reason_of(status: int) -> bytes:

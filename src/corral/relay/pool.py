@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from corral.contract.http import Target, UpstreamFailed
 from corral.relay.counters import Counters
-from corral.relay.head import AnswerParser
+from corral.relay.fields import FieldsWriter
+from corral.relay.head import AnswerHeads
 from corral.relay.limits import PoolLimits
 from corral.relay.upstream import Upstream
 from corral.relay.wheel import Wheel
@@ -30,7 +31,8 @@ class UpstreamPool:
     ) -> None:
         self.limits = limits or PoolLimits()
         self.counters = counters or Counters()
-        self.parser = AnswerParser(self.limits.header_count)
+        self.heads = AnswerHeads(self.limits.header_count)
+        self.writer = FieldsWriter()
         self.wheel = Wheel(self.limits.tick_s())
         self._tls = tls
         self._system_tls: ssl.SSLContext | None = None

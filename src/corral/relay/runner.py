@@ -25,30 +25,18 @@ class Park:
 
 
 class Runner:
-    """A stand-in for `asyncio.Task`. A subclass says in `finished` what follows the coroutine's end."""
+    """A stand-in for `asyncio.Task`. A subclass sets `loop` and says in `finished` what follows the coroutine's end."""
 
-    __slots__ = (
-        "__weakref__",
-        "_cancels",
-        "_context",
-        "_coro",
-        "_elsewhere",
-        "_must_cancel",
-        "_waiting",
-        "loop",
-        "parked",
-        "stepping",
-    )
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.parked: Park | None = None
-        self.stepping = False  # true exactly while the coroutine's own code runs
-        self._coro: Coroutine[Any, Any, None] | None = None
-        self._waiting: asyncio.Future[Any] | None = None
-        self._elsewhere: dict[Park, asyncio.Future[Any]] | None = None
-        self._must_cancel = False
-        self._cancels = 0
+    loop: asyncio.AbstractEventLoop
+    parked: Park | None = None
+    stepping = False  # true exactly while the coroutine's own code runs
+    # Few requests ever set the rest: defaults of the class cost nothing.
+    _coro: Coroutine[Any, Any, None] | None = None
+    _context: contextvars.Context
+    _waiting: asyncio.Future[Any] | None = None
+    _elsewhere: dict[Park, asyncio.Future[Any]] | None = None
+    _must_cancel = False
+    _cancels = 0
 
     def run(self, coro: Coroutine[Any, Any, None]) -> None:
         """Once. May run to the end before it returns."""
@@ -100,13 +88,13 @@ class Runner:
     # Stepping.
 
     def _step(self, value: object, error: BaseException | None = None) -> None:
-        coro = self._coro
+        coro, loop = self._coro, self.loop
         if coro is None:
             return
         try:
-            _enter_task(self.loop, self)  # type: ignore[arg-type]
+            _enter_task(loop, self)  # type: ignore[arg-type]
         except RuntimeError:  # another task is running right now: wait for our turn like everybody else
-            self.loop.call_soon(self._step, value, error)
+            loop.call_soon(self._step, value, error)
             return
         if self._must_cancel:
             self._must_cancel = False
@@ -121,19 +109,17 @@ class Runner:
             failure = raised
         else:
             self.stepping = False
-            _leave_task(self.loop, self)  # type: ignore[arg-type]
+            _leave_task(loop, self)  # type: ignore[arg-type]
             if type(yielded) is Park:
                 self.parked = yielded
-                if self._must_cancel:
-                    self.loop.call_soon(self._cancel_parked)
             else:
                 self._wait_for(yielded)
             return
         self.stepping = False
-        _leave_task(self.loop, self)  # type: ignore[arg-type]
+        _leave_task(loop, self)  # type: ignore[arg-type]
         self._coro = None
         self.finished(failure)
-        if isinstance(failure, KeyboardInterrupt | SystemExit):
+        if failure is not None and isinstance(failure, KeyboardInterrupt | SystemExit):
             raise failure
 
     def _wait_for(self, yielded: Any) -> None:
@@ -168,8 +154,7 @@ class Runner:
         if self._waiting is not None and self._waiting.cancel(msg):
             return True
         self._must_cancel = True
-        if self.parked is not None:
-            self.loop.call_soon(self._cancel_parked)
+        self.loop.call_soon(self._cancel_parked)  # where it is parked by then
         return True
 
     def cancelling(self) -> int:

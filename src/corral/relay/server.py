@@ -13,7 +13,7 @@ from corral.contract.http import Handler
 from corral.kit.log import get_log
 from corral.relay.connection import ClientConnection
 from corral.relay.counters import Counters
-from corral.relay.head import RequestParser
+from corral.relay.head import RequestHeads
 from corral.relay.limits import Limits
 from corral.relay.pool import UpstreamPool
 from corral.relay.sockets import watch_for_dead_peers
@@ -38,8 +38,9 @@ class RelayServer:
         self.limits = limits or Limits()
         self.counters = counters or Counters()
         self.pool = pool or UpstreamPool(counters=self.counters)
-        self.parser = RequestParser(self.limits.header_count)
+        self.heads = RequestHeads(self.limits.header_count)
         self.wheel = Wheel(self.limits.timeouts.tick_s())
+        self.keep_alive_s = self.limits.timeouts.keep_alive_s + self.wheel.tick_s
         self.draining = False
         self.loop = asyncio.get_running_loop()
         self._ssl = ssl
@@ -47,7 +48,7 @@ class RelayServer:
         self._paths: list[str] = []
         self._connections: set[ClientConnection] = set()
         self._refused: set[ClientConnection] = set()
-        self._running = 0
+        self.running = 0  # requests whose handlers have not returned
         self._quiet = asyncio.Event()
         self._quiet.set()
         # Ids of one process differ by the counter, those of two processes by the prefix.
@@ -105,21 +106,10 @@ class RelayServer:
             self._connections.discard(conn)
             self.counters.connections_open -= 1
         self._refused.discard(conn)
-        self._note_quiet()
+        self.note_quiet()
 
-    def request_begun(self) -> None:
-        self._running += 1
-        self.counters.requests += 1
-        self.counters.requests_open += 1
-
-    def request_done(self) -> None:
-        self._running -= 1
-        self.counters.requests_open -= 1
-        if not self._running:
-            self._note_quiet()
-
-    def _note_quiet(self) -> None:
-        if not self._connections and not self._running:
+    def note_quiet(self) -> None:
+        if not self._connections and not self.running:
             self._quiet.set()
 
     def new_request_id(self) -> bytes:
@@ -139,7 +129,7 @@ class RelayServer:
                 await self._quiet.wait()
         except TimeoutError:
             pass
-        unfinished = self._running
+        unfinished = self.running
         await self.close()
         return unfinished
 
@@ -153,7 +143,7 @@ class RelayServer:
             async with asyncio.timeout(patience_s):
                 await self._quiet.wait()
         except TimeoutError:
-            log.warning("handlers did not end in time", running=self._running)
+            log.warning("handlers did not end in time", running=self.running)
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -163,8 +153,3 @@ class RelayServer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._paths.clear()
-
-    @property
-    def running(self) -> int:
-        """Requests whose handlers have not returned."""
-        return self._running

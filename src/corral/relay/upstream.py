@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 from corral.contract.http import Tap, Target
 from corral.kit.log import get_log
 from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, frame
-from corral.relay.fields import Fields, Malformed
-from corral.relay.head import END_OF_HEAD, StatusLine, has_no_body, is_hopeless
+from corral.relay.fields import Malformed
+from corral.relay.head import END_OF_HEAD, AnswerHead, has_no_body, is_hopeless
 from corral.relay.sockets import watch_for_dead_peers
 from corral.relay.wheel import NEVER
 
@@ -47,10 +47,8 @@ class Upstream(asyncio.Protocol):
         "_scanner",
         "_sent",
         "_sent_at",
-        "_spoken",
         "_stall_at",
         "_stalled_bytes",
-        "_tap",
         "_wheel",
         "expires_at",
         "reused",
@@ -71,11 +69,9 @@ class Upstream(asyncio.Protocol):
         self._done = False
         self._reusable = False
         self._sent = True
-        self._spoken = False  # a byte of the answer has come
         self._sent_at = 0.0
         self._held = False
         self._interims = 0
-        self._tap: Tap | None = None
         self._idle_s: float | None = None
         self._deadline = NEVER
         self.expires_at = NEVER
@@ -92,10 +88,6 @@ class Upstream(asyncio.Protocol):
         self._pool.opened(self)
         self.expires_at = self._wheel.now + self._pool.limits.max_age_s
         watch_for_dead_peers(transport.get_extra_info("socket"))
-        self._rest()
-
-    def _rest(self) -> None:
-        self._mode = _NOTHING
         self._deadline = self._wheel.deadline(self._pool.limits.idle_s)
 
     def discard(self) -> None:
@@ -118,7 +110,7 @@ class Upstream(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self._mode == _UNTIL_EOF:
-            if self._exchange is not None and self._exchange.minor:
+            if self._exchange is not None and self._exchange.request_head.minor:
                 self._exchange.pass_on(LAST_CHUNK)
             self._finish()
         elif self._exchange is None:
@@ -129,15 +121,11 @@ class Upstream(asyncio.Protocol):
     def begin(self, exchange: Exchange, wire: bytes, *, whole: bool) -> None:
         """Send a head, with the body where `whole`; otherwise `send_body` and `end_body` follow."""
         self._exchange = exchange
-        self._tap = exchange.tap
         self._mode = _HEAD
-        self._done = self._spoken = False
-        self._interims = 0
         self._sent = whole
-        self._idle_s = exchange.patience.idle_s
+        first_byte_s, self._idle_s = exchange.patience
+        self._deadline = NEVER if first_byte_s is None or not whole else self._wheel.deadline(first_byte_s)
         self._sent_at = time.monotonic()
-        first_byte_s = exchange.patience.first_byte_s
-        self._deadline = self._wheel.deadline(first_byte_s) if whole and first_byte_s is not None else NEVER
         self.transport.write(wire)
 
     def send_body(self, piece: bytes) -> None:
@@ -201,9 +189,11 @@ class Upstream(asyncio.Protocol):
                 self._reusable = False
             self._left -= len(data)
             self._done = not self._left
-        if self._tap is not None and data:
-            self._look(data)
-        if mode == _UNTIL_EOF and self._exchange is not None and self._exchange.minor and data:
+        exchange = self._exchange
+        assert exchange is not None
+        if exchange.tap is not None and data:
+            self._look(exchange, exchange.tap, data)
+        if mode == _UNTIL_EOF and data and exchange.request_head.minor:
             return frame(data)
         return data
 
@@ -213,107 +203,123 @@ class Upstream(asyncio.Protocol):
         scanner.feed(data)
         self._done = scanner.complete
         if isinstance(scanner, PieceScanner):
+            exchange = self._exchange
+            assert exchange is not None
             pieces = scanner.take()
-            if self._tap is not None:
+            if exchange.tap is not None:
                 for piece in pieces:
-                    self._look(piece)
-            if self._exchange is not None and not self._exchange.minor:
+                    self._look(exchange, exchange.tap, piece)
+            if not exchange.request_head.minor:
                 return b"".join(pieces)
         return data
 
-    def _look(self, piece: bytes) -> None:
+    def _look(self, exchange: Exchange, tap: Tap | None, piece: bytes) -> None:
         try:
-            if self._tap is not None:
-                self._tap.data(piece)
+            if tap is not None:
+                tap.data(piece)
         except Exception:
             log.exception("a tap failed; the answer goes on without it")
-            self._tap = None
+            exchange.tap = None
 
     def _read_head(self, data: bytes) -> None:
-        exchange = self._exchange
+        exchange, pool = self._exchange, self._pool
         assert exchange is not None
-        if not self._spoken:
-            self._spoken = True
-            exchange.first_byte_s = time.monotonic() - self._sent_at
         seen = len(self._buffer)
         if seen:
             data = self._buffer + data
             self._buffer = b""
-        limits = self._pool.limits
+        elif exchange.first_byte_s < 0:
+            exchange.first_byte_s = time.monotonic() - self._sent_at
         try:
             while True:
-                end = data.find(END_OF_HEAD)
-                if end < 0 or end > limits.head_bytes:
-                    if len(data) > limits.head_bytes or is_hopeless(data, seen):
-                        raise Malformed(502, "malformed answer")
-                    self._buffer = data
-                    if self._idle_s is not None:
-                        self._deadline = self._wheel.deadline(self._idle_s)
+                raw, found, rest = data.partition(END_OF_HEAD)
+                if not found or len(raw) > pool.limits.head_bytes:
+                    self._await_rest_of_head(data, seen)
                     return
-                line, fields, length = self._pool.parser.parse(data, end)
-                if line.status >= 200:
-                    break
-                if self._interim(line, fields, data[end + 4 :]):
+                head, length = pool.heads.parse(raw)
+                if length == len(rest) and head.simple and exchange.tap is None and exchange.sent_method != b"HEAD":
+                    self._pass_whole(exchange, head, length, rest)
                     return
-                data, seen = data[end + 4 :], 0
-            self._start_answer(line, fields, length, data[end + 4 :])
+                if head.status >= 200:
+                    self._start_answer(exchange, head, length, rest)
+                    return
+                if self._interim(exchange, head, rest):
+                    return
+                data, seen = rest, 0
         except Malformed as bad:
             self._broke(bad.reason)
 
-    def _interim(self, line: StatusLine, fields: Fields, rest: bytes) -> bool:
+    def _pass_whole(self, exchange: Exchange, head: AnswerHead, length: int, body: bytes) -> None:
+        """The short way, for an answer that came in one piece: the same as `_start_answer` and `_finish`."""
+        self._reusable = head.reusable
+        self._exchange = None
+        self._mode = _NOTHING
+        self._interims = 0
+        exchange.pass_answer(head, b"content-length: %d\r\n" % length, body)
+        if self._held:
+            self._unbind()
+        self._go_idle()
+        exchange.passed()
+
+    def _await_rest_of_head(self, data: bytes, seen: int) -> None:
+        if len(data) > self._pool.limits.head_bytes or is_hopeless(data, seen):
+            raise Malformed(502, "malformed answer")
+        self._buffer = data
+        if self._idle_s is not None:
+            self._deadline = self._wheel.deadline(self._idle_s)
+
+    def _interim(self, exchange: Exchange, head: AnswerHead, rest: bytes) -> bool:
         """An answer before the answer: never the end of the exchange. True if a tunnel has begun."""
-        exchange = self._exchange
-        assert exchange is not None
         self._interims += 1
         if self._interims > _MOST_INTERIMS:
             raise Malformed(502, "too many interim answers")
-        if line.status == 101:
-            if not exchange.tunnels or fields.upgrade != b"websocket":
+        if head.status == 101:
+            if not exchange.tunnels or head.fields.upgrade != b"websocket":
                 raise Malformed(502, "an upgrade nobody asked for")
-            self._start_tunnel(line, fields, rest)
+            self._mode = _TUNNEL
+            self._reusable = False
+            self._idle_s = self._pool.limits.tunnel_idle_s
+            self._deadline = self._wheel.deadline(self._idle_s)
+            self._pool.counters.tunnels += 1
+            exchange.pass_tunnel_head(head, rest)
             return True
         # 100 is ours to give: the client was told to go on before its body was sent.
-        if line.status != 100 and exchange.minor:
-            exchange.pass_on(line.wire + fields.wire + b"\r\n")
+        if head.status != 100 and exchange.request_head.minor:
+            exchange.pass_on(head.wire + b"\r\n")
         return False
 
-    def _start_answer(self, line: StatusLine, fields: Fields, length: int | None, rest: bytes) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        self._reusable = not fields.close if line.minor else fields.keep_alive
-        if self._tap is not None:
+    def _start_answer(self, exchange: Exchange, head: AnswerHead, length: int | None, rest: bytes) -> None:
+        self._reusable = head.reusable
+        if exchange.tap is not None:
             try:
-                self._tap.head(line.status, fields.headers)
+                exchange.tap.head(head.status, head.fields.headers)
             except Exception:
                 log.exception("a tap failed; the answer goes on without it")
-                self._tap = None
-        framing = b""
-        if has_no_body(line.status, exchange.sent_method):
+                exchange.tap = None
+        if has_no_body(head.status, exchange.sent_method):
             self._mode = _LENGTH
             self._left = 0
-            if length is not None and line.status != 204:
-                framing = b"content-length: %d\r\n" % length
-        elif fields.chunked:
-            self._mode = _CHUNKED
-            self._start_scanner(pieces=self._tap is not None or not exchange.minor)
-            framing = exchange.unknown_length()
+            framing = b"" if length is None or head.status == 204 else b"content-length: %d\r\n" % length
         elif length is not None:
             self._mode = _LENGTH
             self._left = length
             framing = b"content-length: %d\r\n" % length
+        elif head.chunked:
+            self._mode = _CHUNKED
+            self._start_scanner(pieces=exchange.tap is not None or not exchange.request_head.minor)
+            framing = exchange.unknown_length()
         else:
             self._mode = _UNTIL_EOF
             self._reusable = False
             framing = exchange.unknown_length()
         self._deadline = NEVER if self._idle_s is None else self._wheel.deadline(self._idle_s)
-        body = b""
         if rest or self._mode == _LENGTH:
             try:
-                body = self._take(rest)
+                rest = self._take(rest)
             except Malformed:
                 self._mode = _HEAD  # nothing has been passed on yet: the handler may still answer
                 raise
-        exchange.pass_answer(line, fields, framing, body)
+        exchange.pass_answer(head, framing, rest)
         if self._done:
             self._finish()
 
@@ -328,16 +334,6 @@ class Upstream(asyncio.Protocol):
             self._scanner = self._plain_scanner
         self._scanner.start()
 
-    def _start_tunnel(self, line: StatusLine, fields: Fields, rest: bytes) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        self._mode = _TUNNEL
-        self._reusable = False
-        self._idle_s = self._pool.limits.tunnel_idle_s
-        self._deadline = self._wheel.deadline(self._idle_s)
-        self._pool.counters.tunnels += 1
-        exchange.pass_tunnel_head(line, fields, rest)
-
     def send_tunnelled(self, data: bytes) -> None:
         if self._idle_s is not None:
             self._deadline = self._wheel.deadline(self._idle_s)
@@ -351,9 +347,10 @@ class Upstream(asyncio.Protocol):
 
     def _unbind(self) -> None:
         self._exchange = None
-        self._tap = None
+        self._mode = _NOTHING
+        self._done = False
+        self._interims = 0
         self._buffer = b""
-        self._deadline = NEVER
         if self._held:
             self._held = False
             self.transport.resume_reading()
@@ -362,21 +359,23 @@ class Upstream(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             return
-        sent = self._sent
         self._unbind()
-        self._rest()
+        self._go_idle()
+        exchange.passed()
+
+    def _go_idle(self) -> None:
+        pool = self._pool
         self.reused = True
-        if not (self._reusable and sent and self._pool.give_back(self)):
-            self._pool.forget(self)
+        self._deadline = self._wheel.now + pool.limits.idle_s
+        if not (self._reusable and self._sent and pool.give_back(self)):
+            pool.forget(self)
             self.transport.abort()
-        exchange.passed(complete=True)
 
     def _broke(self, why: str, *, timed_out: bool = False) -> None:
         exchange = self._exchange
         assert exchange is not None
-        before_answer, silent = self._mode == _HEAD, not self._spoken
+        before_answer, silent = self._mode == _HEAD, exchange.first_byte_s < 0
         self._unbind()
-        self._mode = _NOTHING
         self._pool.forget(self)
         self.transport.abort()
         counters = self._pool.counters
@@ -385,12 +384,11 @@ class Upstream(asyncio.Protocol):
         if before_answer:
             exchange.not_answered(why, timed_out=timed_out, stale=silent and self.reused and not timed_out)
         else:
-            exchange.passed(complete=False)
+            exchange.broke_off()
 
     def abandon(self) -> None:
         """The client has left: close at once, so that generation stops."""
         self._unbind()
-        self._mode = _NOTHING
         self._pool.forget(self)
         self.transport.abort()
 
