@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from corral.contract.codec import encode
+from corral.store import nodes, revisions
 from tests.support.chromium import Watched, chromium, new_person, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
 from tests.support.processes import free_port, wait_until
@@ -100,6 +102,34 @@ async def test_rows_come_change_and_go_without_a_reload(person: Watched, corral:
     await corral.remove("stable")
     await expect(names).to_have_text(["barn", "loft"])
     assert await page.evaluate("window.sameDocument")
+
+
+async def test_nodes_that_went_together_can_come_back_together(person: Watched, corral: PageApp, url: str) -> None:
+    both = made_node("barn"), made_node("loft")
+    await corral.put(*both, made_node("shed"))
+    page = await open_fleet(person, corral, url)
+    names = page.locator("tbody .name")
+    await wait_until(lambda: _followers(corral, 1), "one follower")
+    async with corral.store.write() as tx:
+        for node in both:
+            await nodes.delete(tx, node.id)
+        await revisions.bump(tx, "nodes")
+    await expect(names).to_have_text(["shed"])
+    await corral.put(*both)
+    await expect(names).to_have_text(["barn", "loft", "shed"])
+
+
+async def test_a_stream_that_lost_something_is_started_over(person: Watched, corral: PageApp, url: str) -> None:
+    await corral.put(made_node("barn"))
+    page = await person.tab()
+    node = encode(await corral.nodes.view("barn")).decode()
+    told = f'event: node\ndata: {node}\n\nevent: ready\ndata: {{"nodes": 2}}\n\n'
+    await page.route("**/api/events", lambda route: route.fulfill(content_type="text/event-stream", body=told))
+    await sign_in(page, url, await corral.key())
+    await expect(page.get_by_text("Connection lost")).to_be_visible()
+    await page.unroute("**/api/events")
+    await expect(page.get_by_text("Connection lost")).to_be_hidden()
+    await expect(page.locator("tbody .name")).to_have_text(["barn"])
 
 
 async def test_ages_tick_and_do_not_trust_the_browsers_clock(person: Watched, corral: PageApp, url: str) -> None:

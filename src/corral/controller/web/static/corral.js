@@ -139,7 +139,7 @@ function flush() {
       (entry?.row ?? drawn.get(id))?.remove();
       drawn.delete(id);
       if (entry) order.splice(order.indexOf(entry), 1);
-      moved ||= nodes.delete(id);
+      moved = nodes.delete(id) || moved;
       continue;
     }
     moved ||= !entry || ["status", "status_reason", "ingress_error", "bus_down"].some((f) => entry.node[f] !== view[f]);
@@ -215,10 +215,12 @@ for (const chip of chips) {
     sift();
   });
 }
+
 // ---- Above the table: fetched as the server words it, at most once a second
 
 let refreshing = 0;
 let refreshedAt = -1_000;
+let turns = 0; // an answer that was overtaken by a later one is old news
 
 function refreshSoon() {
   refreshing ||= setTimeout(refresh, Math.max(200, refreshedAt + 1_000 - performance.now()));
@@ -230,11 +232,13 @@ async function refresh() {
   refreshedAt = performance.now();
   // Not under somebody's pressed mouse button: the click would hit nothing.
   if ($("#attention:active")) return refreshSoon();
+  const turn = ++turns;
   try {
     const answer = await fetch("/page/overview", { signal: AbortSignal.timeout(10_000) });
     if (answer.status === 401) return signIn();
     if (!answer.ok) return lost();
     const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (turn !== turns) return;
     const focused = document.activeElement?.id;
     const before = $("#attention-line").textContent;
     for (const part of ["#facts", "#attention"]) $(part).replaceWith(document.adoptNode($(part, next)));
