@@ -89,7 +89,12 @@ async def open_gateway(
             gap_s=settings.view_gap_s,
         )
         listener = HintListener(
-            link, keeper.hint, metrics.view, clock, retry_first_s=1.0, retry_cap_s=settings.hints_retry_s
+            link,
+            keeper.hint,
+            metrics.view,
+            clock,
+            retry_first_s=settings.view_check_interval_s,
+            retry_cap_s=settings.hints_retry_s,
         )
         door = build_door(settings, keeper, router or NoReplicas(), metrics, clock, gateway_key=gateway_key)
         async with _listening(settings, door, tls, metrics) as (server, port), asyncio.TaskGroup() as tasks:
