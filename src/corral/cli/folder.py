@@ -23,6 +23,11 @@ class DataFolder:
         return self.root / "lock"
 
     @property
+    def ports(self) -> Path:
+        """Which ports were used last, so that a fleet that had to move finds its place again."""
+        return self.root / "ports.json"
+
+    @property
     def secrets(self) -> Path:
         return self.root / "secrets"
 

@@ -29,6 +29,7 @@ from corral.cli.up.children import (
 )
 from corral.cli.up.lock import hold
 from corral.cli.up.logs import Echo, RotatingFile
+from corral.cli.up.ports import choose_ports, read_ports, remember_ports
 from corral.cli.up.renewal import Renewal
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.supervisor import Supervisor, Timing
@@ -62,29 +63,21 @@ def up(settings: UpSettings) -> int:
 def settle(settings: UpSettings, folder: DataFolder) -> Site:
     """Every address and port, or the one line that says which cannot be had."""
     bind = settings.bind
-    ports: list[int] = []
-    for port, flag in _ports(settings):
-        if port:
-            machine.check_port(bind, port, flag)
-        ports.append(port or machine.free_port(bind, ports))
+    ports = choose_ports(settings, bind, remembered=read_ports(folder))
+    remember_ports(folder, ports)
     everywhere = bind in ("0.0.0.0", "::")
     return Site(
         folder=folder,
         run=run_folder(folder.root, os.environ),
         bind=bind,
-        port=ports[0],
-        bus_port=ports[1],
-        ingress_port=ports[2] if settings.worker else 0,
+        port=ports["--port"],
+        bus_port=ports["--bus-port"],
+        ingress_port=ports.get("--ingress-port", 0),
         lan=settings.reaches_out,
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,
         node_name=settings.name,
     )
-
-
-def _ports(settings: UpSettings) -> list[tuple[int, str]]:
-    ports = [(settings.port, "--port"), (settings.bus_port, "--bus-port")]
-    return [*ports, (settings.ingress_port, "--ingress-port")] if settings.worker else ports
 
 
 def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:

@@ -31,8 +31,14 @@ class UpSettings:
         "address to serve on; empty = loopback, or every interface with --lan. Off loopback there is TLS", default=""
     )
     port: int = setting("port of the gateway, the one people and programs use", default=8080, check=_port)
-    bus_port: int = setting("port of the bus, for workers", default=4222, check=_port)
-    ingress_port: int = setting("port of this machine's worker, for gateways", default=50050, check=_port)
+    bus_port: int | None = setting(
+        "port of the bus, for workers (4222, or a free one when that is taken)", default=None, check=_port
+    )
+    ingress_port: int | None = setting(
+        "port of this machine's worker, for gateways (50050, or a free one when that is taken)",
+        default=None,
+        check=_port,
+    )
     lan: bool = setting("let other machines join: every interface, with TLS from a CA made here", default=False)
     plain: bool = setting("no TLS with --lan: keys and answers can then be read on the network", default=False)
     worker: bool = setting("also run a worker on this machine", default=True)

@@ -1,0 +1,51 @@
+"""Ports a person named are used or refused; others move when they are taken, and are found again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corral.cli.folder import DataFolder
+from corral.cli.up.ports import choose_ports, read_ports, remember_ports
+from corral.cli.up.settings import UpSettings
+from corral.kit.errors import Failed
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server((HERE, 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def test_a_named_port_that_is_taken_is_refused_by_its_flag(taken: int) -> None:
+    with pytest.raises(Failed, match="--bus-port"):
+        choose_ports(UpSettings(port=0, bus_port=taken), HERE, remembered={})
+
+
+def test_a_port_nobody_named_moves_when_it_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.cli.up.ports._USUAL", {"--bus-port": taken, "--ingress-port": taken})
+    ports = choose_ports(UpSettings(port=0), HERE, remembered={})
+    assert set(ports) == {"--port", "--bus-port", "--ingress-port"}
+    assert taken not in ports.values()
+    assert len(set(ports.values())) == 3
+
+
+def test_what_was_used_last_is_used_again(tmp_path: Path, taken: int) -> None:
+    folder = DataFolder(tmp_path)
+    assert read_ports(folder) == {}
+    first = choose_ports(UpSettings(port=0, bus_port=0), HERE, remembered={})
+    remember_ports(folder, first)
+    again = choose_ports(UpSettings(port=0), HERE, remembered=read_ports(folder))
+    assert again["--bus-port"] == first["--bus-port"]
+    assert choose_ports(UpSettings(port=0), HERE, remembered={"--bus-port": taken})["--bus-port"] != taken
+
+
+def test_a_damaged_memory_is_no_obstacle(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.ports.write_bytes(b"{")
+    assert read_ports(folder) == {}
