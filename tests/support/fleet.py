@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -20,8 +23,9 @@ SHORT = {
     "CORRAL_VIEW_INTERVAL": "1s",
     "CORRAL_LEASE_TTL": "2s",
     "CORRAL_INGRESS_CHECK_INTERVAL": "1s",
-    "CORRAL_REGISTRATION_RETRY_FIRST": "200ms",
-    "CORRAL_REGISTRATION_RETRY_CAP": "1s",
+    "CORRAL_RETRY_FIRST": "200ms",
+    "CORRAL_RETRY_CAP": "1s",
+    "CORRAL_APPROVAL_POLL": "300ms",
 }
 
 
@@ -35,8 +39,16 @@ class Answer:
         return json.loads(self.body)
 
 
-def http(method: str, url: str, *, key: str = "", body: object = None, headers: dict[str, str] | None = None) -> Answer:
-    """One request; statuses of refusal are answers too."""
+def http(
+    method: str,
+    url: str,
+    *,
+    key: str = "",
+    body: object = None,
+    headers: dict[str, str] | None = None,
+    trust: ssl.SSLContext | None = None,
+) -> Answer:
+    """One request; statuses of refusal are answers too. Over https without `trust` the system's roots decide."""
     request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
     if key:
         request.add_header("Authorization", f"Bearer {key}")
@@ -45,11 +57,20 @@ def http(method: str, url: str, *, key: str = "", body: object = None, headers: 
         data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, data=data, timeout=10) as answer:
+        with urllib.request.urlopen(request, data=data, timeout=10, context=trust) as answer:
             return Answer(answer.status, answer.read(), dict(answer.headers))
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, error.read(), dict(error.headers))
+
+
+def refusal(ran: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
+    """What a person reads when a command refuses: exactly one line of ours, whatever was logged before it."""
+    assert ran.returncode == code, f"exit code {ran.returncode}: {ran.stdout}{ran.stderr}"
+    assert "Traceback" not in ran.stderr, ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("corral")]
+    assert len(lines) == 1, ran.stderr
+    return lines[0]
 
 
 class Fleet:
@@ -67,8 +88,21 @@ class Fleet:
         self.up: Process | None = None
 
     @property
+    def tls(self) -> bool:
+        return "--lan" in self.options and "--plain" not in self.options
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def ca(self) -> Path:
+        return self.data / "secrets" / "ca.crt"
+
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """The fleet's own CA and nobody else."""
+        return ssl.create_default_context(cafile=str(self.ca)) if self.tls else None
 
     @property
     def key(self) -> str:
@@ -93,20 +127,27 @@ class Fleet:
         def ready() -> bool:
             assert self.up is not None
             assert self.up.running, self.up.output()
-            return http("GET", f"{self.url}/readyz").status == 200 and self.controller_ready()
+            return self.http("GET", "/readyz").status == 200 and self.controller_ready()
 
         wait_for(ready, "ready fleet", timeout_s)
 
     def controller_ready(self) -> bool:
-        return http("GET", f"{self.url}/controller/readyz").status == 200
+        return self.http("GET", "/controller/readyz").status == 200
+
+    def http(self, method: str, path: str, *, key: str = "", body: object = None) -> Answer:
+        return http(method, self.url + path, key=key, body=body, trust=self.trust)
 
     def api(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answer:
-        return http(method, self.url + path, key=self.key if key is None else key, body=body)
+        return self.http(method, path, key=self.key if key is None else key, body=body)
 
     def cli(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*CORRAL, *words], env=self.env, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
+
+    def refused(self, *words: str, code: int = 1, timeout_s: float = 30.0) -> str:
+        """The one line with which a command that cannot succeed leaves the person."""
+        return refusal(self.cli(*words, timeout_s=timeout_s), code=code)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         answer = self.api("GET", "/api/nodes")
@@ -116,6 +157,10 @@ class Fleet:
     def own_node(self) -> str:
         """The name of the node `up` itself brings."""
         return str(wait_for(lambda: next(iter(self.nodes()), ""), "node of our own"))
+
+    def newcomer(self, *known: str, timeout_s: float = 30.0) -> str:
+        """The name of a node that is none of these."""
+        return wait_for(lambda: next((name for name in self.nodes() if name not in known), ""), "new node", timeout_s)
 
     def status(self, name: str) -> str:
         return str(self.nodes()[name]["status"])
@@ -136,9 +181,29 @@ class Fleet:
         words += ["--port", str(free_port()), *options]
         if token:
             words += ["--token", token]
+        if self.tls:
+            words += ["--ca", str(self.ca)]
         log = self.root / f"worker-{name}-{run}.log"
         process = Process((*CORRAL, *words), self.env | env, log)
         self.workers[f"{name}-{run}"] = process
+        return process
+
+    def join_line(self) -> str:
+        """The line `up` prints for another machine."""
+
+        def printed() -> str:
+            assert self.up is not None
+            found = re.search(r"^ +(corral join .+)$", self.up.output(), re.MULTILINE)
+            assert found is not None, self.up.output()
+            return found[1]
+
+        return wait_for(printed, "join line", 30)
+
+    def paste(self, line: str, name: str, **env: str) -> Process:
+        """Run a join line as it is, the data folder apart: two workers of one person need two."""
+        told = {"CORRAL_DATA": str(self.root / f"pasted-{name}")} | env
+        process = Process((*CORRAL, *shlex.split(line)[1:]), self.env | told, self.root / f"pasted-{name}.log")
+        self.workers[f"pasted {name}"] = process
         return process
 
     def child_pid(self, role: str) -> int:

@@ -107,4 +107,6 @@ def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> C
         text = f"the connection to {url} broke ({str(error) or type(error).__name__})"
     if may_have_happened:
         return OutcomeUnknown(f"{text}: it may or may not have been done; look before you repeat it")
+    if isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http://"):
+        return Unreachable(f"{text}: is it an https:// address? if not, try again, or see `corral doctor`")
     return Unreachable(f"{text}: try again, or see `corral doctor`")
