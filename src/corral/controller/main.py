@@ -148,6 +148,7 @@ async def serve(
             async with serve_app(app, settings) as places:
                 log.info("controller ready", instance=instance, at=places, store=store.kind)
                 await stopped.wait()
+                watch.end()
             for loop in loops:
                 loop.cancel()
         await leadership.release_all()

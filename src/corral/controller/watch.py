@@ -34,27 +34,40 @@ class Change:
     data: object
 
 
+END = Change("end", {})
+
+
 class Following:
     """One follower's place in the stream. A follower too slow for its queue starts over with the present state."""
 
     def __init__(self, present: Mapping[str, NodeView]) -> None:
-        self._queue: asyncio.Queue[Change] = asyncio.Queue(maxsize=_QUEUE + len(present))
+        self._queue: asyncio.Queue[Change] = asyncio.Queue()
+        self._limit = 0
         self.lagged = False
         self.start_with(present)
 
     def start_with(self, present: Mapping[str, NodeView]) -> None:
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        self._drop_waiting()
+        self._limit = len(present) + _QUEUE
+        self.lagged = False
         for view in present.values():
             self.tell(Change("node", view))
         self.tell(Change("ready", {"nodes": len(present)}))
-        self.lagged = False
 
     def tell(self, change: Change) -> None:
-        try:
+        if self._queue.qsize() < self._limit:
             self._queue.put_nowait(change)
-        except asyncio.QueueFull:
+        else:
             self.lagged = True
+
+    def end(self) -> None:
+        """Nothing more will come: whoever follows is to hang up and find another controller."""
+        self._drop_waiting()
+        self._queue.put_nowait(END)
+
+    def _drop_waiting(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
 
     async def next(self) -> Change:
         return await self._queue.get()
@@ -74,6 +87,7 @@ class Watch:
         self._present: dict[str, NodeView] = {}
         self._revisions: dict[str, int] = {}
         self._read_at = 0.0
+        self._ended = False
         self._hints: asyncio.Queue[ViewChanged] = asyncio.Queue(maxsize=256)
 
     def touched(self, kind: str, id: str = "") -> None:
@@ -90,11 +104,19 @@ class Watch:
         except CorralError as error:
             log.warning("follower starts with what was last seen", error=error.message)
         following = Following(self._present)
+        if self._ended:
+            following.end()
         self._followers.add(following)
         try:
             yield following
         finally:
             self._followers.discard(following)
+
+    def end(self) -> None:
+        """The controller stops: open streams must not hold it up."""
+        self._ended = True
+        for following in self._followers:
+            following.end()
 
     async def run(self) -> None:
         await self._bus.subscribe(VIEW_CHANGED, self._hinted)

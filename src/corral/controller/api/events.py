@@ -11,7 +11,7 @@ from litestar.response import Stream
 
 from corral.contract.codec import encode
 from corral.controller.api.auth import viewers
-from corral.controller.watch import Change, Watch
+from corral.controller.watch import END, Change, Watch
 
 _PING_S = 15.0  # a comment now and then, so that proxies and browsers do not take silence for death
 
@@ -46,6 +46,8 @@ async def _frames(watch: Watch) -> AsyncIterator[bytes]:
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
+            if change is END:
+                return
             yield _as_frame(change)
 
 
