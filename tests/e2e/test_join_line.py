@@ -1,0 +1,95 @@
+"""The join line as a person pastes it into a second terminal: no name, no port, nothing thought about beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.fleet import Fleet, http
+from tests.support.processes import Process, wait_for
+
+USUAL_INGRESS_PORT = 50050
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    root = tmp_path_factory.mktemp("line")
+    fleet = Fleet(root)
+    fleet.data = root / "home" / ".local" / "share" / "corral"  # where it is when nobody says --data
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def usual_port_is_taken() -> Iterator[None]:
+    """By us, or by whoever had it before."""
+    with contextlib.ExitStack() as held:
+        holder = held.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            holder.bind(("127.0.0.1", USUAL_INGRESS_PORT))
+            holder.listen()
+        yield
+
+
+def wait_told(worker: Process, words: str) -> None:
+    wait_for(lambda: words in worker.output(), f"{words!r} from the worker", 30)
+
+
+@pytest.mark.usefixtures("usual_port_is_taken")
+def test_pasted_on_the_same_machine_it_becomes_a_second_node_under_another_name(fleet: Fleet) -> None:
+    own = fleet.own_node()
+    fleet.wait_status(own, "healthy")
+    worker = fleet.paste(fleet.join_line(), "second")
+    name = fleet.newcomer(own)
+    assert name.startswith(socket.gethostname())
+    node = fleet.wait_status(name, "pending")
+    port = urlsplit(node["ingress_url"]).port
+    assert port not in (None, USUAL_INGRESS_PORT)
+    wait_told(worker, f"corral nodes approve {name}")
+
+    approved = fleet.cli("nodes", "approve", name)
+    assert (approved.returncode, approved.stdout) == (0, f"{name} approved: healthy\n")
+    fleet.wait_status(name, "healthy")
+    wait_for(lambda: http("GET", f"{node['ingress_url']}/readyz").status == 200, "ingress that is ready", 30)
+    assert fleet.status(own) == "healthy"
+
+    assert worker.stop() == 0
+    again = fleet.paste("corral join", "second")
+    back = fleet.wait_status(name, "healthy")
+    assert (back["id"], len(fleet.nodes())) == (node["id"], 2), "the data folder alone says who it is"
+    assert again.running
+
+
+def test_the_line_is_good_for_one_machine(fleet: Fleet) -> None:
+    words = fleet.join_line().split()[1:]
+    known = set(fleet.nodes())
+    told = fleet.refused(*words, "--data", str(fleet.root / "third"), "--name", "third")
+    assert "the controller refuses the join token" in told
+    assert "corral token create" in told
+    assert set(fleet.nodes()) == known
+
+
+def test_in_the_folder_of_the_fleets_own_worker_it_says_who_is_there(fleet: Fleet) -> None:
+    """Without --data the second terminal means the same folder as the first: `up` with nothing said runs there."""
+    line = fleet.token()
+    told = fleet.refused("join", fleet.url, "--token", line)
+    assert f"another worker (pid {fleet.child_pid('worker')})" in told
+    assert "--data" in told
+
+
+def test_a_name_somebody_insists_on_is_not_changed_behind_their_back(fleet: Fleet, tmp_path: Path) -> None:
+    own = fleet.own_node()
+    token = fleet.token()
+    told = fleet.refused("join", fleet.url, "--token", token, "--name", own, "--data", str(tmp_path / "twin"))
+    assert f"another machine is already called {own}" in told
+    assert f"corral nodes replace {own}" in told
+    fleet.paste(f"corral join {fleet.url} --token {token} --name insisted --port 0", "insisted")
+    assert fleet.wait_status("insisted", "pending", 30), "the refusal did not spend the token"
