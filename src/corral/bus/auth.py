@@ -120,7 +120,7 @@ def user_jwt(
         "type": "user",
         "version": 2,
         "pub": _allow(permissions.publish),
-        "sub": _allow(permissions.subscribe),
+        "sub": _allow(permissions.subscribe, deny=permissions.unheard),
         "subs": _NO_LIMIT,
         "data": _NO_LIMIT,
         "payload": _NO_LIMIT,
@@ -213,8 +213,10 @@ def _mint(
     )
 
 
-def _allow(subjects: tuple[str, ...]) -> dict[str, list[str]]:
-    return {"allow": list(subjects)} if subjects else {"deny": [EVERYTHING]}
+def _allow(subjects: tuple[str, ...], *, deny: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    if not subjects:
+        return {"deny": [EVERYTHING]}
+    return {"allow": list(subjects), **({"deny": list(deny)} if deny else {})}
 
 
 def _unix(moment: datetime) -> int:

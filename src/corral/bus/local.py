@@ -87,7 +87,7 @@ class LocalHub:
         groups: dict[str, list[tuple[LocalBus, Registration]]] = {}
         for bus in self._members.values():
             for registration in bus.heard():
-                if matches(registration.pattern, subject):
+                if matches(registration.pattern, subject) and bus.may_hear(subject):
                     place = groups.setdefault(registration.queue, []) if registration.queue else plain
                     place.append((bus, registration))
         return plain + [self._chance.choice(members) for members in groups.values()]
@@ -164,6 +164,9 @@ class LocalBus(BusCore):
 
     def heard(self) -> list[Registration]:
         return self._registrations if self.connected else []
+
+    def may_hear(self, subject: str) -> bool:
+        return self._permissions is None or self._permissions.may_hear(subject)
 
     def receive(
         self,

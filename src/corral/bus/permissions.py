@@ -1,6 +1,10 @@
 """Who may say and hear what on the bus: the exact lists, one function per kind of user. Pure.
 
 A list that allows nothing must be written as a denial: an empty allow list means "everything" to the server.
+
+Nobody who answers by the right to respond may hear what it says itself. The server grants that right for the reply
+subject of every message it delivers, and whoever publishes chooses that subject: a node that heard its own heartbeat
+could send one whose "reply" is another node's order, and would then be allowed to give it.
 """
 
 from __future__ import annotations
@@ -19,12 +23,17 @@ class Permissions:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     reply_ttl_s: float = 0.0  # how long one answer to each received request may take; 0 = may not answer
+    unheard: tuple[str, ...] = ()  # left out of what `subscribe` allows, also where a pattern covers it
 
     def may_publish(self, subject: str) -> bool:
         return any(covers(allowed, subject) for allowed in self.publish)
 
     def may_subscribe(self, pattern: str) -> bool:
-        return any(covers(allowed, pattern) for allowed in self.subscribe)
+        """Like the server: a pattern that covers what is unheard is allowed, and simply does not bring it."""
+        return any(covers(allowed, pattern) for allowed in self.subscribe) and self.may_hear(pattern)
+
+    def may_hear(self, subject: str) -> bool:
+        return not any(covers(denied, subject) for denied in self.unheard)
 
 
 def inbox_prefix(name: str) -> str:
@@ -39,29 +48,26 @@ def gateway_inbox(name: str) -> str:
 
 def node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
     own = f"nodes.{sanitise(node)}"
+    says = (
+        f"{own}.heartbeat",
+        f"{own}.load",
+        f"{own}.backend.*.*.progress",
+        f"{own}.backend.*.*.result",
+        f"{own}.replica.*.*.progress",
+        f"{own}.replica.*.*.result",
+    )
     return Permissions(
-        publish=(
-            f"{own}.heartbeat",
-            f"{own}.load",
-            f"{own}.backend.*.*.progress",
-            f"{own}.backend.*.*.result",
-            f"{own}.replica.*.*.progress",
-            f"{own}.replica.*.*.result",
-        ),
-        subscribe=(f"{own}.>", f"{inbox_prefix(node)}.>"),
-        reply_ttl_s=reply_ttl_s,
+        publish=says, subscribe=(f"{own}.>", f"{inbox_prefix(node)}.>"), reply_ttl_s=reply_ttl_s, unheard=says
     )
 
 
 def localai_node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
     """The contract's list for a LocalAI worker, less `_INBOX.>` both ways: it answers by the right to respond and
-    asks nothing itself, so it gets no inbox and can neither read nor forge another node's replies."""
+    asks nothing itself, so it gets no inbox and can neither read nor forge another node's replies. Less `files.>` to
+    publish, too: it is asked there and must hear it, and says nothing there but answers."""
     own = f"nodes.{sanitise(node)}"
-    return Permissions(
-        publish=(f"{own}.backend.install.*.progress", f"{own}.files.>"),
-        subscribe=(f"{own}.>",),
-        reply_ttl_s=reply_ttl_s,
-    )
+    says = (f"{own}.backend.install.*.progress",)
+    return Permissions(publish=says, subscribe=(f"{own}.>",), reply_ttl_s=reply_ttl_s, unheard=says)
 
 
 def gateway_permissions(name: str) -> Permissions:

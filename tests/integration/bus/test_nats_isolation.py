@@ -15,7 +15,7 @@ from corral.bus.api import Tokens
 from corral.bus.auth import MintedUser
 from corral.bus.jwt import sign
 from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, InstallReply
-from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
+from corral.contract.messages.nodes import STOP_NODE, StopNode
 from corral.kit.errors import Denied, Unreachable
 from tests.support.nats import NatsServer, eventually
 
@@ -136,8 +136,24 @@ async def test_a_node_hears_and_speaks_what_is_its_own(nats_server: NatsServer) 
             "replica.start.op.result",
         )
         for subject in own:
-            said = await node.say(f"PUB nodes.a.{subject} 2\r\n{{}}")
-            assert said[0].startswith(f"MSG nodes.a.{subject} ")
+            assert await node.say(f"PUB nodes.a.{subject} 2\r\n{{}}") == []
+
+
+@pytest.mark.parametrize("localai", [False, True])
+async def test_a_node_cannot_grant_itself_the_right_to_answer_elsewhere(nats_server: NatsServer, localai: bool) -> None:
+    """The server lets a client answer on the reply subject of whatever it delivers, and who publishes chooses that
+    subject. So nothing a node says may come back to it: it would name another node's order as the reply."""
+    mine = nats_server.node("a", localai=localai)
+    said_subject = "nodes.a.backend.install.op.progress"  # allowed to both kinds
+    async with wire(nats_server, nats_server.node("b")) as victim, wire(nats_server, mine) as node:
+        assert await victim.say("SUB nodes.b.> 1") == []
+        assert await node.say("SUB nodes.a.> 1") == []
+        for own in (said_subject, "nodes.a.backend.*.*.progress", "nodes.a.backend.install.*.progress"):
+            await node.say(f"SUB {own} 2", f"SUB {own} a-group 3")
+        for target in ("nodes.b.backend.install", "nodes.b.stop", "corral.view.changed", "_INBOX_service.x.1"):
+            await node.say(f"PUB {said_subject} {target} 2\r\n{{}}")
+            assert is_violation(await node.say(f"PUB {target} 4\r\nevil"), "Publish", target)
+        assert await victim.say() == []
 
 
 async def test_a_node_answers_once_where_it_was_asked_and_nowhere_else(nats_server: NatsServer) -> None:
@@ -218,13 +234,13 @@ async def test_a_request_that_wants_its_answer_outside_an_inbox_gets_none(nats_s
         await controller.wait_connected(5)
         await victim.wait_connected(5)
         await controller.serve(INSTALL_BACKEND, serve, node="c")
-        await victim.subscribe_bytes(NODE_HEARTBEAT, hear, node="v")
+        await victim.subscribe_bytes(STOP_NODE, hear, node="v")
         async with wire(nats_server, nats_server.service()) as attacker:
-            await attacker.say("PUB nodes.c.backend.install nodes.v.heartbeat 2\r\n{}")
+            await attacker.say("PUB nodes.c.backend.install nodes.v.stop 2\r\n{}")
             await asked.wait()
         # A later message on the same way proves that the forged one would have arrived by now.
         await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="c")
-        await controller.publish(NODE_HEARTBEAT, BusHeartbeat(), node="v")
+        await controller.publish(STOP_NODE, StopNode(), node="v")
         await eventually(lambda: ordered, "the honest message")
         assert ordered == ["v"]
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from corral.bus.matching import covers, matches
-from corral.bus.permissions import node_permissions
+from corral.bus.permissions import Permissions, localai_node_permissions, node_permissions
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,15 @@ def test_what_a_node_may_do() -> None:
     assert own.may_subscribe("_INBOX_a.x.*")
     assert not own.may_subscribe("nodes.*.backend.install")
     assert not own.may_subscribe("_INBOX.>")
+
+
+@pytest.mark.parametrize("permissions", [node_permissions, localai_node_permissions])
+def test_a_node_hears_nothing_that_it_can_say(permissions: Callable[..., Permissions]) -> None:
+    """Or it could send itself a message whose reply subject is somebody else's, and then "answer" there."""
+    own = permissions("a", reply_ttl_s=60)
+    for said in own.publish:
+        assert not own.may_hear(said)
+        assert not own.may_subscribe(said)
+    assert own.may_subscribe("nodes.a.>")
+    assert own.may_hear("nodes.a.backend.install")
+    assert own.may_hear("nodes.a.files.ensure")

@@ -162,7 +162,17 @@ def test_node(keys: BusKeys) -> None:
                     f"nodes.{node}.replica.*.*.result",
                 ]
             },
-            "sub": {"allow": [f"nodes.{node}.>", f"_INBOX_{node}.>"]},
+            "sub": {
+                "allow": [f"nodes.{node}.>", f"_INBOX_{node}.>"],
+                "deny": [
+                    f"nodes.{node}.heartbeat",
+                    f"nodes.{node}.load",
+                    f"nodes.{node}.backend.*.*.progress",
+                    f"nodes.{node}.backend.*.*.result",
+                    f"nodes.{node}.replica.*.*.progress",
+                    f"nodes.{node}.replica.*.*.result",
+                ],
+            },
             "resp": {"max": 1, "ttl": 1_200_000_000_000},
             "subs": -1,
             "data": -1,
@@ -175,8 +185,8 @@ def test_node(keys: BusKeys) -> None:
 def test_localai_node(keys: BusKeys) -> None:
     minted = mint_node_credentials(keys.account_seed, "w1", now=NOON, ttl_s=60, reply_ttl_s=1200, localai=True)
     nats = claims_of(minted.jwt, keys.account)["nats"]
-    assert nats["pub"] == {"allow": ["nodes.w1.backend.install.*.progress", "nodes.w1.files.>"]}
-    assert nats["sub"] == {"allow": ["nodes.w1.>"]}
+    assert nats["pub"] == {"allow": ["nodes.w1.backend.install.*.progress"]}
+    assert nats["sub"] == {"allow": ["nodes.w1.>"], "deny": ["nodes.w1.backend.install.*.progress"]}
     assert nats["resp"] == {"max": 1, "ttl": 1_200_000_000_000}
     assert minted.inbox == ""
 
@@ -184,7 +194,7 @@ def test_localai_node(keys: BusKeys) -> None:
 def test_a_node_id_cannot_widen_its_own_permissions(keys: BusKeys) -> None:
     minted = mint_node_credentials(keys.account_seed, "a.> *", now=NOON, ttl_s=60, reply_ttl_s=60)
     nats = claims_of(minted.jwt, keys.account)["nats"]
-    assert nats["sub"] == {"allow": ["nodes.a----.>", "_INBOX_a----.>"]}
+    assert nats["sub"]["allow"] == ["nodes.a----.>", "_INBOX_a----.>"]
 
 
 def test_gateway(keys: BusKeys) -> None:
