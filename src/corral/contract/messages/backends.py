@@ -1,10 +1,14 @@
-"""Backends on a node: install, upgrade, list, delete, stop, progress (contract: nats.md §4.1–4.5, §6)."""
+"""Backends on a node: install, upgrade, list, delete, stop, progress, results (contract: nats.md §4.1–4.5, §6).
+
+Also what the admin API tells about upgrades (http.md §3.3). The additions are DESIGN §3."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from corral.contract.codec import Message, always
+from corral.contract.manifest import Manifest
+from corral.contract.sources import Source
 from corral.contract.subjects import call, event
 
 
@@ -38,6 +42,12 @@ class InstallBackend(Message, frozen=True):
     op_id: str = ""
     accept: bool = False  # since protocol 1: answer at once, report the outcome as an event
     attempt: int = 0  # since protocol 1
+    variant: str = ""  # since protocol 1: the concrete build `backend` was resolved to; empty = the worker resolves
+    digest: str = ""  # since protocol 1: what the inventory must show afterwards; `alias` is then the build's own
+    version: str = ""  # since protocol 1: of the gallery's entry
+    gallery_url: str = ""  # since protocol 1: for metadata.json
+    sources: tuple[Source, ...] = ()  # since protocol 1: alternatives for the same content, best first
+    manifest: Manifest | None = None  # since protocol 1: how it is run; absent = LocalAI's run.sh
 
 
 class InstallReply(Message, frozen=True):
@@ -57,6 +67,12 @@ class UpgradeBackend(Message, frozen=True):
     op_id: str = ""
     accept: bool = False  # since protocol 1
     attempt: int = 0  # since protocol 1
+    variant: str = ""  # since protocol 1, these as in InstallBackend
+    digest: str = ""
+    version: str = ""
+    gallery_url: str = ""
+    sources: tuple[Source, ...] = ()
+    manifest: Manifest | None = None
 
 
 class StoppedReply(Message, frozen=True):
@@ -98,6 +114,9 @@ class NodeBackend(Message, frozen=True):
     version: str = ""
     uri: str = ""
     digest: str = ""
+    alias: str = ""  # since protocol 1
+    meta_backend_for: str = ""  # since protocol 1: the concrete build a meta row stands for
+    previous: tuple[str, ...] = ()  # since protocol 1: digests kept beside the current one, newest first
 
 
 class BackendList(Message, frozen=True):
@@ -107,6 +126,43 @@ class BackendList(Message, frozen=True):
 
 class DeleteBackend(Message, frozen=True):
     backend: str = always(str)
+    op_id: str = ""  # since protocol 1
+    accept: bool = False  # since protocol 1
+    attempt: int = 0  # since protocol 1
+
+
+class BackendResult(Message, frozen=True):
+    """The outcome of an accepted order. Since protocol 1."""
+
+    op_id: str = always(str)
+    attempt: int = always(int)
+    node_id: str = always(str)
+    backend: str = always(str)
+    success: bool = always(bool)
+    error: str = ""
+    code: str = ""  # of the error, as in kit/errors.py
+    permanent: bool = False  # time will not cure it: unknown, no build, malformed, wrong digest twice
+    cancelled: bool = False
+    address: str = ""  # of the process, where the order started one
+    variant: str = ""
+    version: str = ""
+    digest: str = ""  # now current
+    stopped_process_keys: tuple[str, ...] = ()
+
+
+class CancelBackend(Message, frozen=True):
+    """Stops the download or unpacking of one order. Since protocol 1."""
+
+    op_id: str = always(str)
+    backend: str = always(str)
+
+
+class CancelReply(Message, frozen=True):
+    """`running` false: there is no such order any more, so its outcome stands. Since protocol 1."""
+
+    success: bool = always(bool)
+    running: bool = False
+    error: str = ""
 
 
 class StopBackend(Message, frozen=True):
@@ -116,9 +172,31 @@ class StopBackend(Message, frozen=True):
     force: bool = False
 
 
+class NodeDrift(Message, frozen=True):
+    """A node whose build differs from what most nodes have."""
+
+    node_id: str = always(str)
+    node_name: str = always(str)
+    version: str = ""
+    digest: str = ""
+
+
+class UpgradeInfo(Message, frozen=True):
+    backend_name: str = always(str)
+    installed_version: str = always(str)
+    available_version: str = always(str)
+    installed_digest: str = ""
+    available_digest: str = ""
+    node_drift: tuple[NodeDrift, ...] = ()
+
+
 INSTALL_BACKEND = call("nodes.{node}.backend.install", InstallBackend, InstallReply)
 UPGRADE_BACKEND = call("nodes.{node}.backend.upgrade", UpgradeBackend, StoppedReply)
 LIST_BACKENDS = call("nodes.{node}.backend.list", ListBackends, BackendList)
 DELETE_BACKEND = call("nodes.{node}.backend.delete", DeleteBackend, StoppedReply)
+CANCEL_BACKEND = call("nodes.{node}.backend.cancel", CancelBackend, CancelReply)
 STOP_BACKEND = event("nodes.{node}.backend.stop", StopBackend)
 INSTALL_PROGRESS = event("nodes.{node}.backend.install.{op}.progress", InstallProgress)
+INSTALL_RESULT = event("nodes.{node}.backend.install.{op}.result", BackendResult)
+UPGRADE_RESULT = event("nodes.{node}.backend.upgrade.{op}.result", BackendResult)
+DELETE_RESULT = event("nodes.{node}.backend.delete.{op}.result", BackendResult)

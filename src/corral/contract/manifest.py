@@ -1,0 +1,137 @@
+"""How a build is run: the gallery's `corral:` extension (DESIGN §6). Pure.
+
+    corral:
+      protocol: openai            # or grpc
+      command: [python, serve.py, --host, "{host}", --port, "{port}", --model, "{model_file}"]
+      env: {OMP_NUM_THREADS: "4"}
+      ready: {path: /health, timeout_s: 120}
+      slots: 4
+      devices: one                # none, one, many; empty: as placement picks
+
+A build without it is LocalAI's: `run.sh --addr host:port`, speaking gRPC. The command runs in the version's folder; its
+first word, when it has no slash, is looked for in the build's own environment (`venv/bin`), then in that folder, then
+on PATH. Starting it is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import msgspec
+
+from corral.contract.codec import Message, always
+from corral.kit.errors import Invalid
+
+OPENAI = "openai"
+GRPC = "grpc"
+PROTOCOLS = (OPENAI, GRPC)
+DEVICES = ("", "none", "one", "many")
+MOST_SLOTS = 65_536
+LONGEST_WAIT_S = 24 * 3600.0
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class Ready(Message, frozen=True):
+    """When the process can answer. `grpc` asks Health and needs no path."""
+
+    path: str = "/health"
+    timeout_s: float = 30.0  # without output or progress, not in all
+
+
+class Manifest(Message, frozen=True):
+    protocol: str = always(str)  # openai | grpc
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    ready: Ready = msgspec.field(default_factory=Ready)
+    slots: int = 1  # requests one process serves at once, unless the model's definition says otherwise
+    devices: str = ""  # accelerators one process can use: none, one, many; empty: as placement picks
+
+
+LOCALAI = Manifest(protocol=GRPC, command=("./run.sh", "--addr", "{host}:{port}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholders:
+    """What may stand in braces in a command or in the environment. Empty: nobody said."""
+
+    host: str
+    port: int
+    model_name: str = ""
+    model_file: str = ""  # the weights, absolute
+    model_dir: str = ""  # the folder they are in, absolute
+    context_size: int = 0
+    devices: str = ""  # 0,1 or the driver's ids
+    device_count: int = 0
+    slots: int = 0
+    backend_dir: str = ""  # the version's folder, absolute
+
+
+NAMES = frozenset(Placeholders.__dataclass_fields__)
+
+
+def fill_command(command: Sequence[str], values: Placeholders) -> tuple[str, ...]:
+    """The words to run. Raises Invalid for a placeholder we do not know.
+
+    A word with a placeholder nobody gave a value for is dropped, and so is the flag right before it: `--max-model-len
+    {context_size}` is simply not said for a model without a context size.
+    """
+    known = _known(values)
+    words: list[str] = []
+    for position, word in enumerate(command):
+        if _has_values(word, known):
+            words.append(_fill(word, known))
+        elif position and words and command[position - 1].startswith("-") and words[-1] == command[position - 1]:
+            words.pop()
+    return tuple(words)
+
+
+def fill_environment(env: Mapping[str, str], values: Placeholders) -> dict[str, str]:
+    """The variables to set; one whose placeholder has no value is left out."""
+    known = _known(values)
+    return {key: _fill(text, known) for key, text in env.items() if _has_values(text, known)}
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raises Invalid with the first thing nobody could run."""
+    if manifest.protocol not in PROTOCOLS:
+        raise Invalid(f"protocol {manifest.protocol!r} is neither openai nor grpc")
+    if manifest.protocol == OPENAI and not manifest.command:
+        raise Invalid("an openai backend needs a command")
+    if manifest.devices not in DEVICES:
+        raise Invalid(f"devices {manifest.devices!r} is none of none, one, many")
+    if not 1 <= manifest.slots <= MOST_SLOTS:
+        raise Invalid(f"slots must be 1 to {MOST_SLOTS}, not {manifest.slots}")
+    if not 0 < manifest.ready.timeout_s <= LONGEST_WAIT_S:
+        raise Invalid(f"ready.timeout_s must be above 0 and at most {LONGEST_WAIT_S:.0f}")
+    if not manifest.ready.path.startswith("/") or any(ord(char) <= 0x20 for char in manifest.ready.path):
+        raise Invalid(f"ready.path {manifest.ready.path!r} is not a path")
+    for key in manifest.env:
+        if not _VARIABLE.match(key):
+            raise Invalid(f"{key!r} is not the name of an environment variable")
+    for word in (*manifest.command, *manifest.env.values()):
+        _check_word(word)
+
+
+def _check_word(word: str) -> None:
+    if "\0" in word:
+        raise Invalid("a command cannot contain NUL")
+    if unknown := [name for name in _PLACEHOLDER.findall(word) if name not in NAMES]:
+        raise Invalid(f"unknown placeholder {{{unknown[0]}}}; there are {', '.join(sorted(NAMES))}")
+
+
+def _known(values: Placeholders) -> dict[str, str]:
+    return {name: str(value) if value else "" for name, value in asdict(values).items()}
+
+
+def _has_values(word: str, known: Mapping[str, str]) -> bool:
+    _check_word(word)  # a manifest from the wire was checked by somebody who may know other placeholders
+    return all(known[name] for name in _PLACEHOLDER.findall(word))
+
+
+def _fill(word: str, known: Mapping[str, str]) -> str:
+    # One pass: a value that itself looks like a placeholder (a model called "{port}") stays what it is.
+    return _PLACEHOLDER.sub(lambda found: known[found.group(1)], word)
