@@ -1,0 +1,98 @@
+"""Rules: what people want, for all nodes, some, or one. Pure (DESIGN §5).
+
+A rule never changes; a later one says otherwise, or it is withdrawn. What holds on a node is found by folding the rules
+that match it in the order they were made. So a node that was off for a month, or joins tomorrow, comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from corral.contract.labels import parse_selector
+
+
+class Want(StrEnum):
+    PRESENT = "present"
+    ABSENT = "absent"
+    UPGRADED = "upgraded"
+
+
+class Origin(StrEnum):
+    PERSON = "person"
+    LOAD = "load"  # a model was to be loaded there and needed the backend
+
+
+class ScopeKind(StrEnum):
+    ALL = "all"
+    SELECTOR = "selector"
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Scope:
+    kind: ScopeKind
+    value: str = ""  # the selector's text, or the node's id
+
+    def matches(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        match self.kind:
+            case ScopeKind.ALL:
+                return True
+            case ScopeKind.NODE:
+                return self.value == node_id
+            case ScopeKind.SELECTOR:
+                return parse_selector(self.value).matches(labels)
+
+
+@dataclass(frozen=True)
+class Rule:
+    generation: int
+    scope: Scope
+    backend: str
+    want: Want
+    target: str = ""  # name of the resolved target (a digest per variant) it was accepted with; empty for absent
+    origin: Origin = Origin.PERSON
+    operation: str = ""  # the operation that made it
+    force: bool = False  # fetch again even what is there
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The backend should be there, as the target says. `generation` is the rule that decided."""
+
+    target: str
+    generation: int
+    operation: str
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    generation: int
+    operation: str
+
+
+def fold(
+    rules: Iterable[Rule], *, node_id: str, labels: Mapping[str, str], installed: frozenset[str] = frozenset()
+) -> dict[str, Wanted | Unwanted]:
+    """What holds for each backend some rule names; the rest is unmanaged and none of our business.
+
+    `installed`: what the node reports. An upgrade changes only what is wanted or installed: it never installs."""
+    result: dict[str, Wanted | Unwanted] = {}
+    for rule in sorted(rules, key=lambda rule: rule.generation):
+        if not rule.scope.matches(node_id, labels):
+            continue
+        before = result.get(rule.backend)
+        match rule.want:
+            case Want.PRESENT:
+                if isinstance(before, Unwanted) and rule.origin is Origin.LOAD:
+                    continue  # where a person said no, a load does not say yes
+                result[rule.backend] = Wanted(rule.target, rule.generation, rule.operation, rule.force)
+            case Want.ABSENT:
+                result[rule.backend] = Unwanted(rule.generation, rule.operation)
+            case Want.UPGRADED:
+                there = isinstance(before, Wanted) or (before is None and rule.backend in installed)
+                if there:
+                    result[rule.backend] = Wanted(rule.target, rule.generation, rule.operation, rule.force)
+    return result

@@ -1,0 +1,126 @@
+"""An operation's state is a function of its node rows. Pure (DESIGN §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+
+class RowStatus(StrEnum):
+    """The contract's five, and ours."""
+
+    QUEUED = "queued"  # recorded; the node is not healthy, or it has not been its turn
+    DOWNLOADING = "downloading"  # under way, in whatever phase
+    RUNNING_ON_WORKER = "running_on_worker"  # no answer in time: it may well be at it
+    ERROR = "error"  # failing; will be tried again, so not the end
+    SUCCESS = "success"
+    SKIPPED = "skipped"
+    SUPERSEDED = "superseded"
+    WITHDRAWN = "withdrawn"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset(
+    {RowStatus.SUCCESS, RowStatus.SKIPPED, RowStatus.SUPERSEDED, RowStatus.WITHDRAWN, RowStatus.CANCELLED}
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One node in one operation."""
+
+    node_id: str
+    node_name: str
+    status: RowStatus = RowStatus.QUEUED
+    reason: str = ""  # why it waits, was skipped, or fails
+    phase: str = ""
+    file_name: str = ""
+    percentage: float = 0.0
+    current_bytes: int = 0
+    total_bytes: int = 0
+    rate: float = 0.0
+    attempt: int = 0
+    seq: int = 0
+    next_try_at: datetime | None = None
+    reachable: bool = True  # False: the node is offline, so nothing can happen now
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One progress event, as a worker sent it."""
+
+    attempt: int
+    seq: int
+    phase: str
+    file_name: str
+    percentage: float
+    current_bytes: int
+    total_bytes: int
+    rate: float
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    FAILING = "failing"
+    WAITING = "waiting"
+    UNDER_WAY = "under_way"
+
+
+def merge_tick(row: Row, tick: Tick) -> Row:
+    """Progress never goes backwards, and an end is an end: late and doubled events are dropped here."""
+    if row.status in TERMINAL or (tick.attempt, tick.seq) <= (row.attempt, row.seq):
+        return row
+    fresh = tick.attempt > row.attempt
+    return replace(
+        row,
+        status=RowStatus.DOWNLOADING,
+        reason="",
+        phase=tick.phase,
+        file_name=tick.file_name,
+        percentage=tick.percentage if fresh else max(row.percentage, tick.percentage),
+        current_bytes=tick.current_bytes,
+        total_bytes=tick.total_bytes,
+        rate=tick.rate,
+        attempt=tick.attempt,
+        seq=tick.seq,
+        next_try_at=None,
+    )
+
+
+def settle(row: Row, status: RowStatus, reason: str = "") -> Row:
+    """A row's end, or the next thing said of it; a row that has ended stays as it ended."""
+    if row.status in TERMINAL:
+        return row
+    percentage = 100.0 if status is RowStatus.SUCCESS else row.percentage
+    return replace(row, status=status, reason=reason, percentage=percentage, rate=0.0)
+
+
+def is_settled(rows: Sequence[Row]) -> bool:
+    """Nothing is moving: a watcher may go home. Work that waits for a node or a retry lives on without them."""
+    return all(row.status in TERMINAL or row.status is RowStatus.ERROR or not row.reachable for row in rows)
+
+
+def judge(rows: Sequence[Row]) -> Outcome:
+    """A hard error outranks waiting: people look at the worst first."""
+    if all(row.status in TERMINAL for row in rows):
+        return Outcome.DONE
+    if not is_settled(rows):
+        return Outcome.UNDER_WAY
+    return Outcome.FAILING if any(row.status is RowStatus.ERROR for row in rows) else Outcome.WAITING
+
+
+def progress(rows: Sequence[Row]) -> float:
+    """One bar over all: the mean of the rows that count, 100 only when every one has ended."""
+    counted = [row for row in rows if row.status not in (RowStatus.SKIPPED, RowStatus.WITHDRAWN, RowStatus.SUPERSEDED)]
+    if not counted:
+        return 100.0
+    mean = sum(row.percentage for row in counted) / len(counted)
+    return mean if all(row.status in TERMINAL for row in counted) else min(mean, 99.0)
+
+
+def error_text(rows: Sequence[Row]) -> str:
+    """`name: reason; …` of the nodes that fail, in name order."""
+    failing = sorted((row for row in rows if row.status is RowStatus.ERROR), key=lambda row: row.node_name)
+    return "; ".join(f"{row.node_name}: {row.reason}" for row in failing)

@@ -1,0 +1,92 @@
+"""An operation's state from its rows: order of events does not matter, an end is an end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.controller.operations.state import (
+    TERMINAL,
+    Row,
+    RowStatus,
+    Tick,
+    error_text,
+    is_settled,
+    judge,
+    merge_tick,
+    progress,
+    settle,
+)
+
+
+def row(status: str = "queued", name: str = "barn", **more: object) -> Row:
+    return Row(name, name, RowStatus(status), **more)  # type: ignore[arg-type]
+
+
+def tick(attempt: int, seq: int, percentage: float = 0.0) -> Tick:
+    return Tick(attempt, seq, "downloading", "layer", percentage, 1, 2, 3.0)
+
+
+def test_words_of_the_contract() -> None:
+    words = [status.value for status in RowStatus]
+    assert words[:3] == ["queued", "downloading", "running_on_worker"]
+    assert {"success", "error", "skipped", "superseded", "withdrawn", "cancelled"} <= set(words)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9), st.floats(0, 100)), max_size=12))
+def test_progress_never_goes_backwards_within_an_attempt(events: list[tuple[int, int, float]]) -> None:
+    now = row()
+    for attempt, seq, percentage in events:
+        before, now = now, merge_tick(now, tick(attempt, seq, percentage))
+        assert (now.attempt, now.seq) >= (before.attempt, before.seq)
+        if now.attempt == before.attempt:
+            assert now.percentage >= before.percentage
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+def test_a_late_event_does_not_overwrite_an_end(status: str) -> None:
+    ended = row(status)
+    assert merge_tick(ended, tick(9, 9)) == ended
+    assert settle(ended, RowStatus.ERROR, "late") == ended
+
+
+def test_a_tick_of_a_new_attempt_starts_over() -> None:
+    assert merge_tick(row("error", attempt=1, seq=5, percentage=80.0), tick(2, 1, 3.0)).percentage == 3.0
+
+
+def test_success_is_a_full_bar() -> None:
+    assert settle(row("downloading", percentage=41.0), RowStatus.SUCCESS).percentage == 100.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome", "settled"),
+    [
+        ([row("success"), row("skipped")], "done", True),
+        ([row("success"), row("downloading")], "under_way", False),
+        ([row("success"), row("running_on_worker")], "under_way", False),
+        ([row("success"), row("queued", reachable=False)], "waiting", True),
+        ([row("error"), row("queued", reachable=False)], "failing", True),
+        ([row("error"), row("downloading")], "under_way", False),
+        ([row("cancelled"), row("withdrawn"), row("superseded")], "done", True),
+        ([], "done", True),
+    ],
+)
+def test_the_whole_is_judged_by_its_rows(rows: list[Row], outcome: str, settled: bool) -> None:
+    assert judge(rows) == outcome
+    assert is_settled(rows) is settled
+
+
+def test_one_bar_over_all() -> None:
+    assert progress([row("success", percentage=100.0), row("downloading", percentage=50.0)]) == 75.0
+    assert progress([row("downloading", percentage=100.0)]) == 99.0, "not done before it is done"
+    assert progress([row("skipped")]) == 100.0
+    assert progress([]) == 100.0
+
+
+def test_the_error_names_every_failing_node_in_order() -> None:
+    rows = [row("error", "b", reason="disk full"), row("success", "c"), row("error", "a", reason="gone")]
+    assert error_text(rows) == "a: gone; b: disk full"
+    assert error_text([replace(rows[1])]) == ""
