@@ -84,7 +84,7 @@ class ChunkedDecoder:
         line, after = self._line(data, at, _MOST_TRAILER_BYTES)
         if line is None:
             return -1
-        self._trailer_bytes += len(line)
+        self._trailer_bytes += len(line) + 2
         if not line:
             self.done = True
         elif self._trailer_bytes > _MOST_TRAILER_BYTES or not _TRAILER.fullmatch(line):

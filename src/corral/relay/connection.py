@@ -41,7 +41,7 @@ class ClientConnection(asyncio.Protocol):
         "_deadline",
         "_due",
         "_holds",
-        "_lingering",
+        "_seen",
         "_stall_at",
         "_stalled_bytes",
         "_tunnel",
@@ -68,10 +68,10 @@ class ClientConnection(asyncio.Protocol):
         self._body_since = 0.0
         self._continue = False
         self._buffer = b""
+        self._seen = 0  # bytes of an incomplete head that have been looked at
         self._tunnel: Upstream | None = None
         self._holds = 0
         self._closing = False
-        self._lingering = False
         self._deadline = NEVER
         self._due = _HEAD
         self._stall_at = NEVER
@@ -119,8 +119,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _pump(self, data: bytes) -> None:
         """Begin the first request in `data`; the rest waits until it is done."""
-        seen = len(self._buffer)
-        if seen:
+        if self._buffer:
             data = self._buffer + data
         if self.paused:
             self._buffer = data
@@ -131,8 +130,9 @@ class ClientConnection(asyncio.Protocol):
                 data = _without_empty_lines(data)
             raw, found, rest = data.partition(END_OF_HEAD)
             if not found or len(raw) > server.limits.head_bytes:
-                self._await_rest_of_head(data, seen)
+                self._await_rest_of_head(data)
                 return
+            self._seen = 0
             head, length = server.heads.parse(raw)
             self._buffer = rest
             self._begin(head, length)
@@ -145,12 +145,13 @@ class ClientConnection(asyncio.Protocol):
         if self._buffer and self.exchange is None and not self._closing and not self.paused:
             self._pump(b"")
 
-    def _await_rest_of_head(self, data: bytes, seen: int) -> None:
+    def _await_rest_of_head(self, data: bytes) -> None:
         if len(data) > self.server.limits.head_bytes:
             raise Malformed(431, "the head is too large")
-        if is_hopeless(data, seen):
+        if is_hopeless(data, self._seen):
             raise Malformed(400, "malformed head")
         self._buffer = data
+        self._seen = len(data)
         if data and self._due != _HEAD:
             self._due = _HEAD
             self._deadline = self._wheel.deadline(self.server.limits.timeouts.head_s)

@@ -54,6 +54,7 @@ class Exchange(Answer):
     _wire: bytes  # the request, as far as it is in hand
     _whole: bool  # all of it is
     _replaced: Headers  # headers of the answer that are ours
+    _added: bytes  # the same, written
 
     def __init__(
         self, conn: ClientConnection, head: RequestHead, body: RequestBody | NoBody, request_id: bytes
@@ -145,6 +146,7 @@ class Exchange(Answer):
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0
+        self._added = pool.writer.write(response_headers) if response_headers else b""
         self._replaced = response_headers
         if upgrade and request_head.upgrade:
             self.tunnels = True
@@ -294,8 +296,7 @@ class Exchange(Answer):
         self.write_head(head.status, self._replace(head) if self._replaced else head.wire, framing, body)
 
     def _replace(self, head: AnswerHead) -> bytes:
-        ours = self._replaced
-        return head.wire_without(frozenset([name for name, _ in ours])) + self.conn.server.pool.writer.write(ours)
+        return head.wire_without(frozenset([name for name, _ in self._replaced])) + self._added
 
     def pass_tunnel_head(self, head: AnswerHead, rest: bytes) -> None:
         self.status = head.status

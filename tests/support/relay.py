@@ -1,0 +1,315 @@
+"""A relay between a raw client and a scripted upstream, over real sockets. Everything on the wire is literal bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.contract.http import Handler, RelayResult, Request, Responder, Target
+from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
+
+WAIT_S = 10.0  # far beyond what anything here takes; only a hang reaches it
+
+
+@dataclass
+class Answer:
+    """An answer as a client sees it: read by this file's own few lines, not by the code under test."""
+
+    start: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    raw_body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.start.split(b" ")[1])
+
+    def get(self, name: bytes) -> bytes | None:
+        found = self.all(name)
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def all(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.headers if key == name]
+
+
+def parse_head(raw: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    start, *lines = raw[:-4].split(b"\r\n")
+    pairs = [line.split(b":", 1) for line in lines]
+    return start, [(name.lower(), value.strip()) for name, value in pairs]
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> bytes:
+        async with asyncio.timeout(WAIT_S):
+            return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def exactly(self, count: int) -> bytes:
+        async with asyncio.timeout(WAIT_S):
+            return await self.reader.readexactly(count)
+
+    async def line(self) -> bytes:
+        async with asyncio.timeout(WAIT_S):
+            return await self.reader.readuntil(b"\r\n")
+
+    async def rest(self) -> bytes:
+        """Everything until the other side closes. A reset counts as the end."""
+        parts = []
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(WAIT_S):
+                while part := await self.reader.read(65536):
+                    parts.append(part)
+        return b"".join(parts)
+
+    async def chunked(self) -> tuple[bytes, bytes]:
+        """Decoded and raw."""
+        decoded: list[bytes] = []
+        raw: list[bytes] = []
+        while True:
+            size_line = await self.line()
+            raw.append(size_line)
+            size = int(size_line.split(b";")[0], 16)
+            if not size:
+                while True:
+                    trailer = await self.line()
+                    raw.append(trailer)
+                    if trailer == b"\r\n":
+                        return b"".join(decoded), b"".join(raw)
+            piece = await self.exactly(size + 2)
+            assert piece.endswith(b"\r\n")
+            raw.append(piece)
+            decoded.append(piece[:-2])
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
+
+    async def closed(self) -> None:
+        """The other side has closed, and said nothing more."""
+        assert await self.rest() == b""
+
+
+class Client(Wire):
+    async def answer(self, method: bytes = b"GET") -> Answer:
+        while True:
+            start, headers = parse_head(await self.head())
+            if not start.startswith(b"HTTP/1.1 1"):
+                break
+        fields = dict(headers)
+        raw = b""
+        status = int(start.split(b" ")[1])
+        if method == b"HEAD" or status in (204, 304):
+            body = b""
+        elif b"transfer-encoding" in fields:
+            body, raw = await self.chunked()
+        elif b"content-length" in fields:
+            body = raw = await self.exactly(int(fields[b"content-length"]))
+        else:
+            body = raw = await self.rest()
+        return Answer(start, headers, body, raw)
+
+    async def ask(self, data: bytes) -> Answer:
+        await self.send(data)
+        return await self.answer(data.split(b" ")[0])
+
+
+class Served(Wire):
+    """A connection accepted by the scripted upstream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        super().__init__(reader, writer)
+        self.number = number  # 1 for the first connection, and so on
+        self.requests: list[Asked] = []
+
+    async def request(self) -> Asked:
+        start, headers = parse_head(await self.head())
+        fields = dict(headers)
+        body = b""
+        if b"transfer-encoding" in fields:
+            body, _ = await self.chunked()
+        elif b"content-length" in fields:
+            body = await self.exactly(int(fields[b"content-length"]))
+        asked = Asked(start, headers, body)
+        self.requests.append(asked)
+        return asked
+
+
+@dataclass
+class Asked:
+    start: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def all(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.headers if key == name]
+
+    def get(self, name: bytes) -> bytes | None:
+        found = self.all(name)
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+
+Script = Callable[[Served], Awaitable[Any]]
+
+
+class Upstream:
+    """Runs a script for every connection it accepts."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: list[Served] = []
+        self.ended: list[Served] = []  # the other side has closed
+        self.failures: list[BaseException] = []
+        self.target = Target()
+
+    async def start(self, *, tls: ssl.SSLContext | None = None, unix_path: str = "", name: str = "") -> None:
+        if unix_path:
+            self._server = await asyncio.start_unix_server(self._serve, unix_path)
+            self.target = Target(unix_path=unix_path)
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+            port = self._server.sockets[0].getsockname()[1]
+            self.target = Target(host="127.0.0.1", port=port, tls=tls is not None, server_name=name)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served = Served(reader, writer, len(self.connections) + 1)
+        self.connections.append(served)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._script(served)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.ended.append(served)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.failures.append(error)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=WAIT_S)
+        for served in self.connections:
+            served.abort()
+        assert not self.failures, self.failures
+
+
+class Everything:
+    """A handler that relays all it gets, and keeps the results."""
+
+    def __init__(self) -> None:
+        self.target = Target()
+        self.options: dict[str, Any] = {}
+        self.results: list[RelayResult] = []
+        self.requests: list[Request] = []
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        self.requests.append(request)
+        self.results.append(await responder.relay(self.target, **self.options))
+
+
+@dataclass
+class Rig:
+    server: RelayServer
+    pool: UpstreamPool
+    upstream: Upstream
+    handler: Any
+    port: int
+    clients: list[Client] = field(default_factory=list)
+
+    async def client(self, **options: Any) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, **options))
+        self.clients.append(client)
+        return client
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110 - what is waited for is said by no event
+                await asyncio.sleep(0.002)
+
+
+def answering(*answers: bytes, close: bool = False) -> Script:
+    """One answer per request, the last one for ever; or close after the first."""
+
+    async def script(served: Served) -> None:
+        count = 0
+        while True:
+            await served.request()
+            await served.send(answers[min(count, len(answers) - 1)])
+            count += 1
+            if close:
+                return
+
+    return script
+
+
+async def ok(served: Served) -> None:
+    """Answers every request with its own start line."""
+    while True:
+        asked = await served.request()
+        await served.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(asked.start), asked.start))
+
+
+def quick(**timeouts: float) -> Timeouts:
+    """Timeouts that no test reaches by accident, save those given."""
+    plain = dict.fromkeys(("head_s", "keep_alive_s", "body_idle_s", "body_grace_s", "write_stall_s"), 30.0)
+    return Timeouts(**{"linger_s": 0.2, **plain, **timeouts})  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    script: Script = ok,
+    *,
+    handler: Handler | None = None,
+    limits: Limits | None = None,
+    pool_limits: PoolLimits | None = None,
+    server_tls: ssl.SSLContext | None = None,
+    client_tls: ssl.SSLContext | None = None,
+    upstream_tls: ssl.SSLContext | None = None,
+    upstream_path: str = "",
+    server_name: str = "",
+) -> AsyncIterator[Rig]:
+    """A relay, and behind it an upstream that runs `script`. The default handler relays everything."""
+    upstream = Upstream(script)
+    await upstream.start(tls=upstream_tls, unix_path=upstream_path, name=server_name)
+    chosen: Any = handler or Everything()
+    if isinstance(chosen, Everything):
+        chosen.target = upstream.target
+    pool = UpstreamPool(pool_limits, tls=client_tls)
+    server = RelayServer(chosen, limits or Limits(timeouts=quick()), pool=pool, ssl=server_tls)
+    pool.counters = server.counters
+    made = Rig(server, pool, upstream, chosen, await server.listen("127.0.0.1", 0))
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            client.abort()
+        await server.close()
+        await pool.close()
+        await upstream.stop()
+        assert server.running == 0
