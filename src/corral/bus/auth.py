@@ -13,9 +13,10 @@ from datetime import datetime
 from typing import Any
 
 from corral.bus.api import BusCredentials
-from corral.bus.jwt import KeyKind, decode_claims, derive_seed, encode_token, new_seed, public_key
+from corral.bus.jwt import BadKey, KeyKind, decode_claims, derive_seed, encode_token, new_seed, public_key
 from corral.bus.permissions import (
     EVERYTHING,
+    INBOX,
     Permissions,
     gateway_inbox,
     gateway_permissions,
@@ -180,6 +181,17 @@ def mint_system_credentials(keys: BusKeys, *, now: datetime, ttl_s: float | None
     permissions, inbox = system_permissions(SYSTEM), inbox_prefix(SYSTEM)
     account_seed, seed = keys.system_account_seed, keys.system_user_seed
     return _mint(account_seed, seed, f"corral-{SYSTEM}", permissions, inbox=inbox, now=now, ttl_s=ttl_s)
+
+
+def inbox_of(user_jwt: str) -> str:
+    """The inbox that a token somebody else made lets its user hear: one named in its list, else the usual one.
+    Raises `BadKey` for what is no user's token."""
+    nats = decode_claims(user_jwt).get("nats")
+    if not isinstance(nats, dict) or nats.get("type") != "user":
+        raise BadKey("this token is not a user's")
+    heard = (nats.get("sub") or {}).get("allow") or []
+    own = [subject.removesuffix(".>") for subject in heard if subject.startswith(f"{INBOX}_")]
+    return own[0] if own else INBOX
 
 
 def node_user_key(account_seed: str, node_id: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.bus.api import BusCredentials, BusTls, CredentialSource, FixedCredentials
-from corral.bus.auth import BusKeys, MintedUser, mint_service_credentials
+from corral.bus.auth import BusKeys, MintedUser, inbox_of, mint_service_credentials
+from corral.bus.jwt import BadKey, KeyKind, check_seed
 from corral.bus.keys import load_or_create_keys
 from corral.bus.permissions import INBOX
 from corral.controller.access.bus_issuer import BusIssuer, BusPlace, SharedUser, split_user
@@ -55,12 +56,8 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
     split = [split_user(url) for url in settings.bus_urls]
     urls = tuple(url for url, _ in split)
     shared = next((user for _, user in split if user is not None), None)
-    tls = (
-        BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key)
-        if settings.bus_ca or settings.bus_cert
-        else None
-    )
-    place = BusPlace(settings.bus_public_urls or urls, settings.bus_ca.read_text() if settings.bus_ca else "")
+    tls = _tls(settings)
+    place = BusPlace(settings.bus_public_urls or urls, _read_ca(settings))
 
     def issuer(*, account_seed: str = "", shared: SharedUser | None = None) -> BusIssuer:
         return BusIssuer(
@@ -77,10 +74,8 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
         service = ServiceCredentials(keys, clock, settings.install_timeout_s)
         return BusSetup(urls, service, tls, service.inbox, issuer(account_seed=keys.account_seed), keys)
     if settings.bus_account_seed:
-        if not (settings.bus_service_jwt and settings.bus_service_seed):
-            raise BadSettings(["--bus-service-jwt and --bus-service-seed are required with --bus-account-seed"])
-        own = FixedCredentials(BusCredentials(jwt=settings.bus_service_jwt, seed=settings.bus_service_seed))
-        return BusSetup(urls, own, tls, INBOX, issuer(account_seed=settings.bus_account_seed), None)
+        own, inbox = _account_service(settings)
+        return BusSetup(urls, own, tls, inbox, issuer(account_seed=settings.bus_account_seed), None)
     if not settings.bus_shared_credentials:
         raise BadSettings(
             [
@@ -90,3 +85,46 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
         )
     plain = FixedCredentials(BusCredentials(user=shared.user, password=shared.password) if shared else BusCredentials())
     return BusSetup(urls, plain, tls, INBOX, issuer(shared=shared), None)
+
+
+def _account_service(settings: ControllerSettings) -> tuple[FixedCredentials, str]:
+    """Our user on an external NATS, and the inbox it may hear. What cannot be used is told now, not by every node."""
+    if not (settings.bus_service_jwt and settings.bus_service_seed):
+        raise BadSettings(["--bus-service-jwt and --bus-service-seed are required with --bus-account-seed"])
+    faults = []
+    for flag, seed, kind in (
+        ("--bus-account-seed", settings.bus_account_seed, KeyKind.ACCOUNT),
+        ("--bus-service-seed", settings.bus_service_seed, KeyKind.USER),
+    ):
+        try:
+            check_seed(seed, kind)
+        except BadKey as error:
+            faults.append(f"{flag}: {error}")
+    inbox = INBOX
+    try:
+        inbox = inbox_of(settings.bus_service_jwt)
+    except BadKey as error:
+        faults.append(f"--bus-service-jwt: {error}")
+    if faults:
+        raise BadSettings(faults)
+    credentials = BusCredentials(jwt=settings.bus_service_jwt, seed=settings.bus_service_seed)
+    return FixedCredentials(credentials), inbox
+
+
+def _tls(settings: ControllerSettings) -> BusTls | None:
+    files = {"--bus-ca": settings.bus_ca, "--bus-cert": settings.bus_cert, "--bus-key": settings.bus_key}
+    faults = [f"{flag}: there is no file {path}" for flag, path in files.items() if path and not path.is_file()]
+    if (settings.bus_cert is None) != (settings.bus_key is None):
+        faults.append("--bus-cert and --bus-key come together")
+    if faults:
+        raise BadSettings(faults)
+    if settings.bus_ca is None and settings.bus_cert is None:
+        return None
+    return BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key)
+
+
+def _read_ca(settings: ControllerSettings) -> str:
+    try:
+        return settings.bus_ca.read_text() if settings.bus_ca else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings([f"--bus-ca: {settings.bus_ca} cannot be read: {error}"]) from error

@@ -165,8 +165,8 @@ def run(settings: ControllerSettings) -> int:
         faults = leaves(failure)
         if not all(isinstance(fault, CorralError) for fault in faults):
             raise
-        for fault in faults:
-            print(f"corral controller: {fault}", file=sys.stderr)
+        for line in (line for fault in faults for line in str(fault).splitlines()):
+            print(f"corral controller: {line}", file=sys.stderr)
         return 1
     return 0
 

@@ -15,6 +15,7 @@ from corral.bus.auth import (
     BusKeys,
     account_jwt,
     gateway_user_key,
+    inbox_of,
     mint_gateway_credentials,
     mint_node_credentials,
     mint_service_credentials,
@@ -22,7 +23,7 @@ from corral.bus.auth import (
     node_user_key,
     revise_account_jwt,
 )
-from corral.bus.jwt import BadKey, KeyKind, check_seed, decode_claims, derive_seed, new_seed, public_key
+from corral.bus.jwt import BadKey, KeyKind, check_seed, decode_claims, derive_seed, encode_token, new_seed, public_key
 
 NOON = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 NOON_UNIX = 1794744000
@@ -263,6 +264,20 @@ def test_a_seed_of_another_kind_is_refused(keys: BusKeys) -> None:
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(BadKey):
         decode_claims(token)
+
+
+def test_the_inbox_of_a_token_is_the_one_it_may_hear(keys: BusKeys) -> None:
+    service = mint_service_credentials(
+        keys.account_seed, keys.service_user_seed, now=NOON, ttl_s=None, reply_ttl_s=60, name="attic"
+    )
+    assert inbox_of(service.jwt) == service.inbox == "_INBOX_attic"
+    usual = {"type": "user", "sub": {"allow": ["nodes.>", "_INBOX.>"]}}
+    for nats in (usual, {"type": "user"}, {"type": "user", "sub": {"deny": ["x"]}}):
+        token = encode_token({"sub": public_key(keys.service_user_seed), "nats": nats}, keys.account_seed)
+        assert inbox_of(token) == "_INBOX"
+    for wrong in (keys.operator_jwt, "nonsense"):
+        with pytest.raises(BadKey):
+            inbox_of(wrong)
 
 
 def test_seeds_are_random_bytes_in_an_envelope() -> None:

@@ -65,6 +65,7 @@ class Joining:
         self._server_clock = server_clock
         self._clock = clock
         self._node_token_refused = False
+        self._was_deleted = False  # and is nobody new yet
 
     async def join(self) -> NodeRegistered:
         """Until the node may work. Safe to call again at any time: the same node comes back."""
@@ -97,6 +98,7 @@ class Joining:
             )
         log.warning("this node was deleted from the cluster, joining as a new one", node=self._identity.current.node_id)
         self._identity.store(self._identity.current.forgotten())
+        self._was_deleted = True
 
     @property
     def api_token(self) -> str:
@@ -140,6 +142,7 @@ class Joining:
                 )
             else:
                 self._count("accepted")
+                self._was_deleted = False
                 await self._remember(reply)
                 return reply
             match meaning:
@@ -156,7 +159,9 @@ class Joining:
                 case TakeAnotherName():
                     self._take_another_name()
                 case GiveUp(line):
-                    raise CannotGoOn(line)
+                    raise CannotGoOn(
+                        f"this node was deleted from the cluster, and {line}" if self._was_deleted else line
+                    )
                 case _:
                     assert_never(meaning)
 
