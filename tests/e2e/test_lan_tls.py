@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import socket
-import sqlite3
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -32,11 +32,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.close()
 
 
-def proven_ingress(fleet: Fleet) -> dict[str, bool | None]:
-    """What the controller found out about each ingress; the API only tells the bad news."""
-    with closing(sqlite3.connect(f"file:{fleet.data}/controller/corral.db?mode=ro", uri=True)) as database:
-        found = database.execute("SELECT name, ingress_ok FROM nodes").fetchall()
-    return {name: None if ok is None else bool(ok) for name, ok in found}
+def ingress_answers(fleet: Fleet, node: dict[str, Any], *, server_name: str) -> bool:
+    """Whether the ingress answers with a certificate of the fleet's CA for this name."""
+    where, trust = urllib.parse.urlsplit(node["ingress_url"]), fleet.trust
+    assert trust is not None
+    with (
+        socket.create_connection((str(where.hostname), where.port or 443), timeout=10) as line,
+        trust.wrap_socket(line, server_hostname=server_name) as secure,
+    ):
+        secure.sendall(b"GET /healthz HTTP/1.1\r\nHost: ingress\r\nConnection: close\r\n\r\n")
+        return secure.recv(64).startswith(b"HTTP/1.1 200")
 
 
 def test_the_gateway_is_believed_by_its_own_ca_and_by_nobody_elses(fleet: Fleet) -> None:
@@ -60,11 +65,13 @@ def test_the_printed_line_brings_a_second_machine_whose_every_door_has_tls(fleet
     assert fleet.cli("nodes", "approve", name).returncode == 0
     fleet.wait_status(name, "healthy")
 
-    wait_for(lambda: proven_ingress(fleet) == {own: True, name: True}, "both ingresses found in order", 30)
+    wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order", 30)
     for node in fleet.nodes().values():
         assert node["ingress_url"].startswith("https://")
         assert node.get("ingress_error", "") == ""
-        assert http("GET", node["ingress_url"] + "/healthz", trust=fleet.trust).status == 200
+        assert ingress_answers(fleet, node, server_name=node["id"])
+        with pytest.raises(ssl.SSLCertVerificationError, match="is not valid for"):
+            ingress_answers(fleet, node, server_name=str(urllib.parse.urlsplit(node["ingress_url"]).hostname))
         with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
             http("GET", node["ingress_url"] + "/healthz")
     assert fleet.api("GET", "/api/cluster").json()["bus"] == {"connected": True, "isolation": True, "revocation": True}
@@ -187,6 +194,6 @@ def test_without_tls_a_person_has_said_so(tmp_path_factory: pytest.TempPathFacto
         name = fleet.newcomer(own)
         assert fleet.cli("nodes", "approve", name).returncode == 0
         assert fleet.wait_status(name, "healthy")["ingress_url"].startswith("http://")
-        wait_for(lambda: proven_ingress(fleet) == {own: True, name: True}, "both ingresses found in order", 30)
+        wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order", 30)
     finally:
         fleet.close()

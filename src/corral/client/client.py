@@ -55,7 +55,8 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        trust = await trust_of(self.endpoint.url, self.endpoint.ca, timeout_s=self._timeout_s)
+        place = self.endpoint
+        trust = await trust_of(place.url, place.ca, timeout_s=self._timeout_s, any_name=place.any_name)
         self._session = aiohttp.ClientSession(
             # True = aiohttp's own default, which is what plain http gets.
             connector=aiohttp.TCPConnector(ssl=trust if trust is not None else True),

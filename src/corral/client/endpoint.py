@@ -22,6 +22,8 @@ class Endpoint:
     key: str = field(repr=False)
     ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
     source: str = ""  # in words, for messages: who said so
+    # A worker's certificate is for its node id. Where that is not known yet, and no key is shown, the CA has to do.
+    any_name: bool = False
 
 
 def find_endpoint(

@@ -26,15 +26,18 @@ def check_fingerprint(text: str) -> str:
     return _PREFIX + digits
 
 
-async def trust_of(url: str, ca: str, *, timeout_s: float) -> ssl.SSLContext | None:
-    """The context to connect with; None for plain http."""
+async def trust_of(url: str, ca: str, *, timeout_s: float, any_name: bool = False) -> ssl.SSLContext | None:
+    """The context to connect with; None for plain http. `any_name`: whoever the CA vouches for will do."""
     if not url.startswith("https://"):
         return None
     if not ca:
         return ssl.create_default_context()
     if ca.startswith(_PREFIX):
-        return _context_from(await fetch_ca(url, ca, timeout_s=timeout_s), source=ca)
-    return _context_from_file(Path(ca))
+        context = _context_from(await fetch_ca(url, ca, timeout_s=timeout_s), source=ca)
+    else:
+        context = _context_from_file(Path(ca))
+    context.check_hostname = not any_name
+    return context
 
 
 def _context_from_file(file: Path) -> ssl.SSLContext:

@@ -26,7 +26,7 @@ class ViewNode(Message, frozen=True):
     id: str = always(str)
     name: str = always(str)
     status: str = always(str)
-    ingress_url: str = ""
+    ingress_url: str = ""  # over https its certificate is for `id`: verify that name, not the address
 
 
 class ViewModel(Message, frozen=True):

@@ -8,6 +8,7 @@ from corral.kit.tasks import run_every
 from corral.store import bus_credentials, node_tombstones, web_sessions
 from corral.store.api import Store
 
+_LEASE = "housekeeping"
 _KEEP_TOMBSTONES_S = 90 * 86400.0
 
 
@@ -24,9 +25,10 @@ class Housekeeping:
         await run_every("housekeeping", self._interval_s, self.tidy, clock=self._clock)
 
     async def tidy(self) -> None:
-        if not await self._leadership.lead("housekeeping"):
+        if not await self._leadership.lead(_LEASE, every_s=self._interval_s):
             return
         async with self._store.write() as tx:
+            await self._leadership.require(tx, _LEASE)
             await node_tombstones.prune(tx, older_than_s=_KEEP_TOMBSTONES_S)
             await web_sessions.prune_expired(tx, await tx.now())
             await bus_credentials.prune_expired(tx)

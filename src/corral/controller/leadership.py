@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from corral.kit.errors import CorralError
+from corral.kit.errors import Conflict, CorralError
 from corral.kit.log import get_log
 from corral.store import leases
-from corral.store.api import Store
+from corral.store.api import Store, Transaction
 from corral.store.leases import Lease
 
 log = get_log(__name__)
@@ -18,10 +18,13 @@ class Leadership:
         self._ttl_s = ttl_s
         self._held: dict[str, Lease] = {}
 
-    async def lead(self, name: str) -> bool:
-        """Claim or renew; True while it is ours. Cheap enough to ask before every pass of a loop."""
+    async def lead(self, name: str, *, every_s: float = 0.0) -> bool:
+        """Claim or renew; True while it is ours. Cheap enough to ask before every pass of a loop.
+
+        `every_s` is how far apart the passes are: the lease outlives the pause between two of them, or it would wander
+        from controller to controller and each would run the loop in turn."""
         async with self._store.write() as tx:
-            lease = await leases.claim_lease(tx, name, self._holder, self._ttl_s)
+            lease = await leases.claim_lease(tx, name, self._holder, max(self._ttl_s, 2 * every_s))
         before = self._held.get(name)
         if lease is None:
             self._held.pop(name, None)
@@ -31,16 +34,26 @@ class Leadership:
             log.info("lease taken", lease=name, epoch=lease.epoch)
         return True
 
-    def held(self, name: str) -> Lease | None:
-        """For writes that must be conditional on the epoch."""
-        return self._held.get(name)
+    async def require(self, tx: Transaction, name: str) -> None:
+        """In every transaction that writes under the lease. Raises `Conflict` when it has passed to another controller:
+        a process can be stopped for a minute between two lines."""
+        lease = self._held.get(name)
+        if lease is None:
+            raise Conflict(f"the lease {name!r} is not ours")
+        await leases.require(tx, lease)
+
+    async def resign(self, name: str) -> None:
+        """Give a lease up, so that another controller can take it at once."""
+        lease = self._held.pop(name, None)
+        if lease is not None:
+            async with self._store.write() as tx:
+                await leases.release(tx, lease)
+            log.info("lease given up", lease=name)
 
     async def release_all(self) -> None:
         """On the way out, so that another controller need not wait for the lease to run out."""
-        for name, lease in list(self._held.items()):
+        for name in list(self._held):
             try:
-                async with self._store.write() as tx:
-                    await leases.release(tx, lease)
+                await self.resign(name)
             except CorralError as error:
                 log.warning("lease not released; it will run out", lease=name, error=error.message)
-        self._held.clear()

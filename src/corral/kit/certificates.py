@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -110,9 +110,9 @@ class Ca:
         """A certificate for the requester's key. The names are ours to say: what the request asks for is ignored."""
         try:
             request = x509.load_pem_x509_csr(csr_pem.encode())
-        except ValueError as error:
+            key = request.public_key()
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise BadRequest("the certificate request cannot be read") from error
-        key = request.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_self_signed(request):
             raise BadRequest("the certificate request is not signed by an elliptic-curve key of its own")
         return self._sign(key, common_name, tuple(names), now, life)
@@ -143,7 +143,7 @@ class Ca:
 def _is_self_signed(request: x509.CertificateSigningRequest) -> bool:
     try:
         return request.is_signature_valid
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
         return False
 
 

@@ -58,7 +58,7 @@ async def serve(
         tokens = TokenCheck(server_clock.now)
         tokens.trust(identity.current.signing_key, identity.current.node_id)
         door = Door(standing, tokens, metrics)
-        certificate = IngressCertificate(settings.data, name=standing.name)
+        certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
         machine = Machine(
             HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s

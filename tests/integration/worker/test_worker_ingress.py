@@ -184,7 +184,7 @@ async def test_every_interface_means_both_protocols(tmp_path: Path) -> None:
     clock = ServerClock(SystemClock())
     tokens, metrics = TokenCheck(clock.now), WorkerMetrics()
     door = Door(Standing("b", "w1"), tokens, metrics)
-    certificate = IngressCertificate(tmp_path, name="w1")
+    certificate = IngressCertificate(tmp_path)
     hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() and _has_v6_loopback() else ["127.0.0.1"]
     async with Ingress(HostPort("", free_port()), door, tokens, certificate, clock.now) as ingress:
         for host in hosts:

@@ -66,11 +66,11 @@ def test_only_the_pinned_root_is_trusted() -> None:
 
 
 def test_the_key_is_made_once_and_stays_private(tmp_path: Path) -> None:
-    first = IngressCertificate(tmp_path, name="w1")
+    first = IngressCertificate(tmp_path)
     key = (tmp_path / "ingress.key").read_bytes()
     assert stat.S_IMODE((tmp_path / "ingress.key").stat().st_mode) == 0o600
     assert first.context is None
-    IngressCertificate(tmp_path, name="w1")
+    IngressCertificate(tmp_path)
     assert (tmp_path / "ingress.key").read_bytes() == key
     request = x509.load_pem_x509_csr(first.csr.encode())
     assert request.is_signature_valid
@@ -78,12 +78,12 @@ def test_the_key_is_made_once_and_stays_private(tmp_path: Path) -> None:
 
 
 def test_a_granted_certificate_is_used_stored_and_renewed_in_place(tmp_path: Path) -> None:
-    ca, mine = TestCa(), IngressCertificate(tmp_path, name="w1")
+    ca, mine = TestCa(), IngressCertificate(tmp_path)
     now = datetime.now(UTC)
     mine.accept(ca.sign(mine.csr, life=timedelta(days=3)))
     context = mine.context
     assert context is not None
-    again = IngressCertificate(tmp_path, name="w1")
+    again = IngressCertificate(tmp_path)
     assert again.context is not None
     assert mine.csr_if_due((now + timedelta(days=1)).timestamp()) == ""
     assert mine.csr_if_due((now + timedelta(days=2, minutes=5)).timestamp()) == mine.csr
@@ -91,7 +91,7 @@ def test_a_granted_certificate_is_used_stored_and_renewed_in_place(tmp_path: Pat
     assert mine.context is context  # the one that is serving
     assert mine.csr_if_due((now + timedelta(days=3)).timestamp()) == ""
     mine.drop()
-    assert IngressCertificate(tmp_path, name="w1").context is None
+    assert IngressCertificate(tmp_path).context is None
     assert mine.csr_if_due((now + timedelta(days=300)).timestamp()) == ""
 
 
@@ -100,8 +100,8 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     ca, mine, theirs = (
         TestCa(),
-        IngressCertificate(tmp_path / "a", name="a"),
-        IngressCertificate(tmp_path / "b", name="b"),
+        IngressCertificate(tmp_path / "a"),
+        IngressCertificate(tmp_path / "b"),
     )
     mine.accept(ca.sign(theirs.csr))
     assert mine.context is None
@@ -110,14 +110,17 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_damaged_key_or_certificate(tmp_path: Path) -> None:
-    ca, mine = TestCa(), IngressCertificate(tmp_path, name="w1")
+    ca, mine = TestCa(), IngressCertificate(tmp_path)
     mine.accept(ca.sign(mine.csr))
     (tmp_path / "ingress.crt").write_text("half")
-    assert IngressCertificate(tmp_path, name="w1").context is None
+    assert IngressCertificate(tmp_path).context is None
     (tmp_path / "ingress.key").write_text("half")
     with pytest.raises(CannotGoOn, match="is damaged"):
-        IngressCertificate(tmp_path, name="w1")
+        IngressCertificate(tmp_path)
 
 
-def test_a_long_name_still_makes_a_request(tmp_path: Path) -> None:
-    assert "CERTIFICATE REQUEST" in IngressCertificate(tmp_path, name="x" * 255).csr
+def test_a_request_names_nobody(tmp_path: Path) -> None:
+    """The controller knows whom it signs for. A name here could only be wrong, or too long for a certificate."""
+    request = x509.load_pem_x509_csr(IngressCertificate(tmp_path).csr.encode())
+    assert list(request.subject) == []
+    assert list(request.extensions) == []

@@ -66,7 +66,7 @@ class BringUp:
         made = await self._insist(lambda: client.tokens.create(wanted))
         write_secret(self._site.folder.worker_token, made.secret + "\n")
         self._supervisor.start(self._specs["worker"])
-        ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca)
+        ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca, any_name=True)
         async with Client(ingress, timeout_s=5.0) as worker:
             ready = await self._within_patience("this machine's worker", worker)
         if ready:  # one that is late still needs it

@@ -57,7 +57,7 @@ class Site:
 
     @property
     def ingress_url(self) -> str:
-        """As the worker advertises it: its certificate is for that address and no other."""
+        """As the worker advertises it."""
         host = self.address if self.lan else loopback_of(self.bind)
         return f"{self._scheme}://{in_url(host)}:{self.ingress_port}"
 

@@ -306,12 +306,13 @@ class NodeApi:
         )
 
     def _grant(self, node: Node, ingress: IngressOffer | None) -> IngressGrant:
+        """The certificate is for the node's id and nothing else. Host names and addresses are the node's own word: one
+        that advertised the gateway's, or another node's, could stand in for it before everybody who trusts our CA."""
         if self._ca is None or ingress is None or not ingress.csr or not node.approved:
             return IngressGrant(url=node.ingress_url)
-        names = {node.name, node.id, urlsplit(node.ingress_url).hostname or "localhost"}
         try:
             certificate = self._ca.sign_request(
-                ingress.csr, node.name, _dns_safe(names), self._clock.now(), life=_CERTIFICATE_LIFE
+                ingress.csr, node.id, [node.id], self._clock.now(), life=_CERTIFICATE_LIFE
             )
         except BadRequest as error:
             raise Invalid(str(error)) from error
@@ -326,11 +327,3 @@ def _host_and_port(advertise: str, seen_from: str, port: int) -> tuple[str, int]
         return parts.hostname or "127.0.0.1", parts.port or port
     except ValueError as error:
         raise Invalid(f"ingress.advertise {advertise!r} is not HOST or HOST:PORT") from error
-
-
-def _dns_safe(names: set[str]) -> list[str]:
-    """Names a certificate can hold: a node may be called what it likes, a certificate may not."""
-    return sorted(name for name in names if name.isascii() and not set(name) - _HOST_LETTERS)
-
-
-_HOST_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:")

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import NameOID
 
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
@@ -29,17 +28,16 @@ from corral.worker.agent.stop import CannotGoOn
 log = get_log(__name__)
 KEY_FILE = "ingress.key"
 CERTIFICATE_FILE = "ingress.crt"
-_COMMON_NAME_MAX = 64  # X.520's limit; the controller goes by the node it knows, not by this text
 
 
 class IngressCertificate:
     """`context` is None while the cluster has given no certificate: the ingress is plain then."""
 
-    def __init__(self, folder: Path, *, name: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._key_path = folder / KEY_FILE
         self._certificate_path = folder / CERTIFICATE_FILE
         self._key = _read_or_make_key(self._key_path)
-        self.csr = _signing_request(self._key, name)
+        self.csr = _signing_request(self._key)
         self.context: ssl.SSLContext | None = None
         self._renew_at = 0.0
         if self._certificate_path.exists():
@@ -115,7 +113,7 @@ def _read_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return known
 
 
-def _signing_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_COMMON_NAME_MAX])])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+def _signing_request(key: ec.EllipticCurvePrivateKey) -> str:
+    """Without any name: the controller signs for the node it knows, whatever a request says."""
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.PEM).decode()
