@@ -232,7 +232,9 @@ class ClientConnection(asyncio.Protocol):
             self._mind_body(body)
 
     def _mind_body(self, body: RequestBody) -> None:
-        if body.wanted:
+        if self._holds & _HELD_UPSTREAM:
+            self._deadline = NEVER  # it is the upstream that takes its time
+        elif body.wanted:
             timeouts = self.server.limits.timeouts
             floor = self._body_since + timeouts.body_grace_s + body.received / timeouts.body_floor_bytes_per_s
             self._due = _BODY
@@ -276,8 +278,8 @@ class ClientConnection(asyncio.Protocol):
 
     def hold_for_upstream(self) -> None:
         self._hold(_HELD_UPSTREAM)
-        if self._due == _BODY:
-            self._deadline = NEVER
+        if self._body is not None:
+            self._mind_body(self._body)
 
     def unhold_for_upstream(self) -> None:
         self._unhold(_HELD_UPSTREAM)

@@ -69,10 +69,12 @@ class Exchange(Answer):
     # The handler's life.
 
     def finished(self, failure: BaseException | None) -> None:
-        if self.progress != COMPLETE:
-            if self.gone:
-                self.conn.server.counters.clients_gone += 1
-            elif self.progress == OPEN:
+        if self.gone and (failure is not None or self.progress != COMPLETE):
+            self.conn.server.counters.clients_gone += 1
+            if failure is not None and not isinstance(failure, ClientGone | asyncio.CancelledError):
+                self._log_failure(failure)
+        elif self.progress != COMPLETE:
+            if self.progress == OPEN:
                 self._answer_for(failure)
             else:
                 self._log_failure(failure)
@@ -100,7 +102,7 @@ class Exchange(Answer):
         self.conn.server.counters.handler_failures += 1
         if failure is None:
             log.error("a handler returned without an answer", request_id=self.request_id.decode())
-        elif not isinstance(failure, ClientGone | asyncio.CancelledError):
+        else:
             log.error("a handler failed", request_id=self.request_id.decode(), exc_info=failure)
 
     def client_left(self) -> None:
@@ -108,15 +110,15 @@ class Exchange(Answer):
         if self.gone:
             return
         self.gone = True
-        if self.progress == COMPLETE:
+        if self.drains:
+            Answer.drained(self)
+        elif self.progress == COMPLETE:
             return  # the handler may finish its notes in peace
-        if self.relaying:
+        elif self.relaying:
             self._let_go()
             self.wake(_OUTCOME)
         elif isinstance(self.body, RequestBody) and self.body.awaited:
             self.body.fail(ClientGone("the client left"))
-        elif self.drains:
-            Answer.drained(self)
         else:
             self.cancel()
 

@@ -125,6 +125,7 @@ class RelayServer:
             if conn.is_idle():
                 conn.close()
         try:
+            self.note_quiet()
             async with asyncio.timeout(grace_s):
                 await self._quiet.wait()
         except TimeoutError:
@@ -140,6 +141,7 @@ class RelayServer:
         for conn in [*self._connections, *self._refused]:
             conn.transport.abort()
         try:
+            self.note_quiet()
             async with asyncio.timeout(patience_s):
                 await self._quiet.wait()
         except TimeoutError:
