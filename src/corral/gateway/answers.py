@@ -8,6 +8,7 @@ from corral.contract.codec import encode
 from corral.contract.http import Headers
 
 JSON = (b"content-type", b"application/json")
+HTML = (b"content-type", b"text/html; charset=utf-8")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 INVALID = "invalid_request_error"
@@ -40,6 +41,16 @@ def openai_error(
 def corral_error(status: int, message: str, kind: str, headers: Headers = ()) -> Answer:
     """The envelope of the controller's own API, for routes a client believes to be the controller's."""
     return Answer(status, encode({"error": {"code": status, "message": message, "type": kind}}), (JSON, *headers))
+
+
+def page(status: int, sentence: str, headers: Headers = ()) -> Answer:
+    """The same for a person with a browser: it looks again by itself. The sentence is ours, never a client's."""
+    body = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>Corral</title><h1>Corral</h1><p>{sentence}</p><p>This page looks again every few seconds.</p></html>"
+    )
+    own = ((b"refresh", b"3"), (b"cache-control", b"no-store"), (b"content-security-policy", b"default-src 'none'"))
+    return Answer(status, body.encode(), (HTML, *own, *headers))
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

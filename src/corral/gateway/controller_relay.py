@@ -48,15 +48,17 @@ class ControllerRelay:
             )
         except UpstreamFailed as failure:
             request.extra["error"] = str(failure)  # for the line in the log; the client gets the general sentence
-            return await send(responder, self._unreachable(failure))
+            return await send(responder, self._unreachable(request, failure))
         except BodyBroken as error:
             return await send(
                 responder, answers.corral_error(error.status, f"The body could not be read: {error}.", "invalid")
             )
         return settle(self._counts, result)
 
-    def _unreachable(self, failure: UpstreamFailed) -> Answer:
+    def _unreachable(self, request: Request, failure: UpstreamFailed) -> Answer:
         status = status_of(failure)
+        if request.method == b"GET" and b"text/html" in (request.header(b"accept") or b""):
+            return answers.page(status, _WORDS[status], headers=(answers.retry_after(self._retry_after_s),))
         return answers.corral_error(
             status, _WORDS[status], "unavailable", headers=(answers.retry_after(self._retry_after_s),)
         )

@@ -51,6 +51,10 @@ async def test_without_a_first_view_it_says_so_and_recovers(
             assert (await answer.json())["error"]["code"] == "not_ready"
         assert await status(http, f"{gateway.url}/metrics", ADMIN) == 503
         assert await status(http, f"{gateway.url}/api/nodes", ADMIN) == 503
+        async with http.get(f"{gateway.url}/", headers={"Accept": "text/html,*/*"}) as answer:
+            assert answer.status == 503
+            assert answer.headers["Refresh"] == "3", "a person with a browser need not press reload"
+            assert "cannot be reached right now" in await answer.text()
         await controller.start()
         try:
             await eventually(lambda: gateway.keeper.fleet, "the first view is read")
