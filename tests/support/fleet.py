@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,7 @@ class Fleet:
         self.bus_port = free_port()
         self.env = clean_env(root / "home", **(SHORT | env))
         self.options = options
+        self.prefix: tuple[str, ...] = ()  # of every command: another machine, another user
         self.workers: dict[str, Process] = {}
         self.started = 0
         self.up: Process | None = None
@@ -113,8 +116,7 @@ class Fleet:
             self.up.close()
         self.started += 1
         command = (
-            *CORRAL,
-            "up",
+            *(*self.prefix, *CORRAL, "up"),
             *("--port", str(self.port), "--bus-port", str(self.bus_port), "--ingress-port", str(free_port())),
             *("--data", str(self.data), *self.options),
         )
@@ -142,7 +144,12 @@ class Fleet:
 
     def cli(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*CORRAL, *words], env=self.env, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            [*self.prefix, *CORRAL, *words],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
         )
 
     def refused(self, *words: str, code: int = 1, timeout_s: float = 30.0) -> str:
@@ -153,6 +160,12 @@ class Fleet:
         answer = self.api("GET", "/api/nodes")
         assert answer.status == 200, answer.body
         return {node["name"]: node for node in answer.json()}
+
+    def proven_ingresses(self) -> dict[str, bool | None]:
+        """What the controller found out about each ingress; the API tells the bad news only."""
+        with closing(sqlite3.connect(f"file:{self.data}/controller/corral.db?mode=ro", uri=True)) as database:
+            found = database.execute("SELECT name, ingress_ok FROM nodes").fetchall()
+        return {name: None if ok is None else bool(ok) for name, ok in found}
 
     def own_node(self) -> str:
         """The name of the node `up` itself brings."""
@@ -184,7 +197,7 @@ class Fleet:
         if self.tls:
             words += ["--ca", str(self.ca)]
         log = self.root / f"worker-{name}-{run}.log"
-        process = Process((*CORRAL, *words), self.env | env, log)
+        process = Process((*self.prefix, *CORRAL, *words), self.env | env, log)
         self.workers[f"{name}-{run}"] = process
         return process
 
@@ -202,7 +215,8 @@ class Fleet:
     def paste(self, line: str, name: str, **env: str) -> Process:
         """Run a join line as it is, the data folder apart: two workers of one person need two."""
         told = {"CORRAL_DATA": str(self.root / f"pasted-{name}")} | env
-        process = Process((*CORRAL, *shlex.split(line)[1:]), self.env | told, self.root / f"pasted-{name}.log")
+        command = (*self.prefix, *CORRAL, *shlex.split(line)[1:])
+        process = Process(command, self.env | told, self.root / f"pasted-{name}.log")
         self.workers[f"pasted {name}"] = process
         return process
 

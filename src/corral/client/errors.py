@@ -20,6 +20,7 @@ from corral.kit.errors import (
     Unauthenticated,
     Unavailable,
     Unreachable,
+    reason_of,
 )
 
 _BY_STATUS: dict[int, type[CorralError]] = {
@@ -99,7 +100,7 @@ def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> C
     if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
         return Unreachable(f"no TLS at {url}: is it a plain http:// address?")
     if isinstance(error, aiohttp.ClientConnectorError):
-        reason = error.os_error.strerror or str(error.os_error)
+        reason = reason_of(error.os_error)
         return Unreachable(f"nothing answers at {url} ({reason}): is the fleet running? start it with `corral up`")
     if isinstance(error, TimeoutError):
         text = f"{url} did not answer in time"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Sequence
 
 
@@ -84,3 +87,10 @@ class Unavailable(CorralError):
     """Something of ours (database, bus) cannot be reached right now; nothing was changed."""
 
     code = "unavailable"
+
+
+def reason_of(error: OSError) -> str:
+    """The system's own few words for it: asyncio puts longer ones of its own in their place."""
+    if error.errno in errno.errorcode and not isinstance(error, socket.gaierror):  # that one has numbers of its own
+        return os.strerror(error.errno or 0)
+    return error.strerror or str(error) or type(error).__name__

@@ -17,6 +17,7 @@ from corral.contract.codec import Message, Undecodable, always, decode
 from corral.controller.access.signing import IngressTokens
 from corral.controller.leadership import Leadership
 from corral.kit.clock import Clock
+from corral.kit.errors import reason_of
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store import nodes, revisions
@@ -168,5 +169,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return "it does not speak TLS"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or "no connection"
+        return reason_of(error.os_error)
     return str(error)[:200] or type(error).__name__
