@@ -192,6 +192,7 @@ class ClientConnection(asyncio.Protocol):
         server = self.server
         server.running -= 1
         if server.draining:
+            self.close()
             server.note_quiet()
         if self._closing:
             return
