@@ -72,6 +72,10 @@ SUBJECTS = [
     (backends.DELETE_BACKEND.subject, "nodes.{node}.backend.delete"),
     (backends.STOP_BACKEND.subject, "nodes.{node}.backend.stop"),
     (backends.INSTALL_PROGRESS.subject, "nodes.{node}.backend.install.{op}.progress"),
+    (backends.CANCEL_BACKEND.subject, "nodes.{node}.backend.cancel"),
+    (backends.INSTALL_RESULT.subject, "nodes.{node}.backend.install.{op}.result"),
+    (backends.UPGRADE_RESULT.subject, "nodes.{node}.backend.upgrade.{op}.result"),
+    (backends.DELETE_RESULT.subject, "nodes.{node}.backend.delete.{op}.result"),
     (models.UNLOAD_MODEL.subject, "nodes.{node}.model.unload"),
     (models.STOP_MODEL.subject, "nodes.{node}.model.stop"),
     (models.DELETE_MODEL.subject, "nodes.{node}.model.delete"),
@@ -83,6 +87,7 @@ SUBJECTS = [
     (files.TEMP_FILE.subject, "nodes.{node}.files.temp"),
     (files.LIST_DIR.subject, "nodes.{node}.files.listdir"),
     (hints.VIEW_CHANGED.subject, "corral.view.changed"),
+    (hints.WORK_CHANGED.subject, "corral.work.changed"),
 ]
 
 
@@ -102,6 +107,21 @@ def test_a_subject_is_filled_matched_and_read() -> None:
 def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match="empty token 'node'"):
         Subject("nodes.{node}.stop").fill(node="")
+
+
+def test_a_heartbeat_tells_inventory_and_orders() -> None:
+    told = decode(
+        nodes.BusHeartbeat,
+        b"""{"boot_id":"b","inventory":[{"name":"vllm","is_system":false,"is_meta":false,"digest":"sha256:x"}],
+             "orders":[{"op_id":"o","attempt":2,"kind":"install","backend":"vllm"},
+                       {"op_id":"p","attempt":1,"kind":"delete","backend":"x","result":{"op_id":"p","success":true}}]}""",
+    )
+    assert told.inventory is not None
+    assert told.inventory[0].digest == "sha256:x"
+    assert told.orders is not None
+    assert [order.result and order.result.success for order in told.orders] == [None, True]
+    assert decode(nodes.BusHeartbeat, b"{}").inventory is None, "not told is not the same as nothing there"
+    assert b"inventory" in encode(nodes.BusHeartbeat(inventory=()))
 
 
 def test_status_words_are_the_contracts() -> None:

@@ -143,11 +143,23 @@ class BackendResult(Message, frozen=True):
     code: str = ""  # of the error, as in kit/errors.py
     permanent: bool = False  # time will not cure it: unknown, no build, malformed, wrong digest twice
     cancelled: bool = False
+    phase: str = ""  # a failure's: while it was fetched or unpacked, nothing was switched; empty = it may have been
     address: str = ""  # of the process, where the order started one
     variant: str = ""
     version: str = ""
     digest: str = ""  # now current
     stopped_process_keys: tuple[str, ...] = ()
+
+
+class OrderReport(Message, frozen=True):
+    """An accepted order in a heartbeat: those under way, and those that ended in the last ten minutes. An outcome whose
+    event was lost is found here; an order that is not listed after the worker restarted is lost. Since protocol 1."""
+
+    op_id: str = always(str)
+    attempt: int = always(int)
+    kind: str = always(str)  # install, upgrade, delete
+    backend: str = always(str)
+    result: BackendResult | None = None  # None: still at it
 
 
 class CancelBackend(Message, frozen=True):

@@ -13,3 +13,5 @@ class ViewChanged(Message, frozen=True):
 
 
 VIEW_CHANGED = event("corral.view.changed", ViewChanged)
+# What only controllers care about (rules, operations, inventories) changes too often for gateways to be woken by it.
+WORK_CHANGED = event("corral.work.changed", ViewChanged)

@@ -8,6 +8,7 @@ import msgspec
 
 from corral.contract.codec import Message, always
 from corral.contract.hardware import Device
+from corral.contract.messages.backends import NodeBackend, OrderReport
 from corral.contract.subjects import event
 
 
@@ -131,6 +132,8 @@ class BusHeartbeat(Message, frozen=True):
     total_disk: int | None = None
     gpu_vendor: str | None = None
     devices: tuple[Device, ...] | None = None
+    inventory: tuple[NodeBackend, ...] | None = None  # as `backend.list`; None = not told this time
+    orders: tuple[OrderReport, ...] | None = None  # of backends
 
 
 class StopNode(Message, frozen=True):
