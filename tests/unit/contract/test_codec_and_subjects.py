@@ -110,7 +110,7 @@ def test_an_empty_token_is_refused() -> None:
 
 
 def test_a_heartbeat_tells_inventory_and_orders() -> None:
-    told = decode(
+    told = codec.decode(
         nodes.BusHeartbeat,
         b"""{"boot_id":"b","inventory":[{"name":"vllm","is_system":false,"is_meta":false,"digest":"sha256:x"}],
              "orders":[{"op_id":"o","attempt":2,"kind":"install","backend":"vllm"},
@@ -120,8 +120,8 @@ def test_a_heartbeat_tells_inventory_and_orders() -> None:
     assert told.inventory[0].digest == "sha256:x"
     assert told.orders is not None
     assert [order.result and order.result.success for order in told.orders] == [None, True]
-    assert decode(nodes.BusHeartbeat, b"{}").inventory is None, "not told is not the same as nothing there"
-    assert b"inventory" in encode(nodes.BusHeartbeat(inventory=()))
+    assert codec.decode(nodes.BusHeartbeat, b"{}").inventory is None, "not told is not the same as nothing there"
+    assert b"inventory" in codec.encode(nodes.BusHeartbeat(inventory=()))
 
 
 def test_status_words_are_the_contracts() -> None:
