@@ -84,7 +84,7 @@ async def open_registry(
     name: str = "controller",
     ca: Ca | None = None,
     keys: BusKeys | None = None,
-    **rules: Any,
+    rules: AdmissionRules | None = None,
 ) -> AsyncIterator[Registry]:
     clock = clock or SystemClock()
     keys = keys or BusKeys.generate(os.urandom, datetime.now(UTC))
@@ -126,7 +126,7 @@ async def open_registry(
                 tokens,
                 ca,
                 clock,
-                AdmissionRules(**({"auto_approve": False, "shared_token": ""} | rules)),
+                rules or AdmissionRules(auto_approve=False, shared_token=""),
             ),
             admin=NodeAdmin(store, changes, issuer, revocations),
             recordings=recordings,

@@ -65,7 +65,7 @@ async def serve(
         watch = Watch(store, bus, clock, interval_s=settings.watch_interval_s)
         changes = NodeChanges(store, watch)
         leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
-        listening = Listening(bus, clock)
+        listening = Listening(bus, clock, longest_gap_s=max(settings.stale_after_s / 2, 2 * settings.heartbeat_flush_s))
         ingress_tokens = await open_ingress_tokens(store, clock)
         issuer = bus_setup.issuer
         revoked = Revocations(
@@ -86,6 +86,7 @@ async def serve(
             interval_s=settings.health_interval_s,
             stale_after_s=settings.stale_after_s,
             guard=Guard(settings.guard_share, settings.guard_floor),
+            live_for_s=settings.lease_ttl_s,
         )
         ingress_check = IngressCheck(
             store,

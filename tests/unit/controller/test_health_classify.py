@@ -8,7 +8,8 @@ import pytest
 
 from corral.contract.ids import NodeId
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.health.classify import Guard, Pulse, Verdict, judge
+from corral.controller.health.classify import Guard, Pulse, Verdict, is_still_true, judge
+from corral.controller.registry.transitions import NodeEvent
 
 STALE_S = 60.0
 
@@ -89,3 +90,23 @@ def test_nodes_that_are_about_to_fall_count_too() -> None:
 def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:
     fleet = [*(pulse(f"old{n}", "offline", 9e5, since=8e5) for n in range(50)), pulse("a", heard=70.0), pulse("b")]
     assert judged(fleet).events == (("a", "went_silent"),)
+
+
+@pytest.mark.parametrize(
+    ("event", "seen", "listening_s", "expected"),
+    [
+        (NodeEvent.WENT_SILENT, pulse("a", heard=60.0), 60.0, True),
+        (NodeEvent.WENT_SILENT, pulse("a", heard=1.0), 1000.0, False),  # it was heard meanwhile
+        (NodeEvent.WENT_SILENT, pulse("a", heard=60.0), 0.0, False),  # it was us who slept
+        (NodeEvent.WENT_SILENT, pulse("a", "pending", 4000.0), 1000.0, False),
+        (NodeEvent.SILENT_BUT_HELD, pulse("a", heard=60.0), 60.0, True),
+        (NodeEvent.SILENT_BUT_HELD, pulse("a", heard=60.0), 1.0, False),
+        (NodeEvent.CAME_BACK, pulse("a", "offline", 2.0, since=10.0), 0.0, True),
+        (NodeEvent.CAME_BACK, pulse("a", "offline", 2.0, since=10.0, left=True), 0.0, False),
+        (NodeEvent.CAME_BACK, pulse("a", "healthy", 2.0), 0.0, False),
+    ],
+)
+def test_a_verdict_is_looked_at_again_before_it_is_written(
+    event: NodeEvent, seen: Pulse, listening_s: float, expected: bool
+) -> None:
+    assert is_still_true(seen, event, listening_s=listening_s, stale_after_s=STALE_S) is expected

@@ -51,6 +51,14 @@ def judge(pulses: Sequence[Pulse], *, listening_s: float, stale_after_s: float, 
     return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0)
 
 
+def is_still_true(pulse: Pulse, event: NodeEvent, *, listening_s: float, stale_after_s: float) -> bool:
+    """Asked again of one node at the moment of writing: between a verdict and its execution anything may have happened,
+    to the node or to us."""
+    if event is NodeEvent.CAME_BACK:
+        return _is_back(pulse, stale_after_s)
+    return listening_s >= stale_after_s and _is_silent(pulse, stale_after_s)
+
+
 _LATE = 0.75  # of the limit; with defaults that is four heartbeats missed
 _PRESENT = (NodeStatus.HEALTHY, NodeStatus.UNHEALTHY, NodeStatus.DRAINING)
 

@@ -6,19 +6,22 @@ from datetime import datetime
 
 from corral.contract.ids import NodeId
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.health.classify import Guard, Pulse, judge
+from corral.controller.health.classify import Guard, Pulse, is_still_true, judge
 from corral.controller.health.listening import Listening
 from corral.controller.leadership import Leadership
 from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.transitions import NodeEvent
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import nodes
-from corral.store.api import Store
-from corral.store.nodes import NodePulse
+from corral.store import controllers, nodes
+from corral.store.api import Store, Transaction
+from corral.store.nodes import Node, NodePulse
 
 log = get_log(__name__)
+
+_LEASE = "health"
 
 
 class HealthMonitor:
@@ -35,7 +38,9 @@ class HealthMonitor:
         interval_s: float,
         stale_after_s: float,
         guard: Guard,
+        live_for_s: float,
     ) -> None:
+        """`live_for_s`: a controller not seen for so long is no successor."""
         self._store = store
         self._changes = changes
         self._listening = listening
@@ -44,6 +49,7 @@ class HealthMonitor:
         self._interval_s = interval_s
         self._stale_after_s = stale_after_s
         self._guard = guard
+        self._live_for_s = live_for_s
         self.wake = Wake()
         self.held = 0  # silent nodes the guard leaves alone; the page tells people
 
@@ -51,15 +57,16 @@ class HealthMonitor:
         await run_every("health", self._interval_s, self.look, clock=self._clock, wake=self.wake, worst_wait_s=10.0)
 
     async def look(self) -> None:
-        if not await self._leadership.lead("health"):
+        if not await self._leadership.lead(_LEASE, every_s=self._interval_s):
             self.held = 0
             return
         async with self._store.read() as tx:
             now = await tx.now()
             pulses = [_pulse(row, now) for row in await nodes.list_pulses(tx)]
+            others = len(await controllers.list_live(tx, within_s=self._live_for_s)) > 1
         verdict = judge(
             pulses,
-            listening_s=self._listening.seconds(),
+            listening_s=self._listening.seconds(now),
             stale_after_s=self._stale_after_s,
             guard=self._guard,
         )
@@ -67,13 +74,31 @@ class HealthMonitor:
             log.error("many nodes fell silent at once: none is taken offline", silent=verdict.held, nodes=len(pulses))
         self.held = verdict.held
         for node, event in verdict.events:
-            try:
-                await self._changes.apply(node, event)
-            except (Conflict, NotFound):
-                continue  # it changed or went while we judged: the next look sees it as it is
+            await self._carry_out(node, event)
+        if others and self._listening.is_deaf:  # who cannot hear must not stand in the way of who can
+            await self._leadership.resign(_LEASE)
+
+    async def _carry_out(self, node_id: NodeId, event: NodeEvent) -> None:
+        async def is_still_so(tx: Transaction, node: Node) -> bool:
+            await self._leadership.require(tx, _LEASE)
+            now = await tx.now()
+            # In this order: a pause after the row was read shows up in `seconds`, one before it in the row.
+            return is_still_true(
+                _pulse(node, now),
+                event,
+                listening_s=self._listening.seconds(now),
+                stale_after_s=self._stale_after_s,
+            )
+
+        try:
+            await self._changes.apply(node_id, event, check=is_still_so)
+        except NotFound:
+            pass  # deleted while we judged
+        except Conflict as refusal:
+            log.info("verdict not carried out", node_id=node_id, verdict=event.value, reason=refusal.message)
 
 
-def _pulse(row: NodePulse, now: datetime) -> Pulse:
+def _pulse(row: NodePulse | Node, now: datetime) -> Pulse:
     return Pulse(
         node=NodeId(row.id),
         status=NodeStatus(row.status),

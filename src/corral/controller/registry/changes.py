@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from corral.contract.messages.nodes import NodeStatus
@@ -18,6 +18,9 @@ log = get_log(__name__)
 
 _TRIES = 5
 
+# Asked inside the transaction, with the row locked: whether the event still is what should happen.
+Check = Callable[[Transaction, Node], Awaitable[bool]]
+
 
 class NodeChanges:
     def __init__(self, store: Store, watch: Watch) -> None:
@@ -29,7 +32,7 @@ class NodeChanges:
         """Be woken when a node registered or changed its status."""
         self._callbacks.append(callback)
 
-    async def apply(self, node_id: str, event: NodeEvent) -> Node:
+    async def apply(self, node_id: str, event: NodeEvent, *, check: Check | None = None) -> Node:
         """Raises `Conflict` when the event is refused; returns the node as it is now."""
         for _ in range(_TRIES):
             try:
@@ -37,6 +40,8 @@ class NodeChanges:
                     before = await nodes.find(tx, node_id)
                     if before is None:
                         raise NotFound(f"there is no node {node_id}")
+                    if check is not None and not await check(tx, before):
+                        return before
                     after = await self.apply_in(tx, before, event)
                     if after is not before:
                         await revisions.bump(tx, "nodes")

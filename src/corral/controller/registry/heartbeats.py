@@ -2,16 +2,19 @@
 
 One controller of the queue group hears each beat; the last of a node counts. What cannot be written now is kept and
 written with the next batch, so a short outage of the database loses nothing but time, and time is judged by `health`.
+A controller that cannot write leaves the queue group until it can: the others would never hear of what it heard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
-from corral.bus.api import Bus, Tokens
+from corral.bus.api import Bus, Subscription, Tokens
 from corral.contract.messages.nodes import HEARTBEAT_QUEUE, NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
+from corral.controller.registry.reports import tame_devices, tame_text
 from corral.kit.clock import Clock
-from corral.kit.errors import CorralError
+from corral.kit.errors import CorralError, Invalid
 from corral.kit.tasks import run_every
 from corral.store import nodes
 from corral.store.api import Store
@@ -30,12 +33,12 @@ class Heartbeats:
         clock: Clock,
         *,
         flush_s: float,
-        recorded: Callable[[], None],
+        recorded: Callable[[datetime], None],
         not_recorded: Callable[[], None],
         back: Callable[[], None],
     ) -> None:
-        """`recorded` and `not_recorded` tell the health monitor whether we can write at all; `back` that a node which
-        was away has been heard, so that it need not wait for the next round."""
+        """`recorded` (with the database's time) and `not_recorded` tell the health monitor whether we can write at all;
+        `back` that a node which was away has been heard, so that it need not wait for the next round."""
         self._store = store
         self._bus = bus
         self._clock = clock
@@ -44,19 +47,20 @@ class Heartbeats:
         self._not_recorded = not_recorded
         self._back = back
         self._waiting: dict[str, Heartbeat] = {}
+        self._subscription: Subscription | None = None
         self.heard = 0
 
     def heard_http(self, node_id: str, beat: HttpHeartbeat) -> None:
         self._keep(
             Heartbeat(
                 node_id=node_id,
-                boot_id=beat.boot_id,
+                boot_id=tame_text(beat.boot_id),
                 available_vram=beat.available_vram,
                 total_vram=beat.total_vram,
                 available_ram=beat.available_ram,
                 available_disk=beat.available_disk,
                 total_disk=beat.total_disk,
-                gpu_vendor=beat.gpu_vendor,
+                gpu_vendor=tame_text(beat.gpu_vendor),
                 bus_down=beat.bus == "down" if beat.bus is not None else None,
             )
         )
@@ -66,7 +70,7 @@ class Heartbeats:
         self._waiting.pop(node_id, None)
 
     async def run(self) -> None:
-        await self._bus.subscribe(NODE_HEARTBEAT, self._heard_bus, queue=HEARTBEAT_QUEUE)
+        await self._hear()
         await run_every("heartbeats", self._flush_s, self.flush, clock=self._clock, worst_wait_s=self._flush_s)
 
     async def flush(self) -> None:
@@ -75,27 +79,42 @@ class Heartbeats:
         try:
             async with self._store.write() as tx:
                 away = await nodes.record_heartbeats(tx, list(batch.values())) if batch else 0
-        except CorralError:
-            self._waiting = batch | self._waiting
+                at = await tx.now()
+        except Exception as error:
             self._not_recorded()
+            if isinstance(error, CorralError):
+                # What the database will never take must not come again: then the pulse counts without the numbers.
+                kept = batch if not isinstance(error, Invalid) else {id: Heartbeat(node_id=id) for id in batch}
+                self._waiting = kept | self._waiting
+            await self._stop_hearing()
             raise
-        self._recorded()
+        await self._hear()
+        self._recorded(at)
         if away:
             self._back()
+
+    async def _hear(self) -> None:
+        if self._subscription is None:
+            self._subscription = await self._bus.subscribe(NODE_HEARTBEAT, self._heard_bus, queue=HEARTBEAT_QUEUE)
+
+    async def _stop_hearing(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
 
     async def _heard_bus(self, beat: BusHeartbeat, tokens: Tokens) -> None:
         self._keep(
             Heartbeat(
                 node_id=tokens["node"],
-                boot_id=beat.boot_id,
+                boot_id=tame_text(beat.boot_id),
                 available_vram=beat.available_vram,
                 total_vram=beat.total_vram,
                 available_ram=beat.available_ram,
                 total_ram=beat.total_ram,
                 available_disk=beat.available_disk,
                 total_disk=beat.total_disk,
-                gpu_vendor=beat.gpu_vendor,
-                devices=beat.devices,
+                gpu_vendor=tame_text(beat.gpu_vendor),
+                devices=tame_devices(beat.devices) if beat.devices is not None else None,
                 bus_down=False,
             )
         )

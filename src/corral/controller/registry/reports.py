@@ -1,0 +1,46 @@
+"""What a machine says about itself, cut to what can be stored and shown. Pure.
+
+Drivers have odd names for their devices and a worker may be anybody's program. Refusing either would cost the fleet a
+machine; storing a megabyte of it, or showing a terminal its control characters, would cost more.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import msgspec
+
+from corral.contract.hardware import Device
+
+MOST_DEVICES = 128  # 16 GPUs in 7 instances each, and some
+LONGEST_TEXT = 128
+_LARGEST = 2**63
+
+_TEXTS = ("vendor", "name", "uuid", "pci", "compute_capability", "driver")
+_NUMBERS = ("index", "total_bytes", "free_bytes", "mig", "temperature_c")
+
+
+@overload
+def tame_text(text: str) -> str: ...
+
+
+@overload
+def tame_text(text: str | None) -> str | None: ...
+
+
+def tame_text(text: str | None) -> str | None:
+    if text is None or (len(text) <= LONGEST_TEXT and text.isprintable()):
+        return text
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_TEXT])
+
+
+def tame_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    return tuple(_tame(device) for device in devices[:MOST_DEVICES])
+
+
+def _tame(device: Device) -> Device:
+    texts = {name: tame_text(getattr(device, name)) for name in _TEXTS}
+    wrong = [name for name in _NUMBERS if not -_LARGEST < (getattr(device, name) or 0) < _LARGEST]
+    changed = {name: text for name, text in texts.items() if text != getattr(device, name)}
+    changed |= {name: 0 if name in ("index", "total_bytes") else None for name in wrong}
+    return msgspec.structs.replace(device, **changed) if changed else device
