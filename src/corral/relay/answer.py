@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _JSON: Headers = ((b"content-type", b"application/json"),)
 _DRAINED = Park()
 
-# How far the answer is.
-OPEN, BEGUN, COMPLETE = range(3)
+# How far the answer is. The last two are ends.
+OPEN, BEGUN, COMPLETE, CUT = range(4)
 
 
 class Answer(Runner):
@@ -146,5 +146,6 @@ class Answer(Runner):
 
     def cut(self) -> None:
         """The rest will never come: make sure nobody takes the part for the whole."""
+        self.progress = CUT
         self.keep = False
         self.conn.cut(by_reset=not self.request_head.minor)

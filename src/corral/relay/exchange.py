@@ -69,16 +69,17 @@ class Exchange(Answer):
     # The handler's life.
 
     def finished(self, failure: BaseException | None) -> None:
-        if self.gone and (failure is not None or self.progress != COMPLETE):
-            self.conn.server.counters.clients_gone += 1
+        progress = self.progress
+        if self.gone:
+            if progress < COMPLETE or failure is not None:
+                self.conn.server.counters.clients_gone += 1
             if failure is not None and not isinstance(failure, ClientGone | asyncio.CancelledError):
                 self._log_failure(failure)
-        elif self.progress != COMPLETE:
-            if self.progress == OPEN:
-                self._answer_for(failure)
-            else:
-                self._log_failure(failure)
-                self.cut()
+        elif progress == OPEN:
+            self._answer_for(failure)
+        elif progress == BEGUN:
+            self._log_failure(failure)
+            self.cut()
         elif failure is not None:
             self._log_failure(failure)
         self.conn.exchange_done()
@@ -112,7 +113,7 @@ class Exchange(Answer):
         self.gone = True
         if self.drains:
             Answer.drained(self)
-        elif self.progress == COMPLETE:
+        elif self.progress >= COMPLETE:
             return  # the handler may finish its notes in peace
         elif self.relaying:
             self._let_go()

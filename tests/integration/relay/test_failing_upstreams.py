@@ -272,6 +272,9 @@ async def test_an_answer_that_breaks_off_breaks_the_clients_connection(name: str
         await r.until(lambda: r.handler.results)
         result = r.handler.results[0]
         assert (result.status, result.complete, result.client_gone) == (200, False, False)
+        await r.until(lambda: not r.server._connections)
+        counters = r.server.counters
+        assert (counters.upstream_failures, counters.handler_failures, counters.clients_gone) == (1, 0, 0)
 
 
 async def test_an_http_1_0_client_is_reset_when_an_answer_breaks_off() -> None:
