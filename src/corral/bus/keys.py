@@ -53,12 +53,15 @@ def _create(folder: Path, keys: BusKeys) -> BusKeys:
     """All of them appear at once, by a rename: a crash half-way must not leave a folder that is then refused."""
     make_private_folder(folder.parent)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    for name, file in file_names().items():
-        write_secret(aside / file, getattr(keys, name))
     try:
-        aside.rename(folder)
-    except OSError as error:
-        shutil.rmtree(aside)
-        raise Invalid(f"{folder} holds other files: move them away so that bus keys can live there") from error
+        for name, file in file_names().items():
+            write_secret(aside / file, getattr(keys, name))
+        try:
+            aside.rename(folder)
+        except OSError as error:
+            raise Invalid(f"{folder} holds other files: move them away so that bus keys can live there") from error
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     sync_folder(folder.parent)
     return keys

@@ -105,6 +105,14 @@ def test_half_a_ca_is_never_replaced_by_a_new_one(folder: DataFolder) -> None:
         prepare.make_certificates(folder, NAMES, NOON)
 
 
+def test_a_crash_while_the_ca_was_made_does_not_stand_in_the_way(folder: DataFolder) -> None:
+    folder.secrets.mkdir(parents=True, exist_ok=True)
+    folder.ca_key.write_text(make_ca("nobody has seen it", NOON).key_pem)
+    ca = prepare.make_certificates(folder, NAMES, NOON)
+    assert ca.certificate_pem == folder.ca_cert.read_text()
+    assert prepare.make_certificates(folder, NAMES, NOON).fingerprint == ca.fingerprint
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [(13, "mend its permissions"), (28, "make room"), (30, "can be written"), (20, "file where a folder")],

@@ -54,6 +54,7 @@ def up(settings: UpSettings) -> int:
     with contextlib.ExitStack() as held:
         with prepare.explained(folder.root):
             prepare.make_folders(folder)
+            prepare.check_room(folder)
             held.enter_context(hold(folder.lock))
             site = settle(settings, folder)
             specs = make_ready(settings, site)

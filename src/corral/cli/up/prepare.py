@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from corral.cli.folder import DataFolder
+from corral.cli.output import size
 from corral.kit.certificates import Ca, expires_at, make_ca, names_of
 from corral.kit.errors import Failed
 from corral.kit.files import make_private_folder, write_atomically, write_secret
@@ -18,6 +20,7 @@ from corral.kit.secrets import API_KEY, new_secret
 
 SERVER_LIFE = timedelta(days=397)  # the longest that every TLS client accepts
 RENEW_BEFORE = timedelta(days=30)
+LEAST_ROOM = 4 * 1024 * 1024  # what the database's log may take before it is folded in
 
 
 @contextlib.contextmanager
@@ -52,6 +55,13 @@ def make_folders(folder: DataFolder) -> None:
         make_private_folder(each)
 
 
+def check_room(folder: DataFolder) -> None:
+    """One line now, rather than a controller that keeps ending because it cannot write."""
+    free = shutil.disk_usage(folder.root).free
+    if free < LEAST_ROOM:
+        raise Failed(f"{folder.root}: only {size(free)} free on its disk: make room, or choose another with --data")
+
+
 def make_run_folder(path: Path) -> None:
     """Private and ours, or nothing at all: in /tmp anybody may have been there first."""
     with contextlib.suppress(FileExistsError):
@@ -82,7 +92,7 @@ def make_key(path: Path) -> str:
 
 def make_certificates(folder: DataFolder, names: tuple[str, ...], now: datetime) -> Ca:
     """A CA for ever, and a server certificate that is good for every name and address this machine has now."""
-    ca = _load_ca(folder) if folder.ca_cert.exists() or folder.ca_key.exists() else _make_ca(folder, now)
+    ca = _load_ca(folder) if _has_ca(folder) else _make_ca(folder, now)
     if needs_renewal(
         read_or_empty(folder.server_cert), read_or_empty(folder.server_key), names, ca.certificate_pem, now
     ):
@@ -125,6 +135,11 @@ def _is_issued_by(certificate: str, ca_pem: str) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def _has_ca(folder: DataFolder) -> bool:
+    """A key alone that has signed nothing yet is what a crash in `_make_ca` leaves: nobody knows it, so it may go."""
+    return folder.ca_cert.exists() or (folder.ca_key.exists() and folder.server_cert.exists())
 
 
 def _make_ca(folder: DataFolder, now: datetime) -> Ca:

@@ -121,11 +121,22 @@ def hold_folder(folder: Path) -> Iterator[None]:
             raise CannotGoOn(
                 f"another worker (pid {holder}) uses {folder}: stop it, or give this one its own --data folder"
             ) from None
+        _note_holder(lock, folder)
+        yield
+
+
+def _note_holder(lock: IO[str], folder: Path) -> None:
+    try:
         lock.seek(0)
         lock.truncate()
         lock.write(f"{os.getpid()}\n")
         lock.flush()
-        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            lock.close()  # it would try to write again
+        raise CannotGoOn(
+            f"cannot write in the data folder {folder}: {error.strerror}; make room or give another --data"
+        ) from error
 
 
 def _open_lock(folder: Path) -> IO[str]:
