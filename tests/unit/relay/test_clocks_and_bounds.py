@@ -1,0 +1,66 @@
+"""The wheel ticks only while it has something to watch, and deadlines never come early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from corral.contract.http import Patience
+from corral.relay import Limits, PoolLimits, Timeouts
+from corral.relay.limits import choose_tick_s
+from corral.relay.wheel import Wheel
+from tests.support.waiting import until
+
+
+class Watched:
+    def __init__(self, wheel: Wheel, span_s: float) -> None:
+        self.wheel = wheel
+        self.started = time.monotonic()
+        self.deadline = wheel.deadline(span_s)
+        self.expired_after_s = 0.0
+
+    def check(self, now: float) -> None:
+        if now >= self.deadline:
+            self.expired_after_s = time.monotonic() - self.started
+            self.wheel.discard(self)
+
+
+async def test_a_deadline_comes_on_time_but_never_early() -> None:
+    wheel = Wheel(0.01)
+    keeper = Watched(wheel, 60)
+    wheel.add(keeper)
+    await asyncio.sleep(0.025)  # the wheel's time may now be a tick old
+    watched = Watched(wheel, 0.05)
+    wheel.add(watched)
+    await until(lambda: watched.expired_after_s, 5)
+    assert watched.expired_after_s >= 0.05
+    wheel.discard(keeper)
+
+
+def ticking(wheel: Wheel) -> bool:
+    return wheel._timer is not None
+
+
+async def test_a_wheel_without_members_stands_still() -> None:
+    wheel = Wheel(0.01)
+    watched = Watched(wheel, 60)
+    wheel.add(watched)
+    assert ticking(wheel)
+    wheel.discard(watched)
+    assert not ticking(wheel)
+    wheel.discard(watched)
+
+
+def test_ticks_follow_the_shortest_deadline_within_bounds() -> None:
+    assert choose_tick_s(100) == 1.0
+    assert choose_tick_s(0.4) == 0.1
+    assert choose_tick_s(0.001) == 0.01
+    assert Timeouts().tick_s() <= 1.0
+    assert Timeouts(head_s=0.2).tick_s() == 0.05
+    assert PoolLimits(patience=Patience(first_byte_s=0.2)).tick_s() == 0.05
+    assert PoolLimits().tick_s() == 1.0
+
+
+def test_the_defaults_that_others_rely_on() -> None:
+    assert Limits().head_bytes == 65536
+    assert PoolLimits().patience == Patience(None, None)
