@@ -1,0 +1,48 @@
+"""Names of processes: `<model, or backend when there is none>#<replica>` (contract: nats.md §5.2, §4.5). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+
+class Slot(NamedTuple):
+    """What a process key stands for."""
+
+    name: str
+    replica: int
+
+
+def process_key(model: str, backend: str, replica: int) -> str:
+    return f"{model or backend}#{replica}"
+
+
+def parse_key(key: str) -> Slot | None:
+    """Split at the last `#`: a model's own name may contain one. None for what is no key."""
+    name, hash_sign, digits = key.rpartition("#")
+    if not (name and hash_sign and digits.isascii() and digits.isdigit()):
+        return None
+    return Slot(name, int(digits))
+
+
+class Named(Protocol):
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def backend(self) -> str: ...
+
+
+P = TypeVar("P", bound=Named)
+
+
+def choose_by_name(processes: Iterable[P], name: str, backends: Collection[str] = ()) -> list[P]:
+    """What `backend.stop` means by a name, which is ambiguous by design: every process of a backend (`backends` are the
+    names one install is known by), the process with exactly this key, and every replica of a model called so."""
+    known = {name, *backends}
+    prefix = "" if "#" in name else f"{name}#"
+    return [
+        process
+        for process in processes
+        if process.backend in known or process.key == name or (prefix and process.key.startswith(prefix))
+    ]

@@ -1,0 +1,129 @@
+"""From what is wanted to what is run: words, environment, user. Looks at the disk, starts nothing."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from corral.contract.manifest import Placeholders, fill_command, fill_environment
+from corral.kit.errors import Failed, Invalid
+from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
+from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun, SupervisorSettings, User
+
+_CACHES = ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+
+
+def plan_run(
+    spec: ProcessSpec, process_id: str, port: int, token: str, settings: SupervisorSettings, environ: Mapping[str, str]
+) -> ShimRun:
+    """Raises Failed for a command that is not there, Invalid for one that cannot be."""
+    values = Placeholders(
+        host=spec.listen_host,
+        port=port,
+        model_name=spec.model,
+        model_file=spec.model_file,
+        model_dir=spec.model_dir,
+        context_size=spec.context_size,
+        devices=device_list(spec.devices),
+        device_count=len(spec.devices),
+        slots=spec.slots or spec.manifest.slots,
+        backend_dir=spec.directory,
+    )
+    words = fill_command(spec.manifest.command, values)
+    if not words:
+        raise Invalid(f"the manifest of {spec.backend} has no command")
+    directory = Path(spec.directory)
+    if not directory.is_dir():
+        raise Failed(f"{spec.backend} is not installed any more: there is no folder {directory}")
+    user, home = find_user(settings.backend_user)
+    env = inherit(environ, settings.backend_env) | home
+    env |= {"PYTHONUNBUFFERED": "1", PYTHON: sys.executable}
+    env |= _places(spec, directory, env)
+    env |= fill_environment(spec.manifest.env, values)
+    env |= visible_devices(spec.devices)
+    env |= spec.env
+    env[TOKEN] = token  # last: nobody may set it to what others know
+    program = find_program(words[0], directory, env.get("PATH", os.defpath))
+    return ShimRun(
+        process_id=process_id,
+        command=(program, *words[1:]),
+        env=env,
+        directory=str(directory),
+        log_bytes=settings.log_bytes,
+        log_files=settings.log_files,
+        grace_s=settings.grace_s,
+        user=user,
+    )
+
+
+def _places(spec: ProcessSpec, directory: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Where the build's own programs, the models and its Vulkan drivers are (contract: grpc.md §8)."""
+    places = {}
+    own = directory / "venv" / "bin"
+    if own.is_dir():
+        places["PATH"] = f"{own}{os.pathsep}{env.get('PATH', os.defpath)}"
+    if spec.model_dir:
+        places |= {name: spec.model_dir for name in _CACHES if name not in env}
+    if drivers := sorted(directory.glob("vulkan/icd.d/*.json")):
+        listed = os.pathsep.join(map(str, drivers))
+        places |= {"VK_DRIVER_FILES": listed, "VK_ICD_FILENAMES": listed}
+    return places
+
+
+def find_program(word: str, directory: Path, path: str) -> str:
+    """The first word of a command: as the manifest's docstring says, and `python` is the worker's own where the build
+    brings none."""
+    candidates = [directory / word] if "/" in word else [directory / "venv" / "bin" / word, directory / word]
+    for candidate in candidates:
+        if candidate.is_file():
+            return str(_executable(candidate))
+    if "/" not in word:
+        if word in ("python", "python3"):
+            return sys.executable
+        if (found := shutil.which(word, path=path)) is not None:
+            return found
+    raise Failed(f"there is no {word} in {directory}" + ("" if "/" in word else " nor on the PATH"))
+
+
+def _executable(program: Path) -> Path:
+    """Archives may lose the bits: a run file nobody can execute is made so, as the contract has it."""
+    mode = program.stat().st_mode
+    if not mode & 0o111:
+        try:
+            program.chmod(mode | 0o500)
+        except OSError as error:
+            raise Failed(f"{program} cannot be executed: {error.strerror}") from error
+    return program
+
+
+def find_user(name: str) -> tuple[User | None, dict[str, str]]:
+    """Whom backends run as, and what that means for their environment. Empty: whoever runs the worker."""
+    if not name:
+        return None, {}
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise Invalid(f"there is no user {name!r} on this machine to run backends as") from None
+    if os.geteuid() not in (0, entry.pw_uid):
+        raise Invalid(f"backends can run as {name!r} only when the worker runs as root")
+    if entry.pw_uid == os.geteuid():
+        return None, {}
+    groups = tuple(os.getgrouplist(name, entry.pw_gid))
+    home = {"HOME": entry.pw_dir, "USER": name, "LOGNAME": name}
+    return User(uid=entry.pw_uid, gid=entry.pw_gid, groups=groups), home
+
+
+def is_port_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a process could listen there now. What lingers of old connections does not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

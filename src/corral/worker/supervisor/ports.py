@@ -1,0 +1,114 @@
+"""Which port the next process gets (contract: nats.md §5.7). Pure: the time and the look at the machine are handed in.
+
+A released port rests, because a client may still be sending to whoever had it; and it stays reserved for a while for
+the key that held it, so that an address somebody remembers leads to the same model or to nobody, never to another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from corral.kit.errors import CorralError
+
+
+class NoFreePort(CorralError):
+    code = "no_free_port"
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """`begin` is where growing starts; it goes round. Several workers of one machine begin at different places."""
+
+    first: int = 20000
+    last: int = 29999
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first <= self.last <= 65535:
+            raise ValueError(f"{self.first}-{self.last} is no range of ports")
+
+    def __contains__(self, port: int) -> bool:
+        return self.first <= port <= self.last
+
+    def __iter__(self) -> Iterator[int]:
+        begin = self.begin if self.begin in self else self.first
+        yield from range(begin, self.last + 1)
+        yield from range(self.first, begin)
+
+
+@dataclass(frozen=True)
+class Taken:
+    port: int
+    stolen_from: str = ""  # worth a warning: an address of that key may be remembered somewhere
+
+
+@dataclass
+class _Rest:
+    """A port that was used and is free: nobody may have it before `free_at`, only `key` before `claimed_until`."""
+
+    key: str
+    free_at: float
+    claimed_until: float
+
+
+@dataclass
+class PortBook:
+    ports: PortRange
+    quarantine_s: float = 15.0
+    affinity_s: float = 300.0
+    _held: dict[int, str] = field(default_factory=dict)
+    _resting: dict[int, _Rest] = field(default_factory=dict)  # in the order of release
+    _grown: Iterator[int] | None = None
+
+    def take(self, key: str, now: float, usable: Callable[[int], bool]) -> Taken:
+        """A port for this key. `usable` asks the machine: what another program listens on rests for a while."""
+        for port, owner in self._candidates(key, now):
+            if not usable(port):
+                self._rest(port, "", now)
+                continue
+            self._resting.pop(port, None)
+            self._held[port] = key
+            return Taken(port, owner if owner != key else "")
+        raise NoFreePort(
+            f"no free gRPC port in range: {self.ports.first}-{self.ports.last}, "
+            f"{len(self._held)} in use, {len(self._resting)} resting"
+        )
+
+    def hold(self, port: int, key: str) -> None:
+        """This one is in use already: by a process that was adopted."""
+        self._resting.pop(port, None)
+        self._held[port] = key
+
+    def release(self, port: int, now: float) -> None:
+        key = self._held.pop(port, None)
+        if key is not None:
+            self._rest(port, key, now)
+
+    def change_range(self, ports: PortRange) -> None:
+        """From now on; what is held stays held."""
+        if ports != self.ports:
+            self.ports = ports
+            self._resting.clear()
+            self._grown = None
+
+    def _rest(self, port: int, key: str, now: float) -> None:
+        self._resting.pop(port, None)  # so that it goes to the end
+        claimed_until = now + self.affinity_s if key else now
+        self._resting[port] = _Rest(key, now + self.quarantine_s, claimed_until)
+
+    def _candidates(self, key: str, now: float) -> Iterator[tuple[int, str]]:
+        """Ports with the key that has a claim on them, if any, in the order they should be tried."""
+        rested = [(port, rest) for port, rest in reversed(self._resting.items()) if rest.free_at <= now]
+        yield from ((port, key) for port, rest in rested if rest.key == key and now < rest.claimed_until)
+        yield from ((port, "") for port, rest in rested if now >= rest.claimed_until)
+        yield from ((port, "") for port in self._grow())
+        others = [(port, rest) for port, rest in rested if rest.key != key and now < rest.claimed_until]
+        yield from ((port, rest.key) for port, rest in reversed(others))  # the oldest claim is the least remembered
+
+    def _grow(self) -> Iterator[int]:
+        if self._grown is None:
+            self._grown = iter(self.ports)
+        for port in self._grown:
+            if port not in self._held and port not in self._resting:
+                yield port

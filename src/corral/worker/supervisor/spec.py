@@ -1,0 +1,133 @@
+"""What one process is: asked for by the caller, and kept on disk so that the next worker knows what it adopts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from corral.contract.codec import Message, Undecodable, always, decode, encode
+from corral.contract.manifest import LOCALAI, Manifest
+from corral.contract.messages.replicas import ReplicaDevice
+from corral.kit.files import write_atomically
+from corral.worker.supervisor.keys import process_key
+from corral.worker.supervisor.ports import PortRange
+from corral.worker.supervisor.states import RestartPolicy
+
+GIB = 1024**3
+LOOPBACK = "127.0.0.1"
+
+
+class ProcessSpec(Message, frozen=True, kw_only=True):
+    """One process to start. `directory` is the installed version's folder: it must not change while this runs."""
+
+    backend: str = always(str)
+    directory: str = always(str)
+    manifest: Manifest = LOCALAI
+    model: str = ""  # empty: a process of the backend itself, as LocalAI's admin installs have it
+    replica: int = 0
+    revision: str = ""
+    digest: str = ""
+    process_id: str = ""  # empty: a fresh one; a restart always gets a fresh one
+    model_file: str = ""
+    model_dir: str = ""
+    context_size: int = 0
+    slots: int = 0  # 0: as the manifest says
+    devices: tuple[ReplicaDevice, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    # `grpc` only: ModelOptions as JSON (names verbatim). LoadModel is then part of becoming ready, at a restart too.
+    load: str = ""
+    load_timeout_s: float = 300.0
+    silence_s: float = 0.0  # without output or progress while starting; 0: as the manifest says
+    start_timeout_s: float = 0.0  # in all, LoadModel apart; 0: as long as there is progress
+    restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
+    # For a LocalAI controller, which calls the process itself: every interface, and a token that controller knows.
+    listen_host: str = LOOPBACK
+    token: str = ""  # empty: a random one nobody else knows
+
+    @property
+    def key(self) -> str:
+        return process_key(self.model, self.backend, self.replica)
+
+    @property
+    def protocol(self) -> str:
+        return self.manifest.protocol
+
+    def is_same_as(self, other: ProcessSpec) -> bool:
+        """Whether a process of one would do for the other."""
+
+        def identity(spec: ProcessSpec) -> tuple[object, ...]:
+            return spec.key, spec.backend, spec.digest, spec.revision, spec.directory, spec.protocol
+
+        return identity(self) == identity(other)
+
+
+def load_timeout_s(weights_bytes: int) -> float:
+    """How long LoadModel may take: 5 min and 20 s for each GiB of weights, at most 6 h (contract: grpc.md §8)."""
+    return min(300.0 + 20.0 * weights_bytes / GIB, 6 * 3600.0)
+
+
+class User(Message, frozen=True, kw_only=True):
+    """Whom the backend runs as."""
+
+    uid: int = always(int)
+    gid: int = always(int)
+    groups: tuple[int, ...] = always(tuple)
+
+
+class ShimRun(Message, frozen=True, kw_only=True):
+    """What the shim needs. Its names are read by `shim.py`, which imports nothing of ours."""
+
+    process_id: str = always(str)
+    command: tuple[str, ...] = always(tuple)
+    env: dict[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
+    directory: str = always(str)
+    log_bytes: int = always(int)
+    log_files: int = always(int)
+    grace_s: float = always(float)
+    user: User | None = None
+
+
+class Record(Message, frozen=True, kw_only=True):
+    """`spec.json`. Only its owner can read it: the token of the process is in there."""
+
+    run: ShimRun
+    process: ProcessSpec
+    port: int = always(int)
+    token: str = always(str)
+    restarts: int = 0
+    failures: int = 0
+    started_at: str = ""
+
+    @staticmethod
+    def read(folder: Path) -> Record | None:
+        try:
+            return decode(Record, (folder / "spec.json").read_bytes())
+        except (OSError, Undecodable):
+            return None
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / "spec.json", encode(self), mode=0o600)
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """Every duration and size of the room. `folder` is the supervisor's own: nobody else writes there."""
+
+    folder: Path
+    ports: PortRange = field(default_factory=PortRange)
+    quarantine_s: float = 15.0
+    affinity_s: float = 300.0
+    poll_s: float = 0.2  # between two looks at a process that starts
+    probe_timeout_s: float = 2.0
+    shim_timeout_s: float = 20.0  # from its start to its first word
+    free_timeout_s: float = 5.0
+    grace_s: float = 15.0  # from SIGTERM to SIGKILL
+    kill_wait_s: float = 10.0  # from SIGKILL to the conclusion that it will not go
+    log_bytes: int = 8 * 1024 * 1024
+    log_files: int = 4
+    log_lines: int = 1000  # in memory, per process key
+    keep_ended: int = 3  # folders of ended processes, per key, for their logs
+    backend_user: str = ""
+    backend_env: tuple[str, ...] = ()  # names of the worker's environment that backends may see too

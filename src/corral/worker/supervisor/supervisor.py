@@ -1,0 +1,320 @@
+"""The worker's backend processes: start, find, stop, adopt.
+
+Everything that decides on the table happens between two awaits, so there is no lock, and no call is made under one;
+what was true before an await is looked at again after it. Which process should run where is the controller's business,
+how a backend is installed the installer's, relaying to a process the ingress's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from types import TracebackType
+from typing import Any
+
+from corral.contract.manifest import GRPC
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import Conflict, NotFound, Unavailable
+from corral.kit.files import make_private_folder
+from corral.kit.log import get_log
+from corral.worker.supervisor import folders
+from corral.worker.supervisor.adopt import Alive, Over, Refused, examine
+from corral.worker.supervisor.keys import choose_by_name
+from corral.worker.supervisor.life import Life, new_process_id
+from corral.worker.supervisor.logs import LogBook
+from corral.worker.supervisor.ports import PortBook, PortRange
+from corral.worker.supervisor.spec import ProcessSpec, SupervisorSettings
+from corral.worker.supervisor.states import Happened
+from corral.worker.supervisor.table import Entry, Running, Stopped, Table, new_token
+from corral.worker.supervisor.tail import LogTail
+
+log = get_log(__name__)
+
+
+class Supervisor:
+    """`async with`: leaving lets go of the processes, which run on; `stop_all` ends them."""
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        *,
+        clock: Clock | None = None,
+        environ: Mapping[str, str] | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.logs = LogBook(lines=settings.log_lines)
+        self._settings = settings
+        self._table = Table()
+        self._ports = PortBook(settings.ports, settings.quarantine_s, settings.affinity_s)
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group = asyncio.TaskGroup()
+        self._life = Life(
+            settings,
+            self._table,
+            self._ports,
+            self.logs,
+            clock=clock,
+            environ=os.environ if environ is None else environ,
+            begin=self._begin,
+            changed=changed,
+        )
+        self._changed = changed
+
+    async def __aenter__(self) -> Supervisor:
+        await asyncio.to_thread(make_private_folder, self._settings.folder)
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closing = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self._group.__aexit__(kind, error, traceback)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def find(self, process_id: str) -> Running | None:
+        """The process of exactly this id, if it serves: what the ingress relays to."""
+        entry = self._table.find(process_id)
+        return entry.running() if entry is not None and entry.state is ReplicaState.READY else None
+
+    def find_key(self, key: str) -> Running | None:
+        """The process that serves under a key; the newer one while it replaces another."""
+        serving = [entry for entry in self._table.of_key(key) if entry.state is ReplicaState.READY]
+        return serving[-1].running() if serving else None
+
+    def state_of(self, key: str) -> ReplicaState | None:
+        rows = self._table.of_key(key)
+        return rows[-1].state if rows else None
+
+    def serving(self) -> tuple[Running, ...]:
+        return tuple(entry.running() for entry in self._table.ready())
+
+    def list_processes(self) -> tuple[ReplicaProcess, ...]:
+        """Every process, for the heartbeat."""
+        return tuple(entry.described() for entry in self._table)
+
+    def use_ports(self, ports: PortRange) -> None:
+        """For what is started from now on."""
+        self._ports.change_range(ports)
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    async def start(self, spec: ProcessSpec, *, beside: bool = False) -> Running:
+        """A process that serves. One that serves already is the answer at once; one on its way is waited for; one
+        that waits for its restart is not kept waiting. `beside` starts a second one under the same key, to replace the
+        first. Raises StartFailed (with its last lines), Conflict, NoFreePort, Unavailable when the worker is leaving.
+        Giving up the wait does not stop the start: `stop` does."""
+        entry = self._claim(spec, beside)
+        if entry.state is not ReplicaState.READY:
+            entry.hurry.set()
+            await asyncio.wait([entry.answer])
+            entry.answer.result()
+        if entry not in self._table or entry.state is not ReplicaState.READY:
+            raise Conflict(f"{spec.key} was stopped while it started")
+        return entry.running()
+
+    def _claim(self, spec: ProcessSpec, beside: bool) -> Entry:
+        if self._closing:
+            raise Unavailable("this worker is leaving and starts nothing any more")
+        for entry in self._rivals(spec, beside):
+            match entry.state:
+                case ReplicaState.FAILED:
+                    self._table.drop(entry)
+                case ReplicaState.STOPPING:
+                    raise Conflict(f"{spec.key} is still stopping")
+                case _ if entry.spec.is_same_as(spec):
+                    return entry
+                case _:
+                    raise Conflict(f"{spec.key} runs already, of {_which(entry.spec)}: not of {_which(spec)}")
+        entry = Entry(spec, spec.process_id or new_process_id(), new_token(spec))
+        folders.check_process_id(entry.process_id)
+        self._table.add(entry)
+        entry.keeper = self._begin(self._life.keep(entry))
+        self._changed()
+        return entry
+
+    def _rivals(self, spec: ProcessSpec, beside: bool) -> list[Entry]:
+        named = self._table.find(spec.process_id) if spec.process_id else None
+        if named is not None:
+            return [named]  # the same order again
+        return [] if beside else self._table.of_key(spec.key)
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    async def stop(self, process_id: str, *, grace_s: float | None = None, force: bool = False) -> Stopped:
+        """Free, SIGTERM, after the grace SIGKILL, all of its children too. `force` leaves out Free. Raises NotFound."""
+        entry = self._table.find(process_id)
+        if entry is None:
+            raise NotFound(f"there is no process {process_id}")
+        return await self._stop(entry, grace_s, force)
+
+    async def stop_key(self, key: str, *, grace_s: float | None = None, force: bool = False) -> list[Stopped]:
+        return await self._stop_each(self._table.of_key(key), grace_s, force)
+
+    async def stop_named(
+        self, name: str, backends: Collection[str] = (), *, grace_s: float | None = None, force: bool = False
+    ) -> list[Stopped]:
+        """What `backend.stop` means by a name; see `keys.choose_by_name`."""
+        return await self._stop_each(choose_by_name(self._table, name, backends), grace_s, force)
+
+    async def stop_backend(
+        self, backends: Collection[str], *, grace_s: float | None = None, force: bool = False
+    ) -> list[Stopped]:
+        """Every process of a backend, under any of its names."""
+        mine = [entry for entry in self._table if entry.backend in backends]
+        return await self._stop_each(mine, grace_s, force)
+
+    async def stop_all(
+        self, *, grace_s: float | None = None, force: bool = False, closing: bool = False
+    ) -> list[Stopped]:
+        """All that are there now, at once. `closing`: and nothing is started any more."""
+        self._closing = self._closing or closing
+        return await self._stop_each(list(self._table), grace_s, force)
+
+    async def _stop_each(self, entries: list[Entry], grace_s: float | None, force: bool) -> list[Stopped]:
+        return list(await asyncio.gather(*(self._stop(entry, grace_s, force) for entry in entries)))
+
+    async def _stop(self, entry: Entry, grace_s: float | None, force: bool) -> Stopped:
+        """One stop per process: whoever comes second waits for the same end."""
+        if entry.stopping is None:
+            was_ready = entry.state is ReplicaState.READY
+            if entry.state is not ReplicaState.STOPPING:  # it is when an earlier stop did not get rid of it
+                entry.move(Happened.STOP)
+            entry.leave.set()
+            entry.stopping = asyncio.get_running_loop().create_future()
+            if not entry.answer.done():
+                entry.failed(Conflict(f"{entry.key} was stopped while it started"))
+            self._changed()
+            grace = self._settings.grace_s if grace_s is None else grace_s
+            self._begin(self._carry_out_stop(entry, grace, free=was_ready and not force))
+        ending = entry.stopping
+        await asyncio.wait([ending])
+        return ending.result()
+
+    async def _carry_out_stop(self, entry: Entry, grace_s: float, *, free: bool) -> None:
+        outcome = Stopped(entry.process_id, entry.key, entry.address, terminated=False, error="the stop was given up")
+        ending = entry.stopping
+        assert ending is not None
+        try:
+            outcome = await self._end(entry, grace_s, free=free)
+        finally:
+            ending.set_result(outcome)
+
+    async def _end(self, entry: Entry, grace_s: float, *, free: bool) -> Stopped:
+        address, freed, error = entry.address, False, ""
+        if entry.keeper is not None:
+            await asyncio.wait([entry.keeper])  # a start is not given up halfway
+        process = entry.process
+        if process is not None and not process.ended.done():
+            if free and entry.spec.protocol == GRPC:
+                error = await self._free(entry) or ""
+                freed = not error
+            process.stop(grace_s)
+            if await process.wait(grace_s + self._settings.kill_wait_s) is None:
+                return self._still_there(entry, address, freed)
+        self._gone(entry)
+        log.info("process stopped", key=entry.key, process=entry.process_id, freed=freed)
+        return Stopped(entry.process_id, entry.key, address, freed, True, error)
+
+    def _still_there(self, entry: Entry, address: str, freed: bool) -> Stopped:
+        """It keeps its row and its port, serves nobody, and may be stopped again."""
+        log.error("a killed process is still there", key=entry.key, process=entry.process_id)
+        entry.error = "it was killed and is still there: something in the kernel holds it"
+        entry.stopping = entry.keeper = None
+        self._begin(self._wait_for_the_last(entry))
+        return Stopped(entry.process_id, entry.key, address, freed, False, entry.error)
+
+    async def _wait_for_the_last(self, entry: Entry) -> None:
+        if entry.process is not None:
+            await asyncio.wait([entry.process.ended])
+        if entry in self._table and entry.stopping is None:
+            self._gone(entry)
+
+    def _gone(self, entry: Entry) -> None:
+        self._life.release(entry)
+        entry.move(Happened.STOPPED)
+        self._table.drop(entry)
+        self._changed()
+
+    async def free(self, process_id: str) -> str | None:
+        """Ask exactly this process to release its memory; None, or why it did not."""
+        entry = self._table.find(process_id)
+        if entry is None or entry.state is not ReplicaState.READY:
+            return f"there is no process {process_id}"
+        return await self._free(entry) if entry.spec.protocol == GRPC else "an openai backend has no Free"
+
+    async def _free(self, entry: Entry) -> str | None:
+        from corral.worker.supervisor.calls import free  # see there: memory
+
+        return await free(entry.address, entry.token, self._settings.free_timeout_s)
+
+    # -- adopting ----------------------------------------------------------------------------------------------------
+
+    async def adopt(self) -> tuple[Running, ...]:
+        """Take over what an earlier worker left running; before anything is started. A process that was not ready yet
+        is ended: whoever ordered it will ask again, and nobody knows how far it came."""
+        found = await asyncio.gather(
+            *(
+                examine(folder, timeout_s=self._settings.shim_timeout_s)
+                for folder in await asyncio.to_thread(folders.list_folders, self._settings.folder)
+            )
+        )
+        await self._remember([each for each in found if isinstance(each, Over)])
+        for each in found:
+            if isinstance(each, Refused):
+                log.warning("process not adopted", folder=str(each.folder), why=each.why)
+        adopted = [self._take_over(each) for each in found if isinstance(each, Alive)]
+        await asyncio.gather(*(self._stop(entry, 0.0, True) for entry in adopted if not entry.ready_at))
+        self._changed()
+        return self.serving()
+
+    def _take_over(self, alive: Alive) -> Entry:
+        record = alive.record
+        entry = Entry(
+            record.process,
+            record.run.process_id,
+            record.token,
+            state=ReplicaState.READY if alive.ready_at else ReplicaState.STARTING,
+            port=record.port,
+            started_at=record.started_at,
+            ready_at=alive.ready_at or "",
+            ready_since=time.monotonic() if alive.ready_at else 0.0,
+            restarts=record.restarts,
+            failures=record.failures,
+        )
+        self._table.add(entry)
+        self._ports.hold(record.port, entry.key)
+        self._life.watch(entry, alive.folder, alive.link)
+        if alive.ready_at:
+            entry.answered()
+            entry.keeper = self._begin(self._life.keep(entry, runs=True))
+            log.info("process adopted", key=entry.key, process=entry.process_id, pid=alive.link.identity.pid)
+        return entry
+
+    async def _remember(self, over: list[Over]) -> None:
+        """What ended processes said last, and room on the disk."""
+        for each in sorted(over, key=lambda each: each.how.at):
+            if each.record is not None:
+                with contextlib.suppress(OSError):
+                    lines = await asyncio.to_thread(LogTail(each.folder).read)
+                    self.logs.append(each.record.process.key, lines)
+        await asyncio.to_thread(folders.sweep, self._settings.folder, self._settings.keep_ended)
+
+
+def _which(spec: ProcessSpec) -> str:
+    return " ".join(word for word in (spec.backend, spec.digest, spec.revision) if word)

@@ -1,0 +1,190 @@
+"""One row per process the worker is responsible for, and what others are told about it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
+from corral.kit.errors import CorralError
+from corral.worker.supervisor.process import BackendProcess
+from corral.worker.supervisor.readiness import Endpoint
+from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec
+from corral.worker.supervisor.states import Happened, after
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process that serves, at the moment of asking."""
+
+    process_id: str
+    key: str
+    model: str
+    replica: int
+    backend: str
+    revision: str
+    digest: str
+    protocol: str
+    port: int
+    token: str = field(repr=False)
+    slots: int = 1
+    pid: int = 0
+    directory: str = ""
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What came of a stop. `terminated` false: it was killed and is still there; `error` says so."""
+
+    process_id: str
+    key: str
+    address: str
+    freed: bool = False
+    terminated: bool = True
+    error: str = ""
+
+
+@dataclass(eq=False)
+class Entry:
+    spec: ProcessSpec
+    process_id: str
+    token: str = field(repr=False)
+    state: ReplicaState = ReplicaState.STARTING
+    port: int = 0
+    process: BackendProcess | None = None
+    started_at: str = ""
+    ready_at: str = ""
+    ready_since: float = 0.0  # monotonic; 0: not yet
+    restarts: int = 0
+    failures: int = 0  # in a row
+    error: str = ""
+    # What the present attempt comes to; a new one for each attempt.
+    answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    leave: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it gone
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it back before its time
+    keeper: asyncio.Task[None] | None = None
+    stopping: asyncio.Future[Stopped] | None = None
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
+    def backend(self) -> str:
+        return self.spec.backend
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.port, self.token, self.spec.protocol, self.spec.manifest.ready.path)
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}" if self.port else ""
+
+    @property
+    def slots(self) -> int:
+        return self.spec.slots or self.spec.manifest.slots
+
+    def move(self, happened: Happened) -> bool:
+        """Take the step; False when it leads out of the table."""
+        following = after(self.state, happened)
+        if following is not None:
+            self.state = following
+        return following is not None
+
+    def answered(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(None)
+
+    def failed(self, error: CorralError) -> None:
+        self.error = error.message
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # nobody may be waiting, and that is no fault
+
+    def running(self) -> Running:
+        spec = self.spec
+        return Running(
+            process_id=self.process_id,
+            key=spec.key,
+            model=spec.model,
+            replica=spec.replica,
+            backend=spec.backend,
+            revision=spec.revision,
+            digest=spec.digest,
+            protocol=spec.protocol,
+            port=self.port,
+            token=self.token,
+            slots=self.slots,
+            pid=self.process.identity.pid if self.process is not None else 0,
+            directory=spec.directory,
+        )
+
+    def described(self) -> ReplicaProcess:
+        spec = self.spec
+        return ReplicaProcess(
+            process_id=self.process_id,
+            model=spec.model,
+            replica=spec.replica,
+            backend=spec.backend,
+            state=self.state.value,
+            protocol=spec.protocol,
+            revision=spec.revision,
+            digest=spec.digest,
+            slots=self.slots,
+            devices=spec.devices,
+            started_at=self.started_at,
+            ready_at=self.ready_at,
+            restarts=self.restarts,
+            error=self.error,
+        )
+
+
+def new_token(spec: ProcessSpec) -> str:
+    """Of one process: whoever knows it can call that process, and no other."""
+    return spec.token or secrets.token_urlsafe(32)
+
+
+class Table:
+    """By process id. A key may have two rows while one process replaces another."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(tuple(self._rows.values()))  # a snapshot: rows come and go while somebody waits
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, entry: object) -> bool:
+        return isinstance(entry, Entry) and self._rows.get(entry.process_id) is entry
+
+    def add(self, entry: Entry) -> None:
+        self._rows[entry.process_id] = entry
+
+    def drop(self, entry: Entry) -> None:
+        if entry in self:
+            del self._rows[entry.process_id]
+
+    def rename(self, entry: Entry, process_id: str) -> None:
+        """A restart is another process: whoever still asks for the old one must not get this one."""
+        self.drop(entry)
+        entry.process_id = process_id
+        entry.token = new_token(entry.spec)
+        self.add(entry)
+
+    def find(self, process_id: str) -> Entry | None:
+        return self._rows.get(process_id)
+
+    def of_key(self, key: str) -> list[Entry]:
+        return [entry for entry in self._rows.values() if entry.key == key]
+
+    def ready(self) -> Iterable[Entry]:
+        return [entry for entry in self._rows.values() if entry.state is ReplicaState.READY]
