@@ -58,13 +58,8 @@ class Registry:
     async def register(
         self, name: str, token: str, *, enrolment: str = "", seen_from: str = SEEN_FROM, **more: Any
     ) -> NodeRegistered:
-        offer = RegisterNode(
-            name=name,
-            token=token,
-            protocol=1,
-            enrolment=enrolment or f"enrolment of {name}",
-            **({"ingress": IngressOffer(port=50050)} | more),
-        )
+        usual: dict[str, Any] = {"protocol": 1, "ingress": IngressOffer(port=50050)}
+        offer = RegisterNode(name=name, token=token, enrolment=enrolment or f"enrolment of {name}", **(usual | more))
         return await self.node_api.register(offer, caller(token, seen_from))
 
     async def join(self, name: str, *, pre_approved: bool = False, **more: Any) -> NodeRegistered:
@@ -123,6 +118,7 @@ async def open_registry(
                 changes,
                 heartbeats,
                 issuer,
+                revocations,
                 tokens,
                 ca,
                 clock,

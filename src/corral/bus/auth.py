@@ -143,13 +143,15 @@ def mint_node_credentials(
     ttl_s: float,
     reply_ttl_s: float,
     localai: bool = False,
+    generation: str = "",
 ) -> MintedUser:
-    """For one node. `reply_ttl_s` is how long the slowest order may take before it is answered."""
+    """For one node. `reply_ttl_s` is how long the slowest order may take before it is answered. Another `generation`
+    is another user: what is revoked of one says nothing about the other."""
     if localai:
         permissions = localai_node_permissions(node_id, reply_ttl_s=reply_ttl_s)
     else:
         permissions = node_permissions(node_id, reply_ttl_s=reply_ttl_s)
-    seed = derive_seed(account_seed, "node", node_id)
+    seed = _node_seed(account_seed, node_id, generation)
     inbox = "" if localai else inbox_prefix(node_id)
     name = f"corral-node-{node_id}"
     return _mint(account_seed, seed, name, permissions, inbox=inbox, now=now, ttl_s=ttl_s)
@@ -194,9 +196,13 @@ def inbox_of(user_jwt: str) -> str:
     return own[0] if own else INBOX
 
 
-def node_user_key(account_seed: str, node_id: str) -> str:
-    """The key to revoke for a node, whatever credentials it was ever given."""
-    return public_key(derive_seed(account_seed, "node", node_id))
+def node_user_key(account_seed: str, node_id: str, generation: str = "") -> str:
+    """The key to revoke for a node, whatever credentials this generation of it was ever given."""
+    return public_key(_node_seed(account_seed, node_id, generation))
+
+
+def _node_seed(account_seed: str, node_id: str, generation: str) -> str:
+    return derive_seed(account_seed, "node", node_id, *((generation,) if generation else ()))
 
 
 def gateway_user_key(account_seed: str, name: str) -> str:

@@ -114,7 +114,11 @@ async def serve(
         await access.ensure(
             ensure_key_file(settings.gateway_key_file or settings.data / "gateway.key"), "gateway", Role.GATEWAY
         )
-        rules = AdmissionRules(settings.auto_approve, settings.registration_token if settings.compat_localai else "")
+        rules = AdmissionRules(
+            settings.auto_approve,
+            settings.registration_token if settings.compat_localai else "",
+            most_pending=settings.pending_limit,
+        )
         node_admin = NodeAdmin(store, changes, issuer, revoked)
         overview = Overview(
             store,
@@ -130,7 +134,7 @@ async def serve(
             {
                 "access": access,
                 "join_tokens": JoinTokens(store, watch, public_url=settings.public_url, ca=ca),
-                "node_api": NodeApi(store, changes, heartbeats, issuer, ingress_tokens, ca, clock, rules),
+                "node_api": NodeApi(store, changes, heartbeats, issuer, revoked, ingress_tokens, ca, clock, rules),
                 "nodes": node_admin,
                 "watch": watch,
                 "views": Views(store, issuer, ingress_tokens, clock),

@@ -88,6 +88,9 @@ class ControllerSettings:
     auto_approve: bool = setting(
         "approve every node that shows a valid token", default=False, aliases=("LOCALAI_AUTO_APPROVE_NODES",)
     )
+    pending_limit: int = setting(
+        "nodes that may wait for approval at once; more are told to come back later", default=1000, advanced=True
+    )
     compat_localai: bool = setting("let LocalAI workers join with the shared registration token", default=False)
     registration_token: str = setting(
         "the shared token of LocalAI workers; only with compat-localai",

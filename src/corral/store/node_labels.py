@@ -39,6 +39,7 @@ _ALL = select(table).order_by(table.c.node_id, table.c.key)
 _OF_NODES = _ALL.where(among(table.c.node_id, "node_ids"))
 _DELETE_ALL = delete_from(table).where(table.c.node_id == bindparam("node_id"))
 _DELETE = _DELETE_ALL.where(table.c.key == bindparam("key"))
+_DELETE_TOLD = _DELETE_ALL.where(table.c.origin != "admin")
 
 
 async def get(tx: Transaction, node_id: str) -> dict[str, str]:
@@ -72,3 +73,8 @@ async def replace_all(tx: Transaction, node_id: str, labels: Mapping[str, str], 
 
 async def delete(tx: Transaction, node_id: str, key: str) -> bool:
     return (await tx.execute(_DELETE, {"node_id": node_id, "key": key})).rowcount == 1
+
+
+async def delete_told(tx: Transaction, node_id: str) -> None:
+    """What a machine said about itself goes; what people set stays."""
+    await tx.execute(_DELETE_TOLD, {"node_id": node_id})

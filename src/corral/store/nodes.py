@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, bindparam, func, select
 from sqlalchemy import delete as delete_from
 
 from corral.contract.hardware import Device
@@ -151,6 +151,7 @@ _BY_TOKEN = select(table).where(table.c.token_hash == bindparam("token_hash"))
 _ALL = select(table).order_by(table.c.name)
 _PAGE = _ALL.where(table.c.name > bindparam("after_name")).limit(bindparam("limit", type_=Integer))
 _PULSES = select(*(table.c[name] for name in NodePulse.__struct_fields__)).order_by(table.c.name)
+_UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_(False))
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
 
 
@@ -191,6 +192,12 @@ async def list_(tx: Transaction, *, limit: int | None = None, after_name: str | 
 
 async def list_pulses(tx: Transaction) -> list[NodePulse]:
     return records(NodePulse, await tx.fetch_all(_PULSES))
+
+
+async def count_unapproved(tx: Transaction) -> int:
+    row = await tx.fetch_one(_UNAPPROVED)
+    assert row is not None
+    return int(row[0])
 
 
 async def update(tx: Transaction, node_id: str, changes: Mapping[str, Any], *, expected: int) -> bool:

@@ -19,6 +19,7 @@ from corral.controller.registry.identity import (
 from corral.kit.secrets import digest
 
 MINE = OnFile("token", digest("cn_mine"), digest("enrol-mine"))
+OTHERS = OnFile("token", digest("cn_others"), digest("enrol-others"))
 OPEN = OnFile("token", "", "")
 LOCALAI = OnFile("shared", "", "")
 GRAVE = Buried(digest("cn_mine"), digest("enrol-mine"))
@@ -36,6 +37,10 @@ GRAVE = Buried(digest("cn_mine"), digest("enrol-mine"))
         ("cj_new", "enrol-new", 1, None, GRAVE, ByJoinToken(replaces=False)),
         ("cn_mine", "enrol-mine", 1, None, GRAVE, WasDeleted()),
         ("cj_new", "enrol-mine", 1, None, GRAVE, WasDeleted()),
+        ("cn_mine", "enrol-mine", 1, OTHERS, GRAVE, WasDeleted()),  # the name is another machine's by now
+        ("cn_mine", "enrol-mine", 1, OPEN, GRAVE, WasDeleted()),
+        ("cn_mine", "enrol-mine", 1, MINE, GRAVE, SameNode(needs_token=False)),
+        ("cj_new", "enrol-new", 1, OTHERS, GRAVE, ByJoinTokenButTaken()),
         ("cj_new", "enrol-new", 1, OPEN, None, ByJoinToken(replaces=True)),
         ("", "", 1, OPEN, None, ByJoinToken(replaces=True)),  # the empty token is then refused as a join token
         ("shared", "", 0, None, None, BySharedToken()),

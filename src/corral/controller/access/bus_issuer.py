@@ -53,12 +53,15 @@ class BusIssuer:
         """Whether one node is kept from another's subjects."""
         return bool(self._account_seed)
 
-    def for_node(self, node_id: str, *, localai: bool) -> MintedUser | None:
+    def for_node(self, node_id: str, generation: str, *, localai: bool) -> MintedUser | None:
+        """`generation` is the hash of the node's token: with a new token it is another user on the bus, so ending the
+        old one's credentials never touches the new one's."""
         if not self._account_seed:
             return None
         return mint_node_credentials(
             self._account_seed,
             node_id,
+            generation=generation,
             now=self._clock.now(),
             ttl_s=self._ttl_s,
             reply_ttl_s=self._reply_ttl_s,
@@ -70,9 +73,9 @@ class BusIssuer:
             return None
         return mint_gateway_credentials(self._account_seed, name, now=self._clock.now(), ttl_s=self._ttl_s)
 
-    def user_key(self, node_id: str) -> str:
+    def user_key(self, node_id: str, generation: str) -> str:
         """What to revoke when the node goes; empty where nothing can be revoked."""
-        return node_user_key(self._account_seed, node_id) if self._account_seed else ""
+        return node_user_key(self._account_seed, node_id, generation) if self._account_seed else ""
 
     def access(self, minted: MintedUser | None, reached_us_at: str) -> BusAccess:
         urls = tuple(_with_host(url, reached_us_at) for url in self._place.urls)
@@ -85,7 +88,10 @@ def _with_host(url: str, reached_us_at: str) -> str:
     """Fill `{host}` with the host part of what the other side called us."""
     if "{host}" not in url:
         return url
-    host = urlsplit(f"//{reached_us_at}").hostname or "127.0.0.1"
+    try:
+        host = urlsplit(f"//{reached_us_at}").hostname or "127.0.0.1"
+    except ValueError:  # a Host header is anybody's text
+        host = "127.0.0.1"
     return url.replace("{host}", f"[{host}]" if ":" in host else host)
 
 

@@ -69,16 +69,23 @@ class JoinTokens:
         self._watch.touched("tokens")
 
 
-async def claim_join_token(tx: Transaction, secret: str) -> JoinToken:
-    """Spend one use inside the registering transaction, or say exactly why not."""
+async def check_join_token(tx: Transaction, secret: str) -> JoinToken:
+    """The token, if it may be used now; else exactly why not. Spends nothing."""
     token = await join_tokens.find_by_hash(tx, digest(secret))
     if token is None:
         raise Unauthenticated("the join token is not known here; `corral token create` makes a new one")
-    if await join_tokens.claim_use(tx, token.id):
-        return token
-    raise Unauthenticated(
-        f"the join token {_state_sentence(token, await tx.now())}; `corral token create` makes a new one"
-    )
+    now = await tx.now()
+    if _state(token, now) != "active":
+        raise Unauthenticated(f"the join token {_state_sentence(token, now)}; `corral token create` makes a new one")
+    return token
+
+
+async def claim_join_token(tx: Transaction, secret: str) -> JoinToken:
+    """Spend one use inside the registering transaction, or say exactly why not."""
+    token = await check_join_token(tx, secret)
+    if not await join_tokens.claim_use(tx, token.id):  # it ended between the two statements
+        raise Unauthenticated("the join token has just ended; `corral token create` makes a new one")
+    return token
 
 
 def _state_sentence(token: JoinToken, now: datetime) -> str:

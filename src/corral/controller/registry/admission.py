@@ -9,7 +9,6 @@ import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 from corral.contract.messages.nodes import (
     HeartbeatReceived,
@@ -22,15 +21,17 @@ from corral.contract.messages.nodes import (
 )
 from corral.contract.protocol import PROTOCOL
 from corral.controller.access.bus_issuer import BusIssuer
-from corral.controller.access.join_tokens import claim_join_token
+from corral.controller.access.join_tokens import check_join_token, claim_join_token
+from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens
-from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.changes import NodeChanges, Overtaken
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.identity import (
     Buried,
     ByJoinToken,
     ByJoinTokenButTaken,
     BySharedToken,
+    Knock,
     OnFile,
     Presented,
     SameNode,
@@ -38,21 +39,25 @@ from corral.controller.registry.identity import (
     who_knocks,
 )
 from corral.controller.registry.offers import AdminChoices, check_offer, labels_we_add, node_columns, worker_labels
+from corral.controller.registry.places import place_of
 from corral.controller.registry.transitions import NodeEvent, new_node
 from corral.controller.registry.views import rfc3339
 from corral.kit.certificates import BadRequest, Ca
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, Gone, Invalid, NotFound, Unauthenticated
+from corral.kit.errors import Conflict, Gone, Invalid, NoCapacity, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log
 from corral.kit.secrets import NODE_TOKEN, digest, matches, new_secret
 from corral.store import node_labels, node_tombstones, nodes, revisions
 from corral.store.api import Store, Transaction
+from corral.store.join_tokens import JoinToken
 from corral.store.node_tombstones import NodeTombstone
 from corral.store.nodes import Node
 
 log = get_log(__name__)
 
 _CERTIFICATE_LIFE = timedelta(days=30)
+_TRIES = 3
+_COME_BACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Caller:
 class AdmissionRules:
     auto_approve: bool
     shared_token: str  # of LocalAI workers; empty = they are not let in
+    most_pending: int = 1000  # one token without a limit of uses must not fill the database
 
 
 class NodeApi:
@@ -75,6 +81,7 @@ class NodeApi:
         changes: NodeChanges,
         heartbeats: Heartbeats,
         issuer: BusIssuer,
+        revoked: Revocations,
         tokens: IngressTokens,
         ca: Ca | None,
         clock: Clock,
@@ -84,6 +91,7 @@ class NodeApi:
         self._changes = changes
         self._heartbeats = heartbeats
         self._issuer = issuer
+        self._revocations = revoked
         self._tokens = tokens
         self._ca = ca
         self._clock = clock
@@ -92,17 +100,35 @@ class NodeApi:
     async def register(self, offer: RegisterNode, caller: Caller) -> NodeRegistered:
         if offer.token != caller.bearer:
             raise Unauthenticated("registration token required")
-        check_offer(offer)
+        for _ in range(_TRIES):
+            await self._turn_strangers_away(offer, caller)
+            check_offer(offer)
+            try:
+                node, node_token = await self._register(offer, caller)
+            except Overtaken:
+                continue  # most likely the same worker, twice at once: the second finds what the first made
+            self._changes.told(node.id)
+            self._revocations.push_soon()
+            log.info("node registered", node=node.name, node_id=node.id, status=node.status, seen_from=caller.seen_from)
+            return self._answer(node, caller, offer.ingress, node_token=node_token)
+        raise Unavailable(f"{offer.name} registers too often at once; try again")
+
+    async def _turn_strangers_away(self, offer: RegisterNode, caller: Caller) -> None:
+        """Reads only: whoever shows nothing of ours must not be able to keep the database's one writer busy, nor to
+        hold another node's row."""
+        async with self._store.read() as tx:
+            _, knock = await self._who(tx, offer, caller)
+            if isinstance(knock, ByJoinToken | ByJoinTokenButTaken):
+                await check_join_token(tx, caller.bearer)
+
+    async def _register(self, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
         labels = worker_labels(offer)
-        node_token = ""
         async with self._store.write() as tx:
             node, node_token = await self._admit(tx, offer, caller)
             await node_labels.merge(tx, node.id, labels, origin="worker")
             await node_labels.merge(tx, node.id, labels_we_add(offer, node.max_replicas_per_model), origin="auto")
             await revisions.bump(tx, "nodes")
-        self._changes.told(node.id)
-        log.info("node registered", node=node.name, node_id=node.id, status=node.status, seen_from=caller.seen_from)
-        return self._answer(node, caller, offer.ingress, node_token=node_token)
+        return node, node_token
 
     async def refresh(self, node_id: str, csr: str, caller: Caller) -> NodeRegistered:
         """Credentials and certificate. Reads only: a refresh must never un-drain, un-approve or forget anything."""
@@ -157,11 +183,9 @@ class NodeApi:
     def _shows_shared(self, caller: Caller) -> bool:
         return bool(self._rules.shared_token) and matches(caller.bearer, digest(self._rules.shared_token))
 
-    async def _admit(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
+    async def _who(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node | None, Knock]:
         known = await nodes.find_by_name(tx, offer.name)
-        graves: list[NodeTombstone | None] = [None]
-        if known is None:
-            graves = [*await node_tombstones.list_by_name(tx, offer.name)] or [None]
+        graves: list[NodeTombstone | None] = [*await node_tombstones.list_by_name(tx, offer.name)]
         presented = Presented(caller.bearer, offer.enrolment, offer.protocol)
         knocks = [
             who_knocks(
@@ -170,14 +194,17 @@ class NodeApi:
                 Buried(grave.token_hash, grave.enrolment_hash) if grave else None,
                 self._rules.shared_token,
             )
-            for grave in graves
+            for grave in graves or [None]
         ]
-        knock = next((found for found in knocks if isinstance(found, WasDeleted)), knocks[0])
+        return known, next((found for found in knocks if isinstance(found, WasDeleted)), knocks[0])
+
+    async def _admit(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
+        known, knock = await self._who(tx, offer, caller)
         match knock:
             case WasDeleted():
                 raise Gone(f"node {offer.name} was deleted; join again with a new token (`corral token create`)")
             case ByJoinTokenButTaken():
-                await claim_join_token(tx, caller.bearer)  # rolled back by the error below; tells a bad token apart
+                await self._claim(tx, caller)  # rolled back by the error below; tells a bad token apart
                 raise Conflict(
                     f"another machine is already called {offer.name}: choose another name with --name, "
                     f"or run `corral nodes replace {offer.name}` to let this machine take its place"
@@ -190,16 +217,27 @@ class NodeApi:
                     return await self._comes_back(tx, known, offer, caller, new_token=False)
                 return await self._is_new(tx, offer, caller, approved=self._rules.auto_approve, shared=True)
             case ByJoinToken(replaces):
-                token = await claim_join_token(tx, caller.bearer)
+                token = await self._claim(tx, caller)
                 approved = token.pre_approved or self._rules.auto_approve
                 if replaces:
                     assert known is not None
                     return await self._takes_over(tx, known, offer, caller, approved=approved)
                 return await self._is_new(tx, offer, caller, approved=approved, shared=False)
 
+    async def _claim(self, tx: Transaction, caller: Caller) -> JoinToken:
+        try:
+            return await claim_join_token(tx, caller.bearer)
+        except Unauthenticated as error:
+            # It was good when we looked a moment ago: spent meanwhile, perhaps by this very worker's first try.
+            raise Overtaken("the join token has just been used") from error
+
     async def _is_new(
         self, tx: Transaction, offer: RegisterNode, caller: Caller, *, approved: bool, shared: bool
     ) -> tuple[Node, str]:
+        if not approved and await nodes.count_unapproved(tx) >= self._rules.most_pending:
+            raise NoCapacity(
+                "too many nodes wait for approval already: approve or delete some", retry_after_s=_COME_BACK_S
+            )
         node_token = "" if shared else new_secret(NODE_TOKEN)
         state = new_node(approved=approved)
         now = await tx.now()
@@ -219,7 +257,10 @@ class NodeApi:
             updated_at=now,
             **columns,
         )
-        await nodes.insert(tx, node)
+        try:
+            await nodes.insert(tx, node)
+        except Conflict as error:
+            raise Overtaken(f"{offer.name} has just been registered") from error
         return node, node_token
 
     async def _comes_back(
@@ -232,6 +273,7 @@ class NodeApi:
         )
         columns = node_columns(offer, known=True, chosen=chosen) | self._place(offer, caller)
         if node_token:
+            await self._end_bus_credentials(tx, known)
             columns["token_hash"] = digest(node_token)
         if offer.enrolment:
             columns["enrolment_hash"] = digest(offer.enrolment)
@@ -260,34 +302,27 @@ class NodeApi:
             "status_reason": "took the name over; " + ("approved" if approved else "waits for approval"),
             "status_changed_at": now,
             "approved": approved,
+            "drained": False,  # what a person asked of the old machine
             "left": False,
             "last_heartbeat": now,
             "bus_down": False,
         }
+        await node_labels.delete_told(tx, known.id)
         return await self._changes.write(tx, known, columns), node_token
 
+    async def _end_bus_credentials(self, tx: Transaction, node: Node) -> None:
+        """Those that went with its node token so far."""
+        await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
+
     def _place(self, offer: RegisterNode, caller: Caller) -> dict[str, Any]:
-        """Where the node can be reached: what a person said, else the address we saw."""
-        if offer.ingress is None:
-            url = f"http://{offer.http_address}" if offer.http_address else ""
-            return {"address": offer.address, "ingress_url": url, "ingress_ok": None, "ingress_error": ""}
-        host, port = _host_and_port(offer.ingress.advertise, caller.seen_from, offer.ingress.port)
-        scheme = "https" if offer.ingress.tls or (offer.ingress.csr and self._ca) else "http"
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return {
-            "address": offer.address or place,
-            "http_address": offer.http_address or place,
-            "ingress_url": f"{scheme}://{place}",
-            "ingress_ok": None,
-            "ingress_error": "",
-        }
+        return place_of(offer, caller.seen_from, has_ca=self._ca is not None)
 
     def _answer(
         self, node: Node, caller: Caller, ingress: IngressOffer | None, *, node_token: str = ""
     ) -> NodeRegistered:
         """Everything a node may know about itself. While it is pending it gets no credential for anything."""
         localai = node.protocol == 0
-        minted = self._issuer.for_node(node.id, localai=localai) if node.approved else None
+        minted = self._issuer.for_node(node.id, node.token_hash, localai=localai) if node.approved else None
         return NodeRegistered(
             id=node.id,
             name=node.name,
@@ -317,13 +352,3 @@ class NodeApi:
         except BadRequest as error:
             raise Invalid(str(error)) from error
         return IngressGrant(url=node.ingress_url, certificate=certificate, ca=self._ca.certificate_pem)
-
-
-def _host_and_port(advertise: str, seen_from: str, port: int) -> tuple[str, int]:
-    if not advertise:
-        return seen_from or "127.0.0.1", port
-    try:
-        parts = urlsplit(f"//{advertise}")
-        return parts.hostname or "127.0.0.1", parts.port or port
-    except ValueError as error:
-        raise Invalid(f"ingress.advertise {advertise!r} is not HOST or HOST:PORT") from error

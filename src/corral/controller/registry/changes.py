@@ -45,7 +45,7 @@ class NodeChanges:
                     after = await self.apply_in(tx, before, event)
                     if after is not before:
                         await revisions.bump(tx, "nodes")
-            except _Overtaken:
+            except Overtaken:
                 continue
             if after is not before:
                 log.info(
@@ -81,7 +81,7 @@ class NodeChanges:
     async def write(self, tx: Transaction, node: Node, columns: Mapping[str, Any]) -> Node:
         """The node with these columns, unless it changed since it was read."""
         if not await nodes.update(tx, node.id, columns, expected=node.row_version):
-            raise _Overtaken(f"{node.name} changed meanwhile; try again")
+            raise Overtaken(f"{node.name} changed meanwhile; try again")
         return await nodes.get(tx, node.id)
 
     def told(self, node_id: str) -> None:
@@ -90,7 +90,7 @@ class NodeChanges:
             callback()
 
 
-class _Overtaken(Conflict):
+class Overtaken(Conflict):
     """Somebody else changed the node between our read and our write: ordinary, decide again."""
 
 

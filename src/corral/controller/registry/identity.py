@@ -71,7 +71,7 @@ def who_knocks(presented: Presented, on_file: OnFile | None, buried: Buried | No
     """`shared_token` is empty unless LocalAI workers are let in."""
     shows_shared = bool(shared_token) and presented.protocol == 0 and _same(presented.bearer, shared_token)
     if on_file is None:
-        if buried is not None and _proves(presented, buried.token_hash, buried.enrolment_hash) is not None:
+        if _is_buried(presented, buried):
             return WasDeleted()
         return BySharedToken() if shows_shared else ByJoinToken(replaces=False)
     if on_file.auth == "shared":
@@ -79,9 +79,15 @@ def who_knocks(presented: Presented, on_file: OnFile | None, buried: Buried | No
     proof = _proves(presented, on_file.token_hash, on_file.enrolment_hash)
     if proof is not None:
         return SameNode(needs_token=proof == "enrolment")
+    if _is_buried(presented, buried):  # the name is another machine's by now
+        return WasDeleted()
     if not on_file.token_hash and not on_file.enrolment_hash:
         return ByJoinToken(replaces=True)
     return ByJoinTokenButTaken()
+
+
+def _is_buried(presented: Presented, buried: Buried | None) -> bool:
+    return buried is not None and _proves(presented, buried.token_hash, buried.enrolment_hash) is not None
 
 
 def _proves(presented: Presented, token_hash: str, enrolment_hash: str) -> str | None:

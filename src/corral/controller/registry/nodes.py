@@ -23,6 +23,7 @@ from corral.store.nodes import Node
 log = get_log(__name__)
 
 REPLICA_SLOTS = "node.replica-slots"
+_LONGEST_NAME = 255
 
 
 class NodeAdmin:
@@ -59,7 +60,7 @@ class NodeAdmin:
         async with self._store.write() as tx:
             node = await _find(tx, id_or_name)
             await nodes.delete(tx, node.id)
-            await self._revocations.add(tx, self._issuer.user_key(node.id), node.id)
+            await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
             await revisions.bump(tx, "nodes")
         log.info("node deleted", node=node.name, node_id=node.id)
         self._changes.told(node.id)
@@ -79,7 +80,7 @@ class NodeAdmin:
                 "status_changed_at": await tx.now(),
             }
             await self._changes.write(tx, node, opened)
-            await self._revocations.add(tx, self._issuer.user_key(node.id), node.id)
+            await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
             await revisions.bump(tx, "nodes")
         self._changes.told(node.id)
         self._revocations.push_soon()
@@ -181,7 +182,8 @@ async def _find(tx: Transaction, id_or_name: str) -> Node:
     node = await _lookup(tx, id_or_name)
     if node is not None:
         return node
-    names = [row.name for row in await nodes.list_(tx)]
-    near = difflib.get_close_matches(id_or_name, names, n=3)
+    near = []
+    if len(id_or_name) <= _LONGEST_NAME:  # comparing is quadratic, and a path may be 60 kB long
+        near = difflib.get_close_matches(id_or_name, [row.name for row in await nodes.list_(tx)], n=3)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
-    raise NotFound(f"there is no node {id_or_name!r}{hint}")
+    raise NotFound(f"there is no node {id_or_name[:_LONGEST_NAME]!r}{hint}")

@@ -9,7 +9,12 @@ from corral.contract.budget import ceiling_bytes, parse_budget
 from corral.contract.capability import capability_of
 from corral.contract.labels import auto_labels, check_labels
 from corral.contract.messages.nodes import NodeType, RegisterNode
+from corral.controller.registry.places import check_address
+from corral.controller.registry.reports import tame_devices, tame_text
 from corral.kit.errors import Invalid
+
+_SIZES = ("total_vram", "available_vram", "total_ram", "available_ram", "total_disk", "available_disk")
+_MOST_LABELS = 128
 
 
 @dataclass(frozen=True)
@@ -23,45 +28,49 @@ class AdminChoices:
 def check_offer(offer: RegisterNode) -> None:
     """In the contract's order: node type, name, address, lengths."""
     if offer.node_type not in ("", *(kind.value for kind in NodeType)):
-        raise Invalid(f"invalid node_type {offer.node_type!r}: use backend or agent")
+        raise Invalid(f"invalid node_type {offer.node_type[:50]!r}: use backend or agent")
     if not offer.name:
         raise Invalid("name is required")
     needs_address = offer.node_type != NodeType.AGENT and offer.ingress is None
     if needs_address and not offer.address:
         raise Invalid("address is required for backend nodes")
-    if len(offer.name) > 255:
-        raise Invalid("name is longer than 255 characters")
-    if len(offer.address) > 255 or len(offer.http_address) > 512:
-        raise Invalid(
-            "address is longer than 255 characters" if len(offer.address) > 255 else "http_address is too long"
-        )
-    if any(ord(letter) < 32 for letter in offer.name + offer.address + offer.http_address):
-        raise Invalid("names and addresses must not hold control characters")
+    for what, text, longest in (
+        ("name", offer.name, 255),
+        ("address", offer.address, 255),
+        ("http_address", offer.http_address, 512),
+    ):
+        if len(text) > longest:
+            raise Invalid(f"{what} is longer than {longest} characters")
+    if not offer.name.isprintable():  # it is shown on terminals and pages, and stands in log lines
+        raise Invalid("name must not hold control characters")
+    check_address("address", offer.address)
+    check_address("http_address", offer.http_address)
     if offer.ingress is not None and not 0 < offer.ingress.port < 65536:
         raise Invalid("ingress.port must be between 1 and 65535")
-    for number in (offer.total_vram, offer.total_ram, offer.total_disk, offer.available_vram, offer.available_ram):
-        if not 0 <= number < 2**63:
-            raise Invalid("sizes must be between 0 and 2^63 bytes")
+    if not 0 <= offer.protocol < 2**31 or offer.max_replicas_per_model >= 2**31:
+        raise Invalid("protocol and max_replicas_per_model must be small numbers")
+    if any(not 0 <= getattr(offer, size) < 2**63 for size in _SIZES):
+        raise Invalid("sizes must be between 0 and 2^63 bytes")
 
 
 def node_columns(offer: RegisterNode, *, known: bool, chosen: AdminChoices) -> dict[str, Any]:
     """Columns to write. A node that comes back keeps what it does not tell, as the contract has it; disk and budget
     are written always, and a person's own choices are never touched."""
-    os, _, arch = offer.platform.partition("/")
+    os, _, arch = tame_text(offer.platform).partition("/")
     told: dict[str, Any] = {
         "node_type": offer.node_type or NodeType.BACKEND.value,
         "http_address": offer.http_address,
         "total_vram": offer.total_vram,
         "total_ram": offer.total_ram,
         "available_ram": offer.available_ram,
-        "gpu_vendor": offer.gpu_vendor,
-        "gpu_compute_capability": offer.gpu_compute_capability,
-        "capability": capability_of(offer.capability, offer.gpu_vendor, offer.total_vram),
+        "gpu_vendor": tame_text(offer.gpu_vendor),
+        "gpu_compute_capability": tame_text(offer.gpu_compute_capability),
+        "capability": tame_text(capability_of(offer.capability, offer.gpu_vendor, offer.total_vram)),
         "os": os,
         "arch": arch,
-        "devices": offer.devices,
-        "boot_id": offer.boot_id,
-        "version": offer.version,
+        "devices": tame_devices(offer.devices),
+        "boot_id": tame_text(offer.boot_id),
+        "version": tame_text(offer.version),
     }
     columns = {name: value for name, value in told.items() if value or not known}
     columns |= {"protocol": offer.protocol, "total_disk": offer.total_disk, "available_disk": offer.available_disk}
@@ -86,6 +95,8 @@ def budget_columns(offer: RegisterNode, chosen: AdminChoices) -> dict[str, Any]:
 
 def worker_labels(offer: RegisterNode) -> dict[str, str]:
     """The worker's own labels; one that breaks the rules is refused with its name."""
+    if len(offer.labels) > _MOST_LABELS:
+        raise Invalid(f"{len(offer.labels)} labels are too many; at most {_MOST_LABELS} are allowed")
     try:
         check_labels(offer.labels)
     except ValueError as error:
@@ -96,8 +107,8 @@ def worker_labels(offer: RegisterNode) -> dict[str, str]:
 def labels_we_add(offer: RegisterNode, max_replicas: int) -> dict[str, str]:
     return auto_labels(
         node_name=offer.name,
-        gpu_vendor=offer.gpu_vendor,
+        gpu_vendor=tame_text(offer.gpu_vendor),
         total_vram=offer.total_vram,
         max_replicas_per_model=max_replicas,
-        platform=offer.platform,
+        platform=tame_text(offer.platform),
     )
