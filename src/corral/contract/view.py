@@ -27,6 +27,7 @@ class ViewNode(Message, frozen=True):
     name: str = always(str)
     status: str = always(str)
     ingress_url: str = ""  # over https its certificate is for `id`: verify that name, not the address
+    ingress_token: str = ""  # signed, scope replicas, for this node alone: what the gateway shows at its ingress
 
 
 class ViewModel(Message, frozen=True):
@@ -40,7 +41,6 @@ class FleetView(Message, frozen=True):
     keys: tuple[ViewKey, ...] = always(tuple)
     nodes: tuple[ViewNode, ...] = always(tuple)
     models: tuple[ViewModel, ...] = always(tuple)
-    ingress_token: str = ""  # signed, scope replicas, audience *: what the gateway shows to every ingress
     server_time: float = 0.0
 
 

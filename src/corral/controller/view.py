@@ -1,6 +1,8 @@
-"""The fleet as gateways need it: keys, nodes, models, and the token they show at every ingress."""
+"""The fleet as gateways need it: keys, models, and the nodes that may serve, each with what opens its ingress."""
 
 from __future__ import annotations
+
+import asyncio
 
 from corral.contract.access import Scope
 from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode
@@ -11,8 +13,10 @@ from corral.kit.clock import Clock
 from corral.store import api_keys, nodes, revisions
 from corral.store.api import Store
 from corral.store.api_keys import ApiKey
+from corral.store.nodes import Node
 
-_TOKEN_ROLLS_S = 900.0  # the ingress token lives an hour; every quarter the view counts as changed because of it
+_TOKEN_ROLLS_S = 900.0  # ingress tokens live an hour; every quarter the view counts as changed because of them
+_SIGNED_AT_ONCE = 256  # some milliseconds' worth
 
 
 class Views:
@@ -21,6 +25,8 @@ class Views:
         self._issuer = issuer
         self._tokens = tokens
         self._clock = clock
+        self._signed: dict[str, str] = {}  # node id → token, of this quarter
+        self._signed_in = 0
 
     async def tag(self) -> str:
         async with self._store.read() as tx:
@@ -35,12 +41,31 @@ class Views:
         return FleetView(
             revision=revision,
             keys=tuple(_view_key(key) for key in keys if key.revoked_at is None and key.role != Role.GATEWAY),
-            nodes=tuple(
-                ViewNode(id=row.id, name=row.name, status=row.status, ingress_url=row.ingress_url) for row in rows
-            ),
-            ingress_token=self._tokens.sign("gateway", [Scope.REPLICAS]),
+            nodes=await self._nodes([row for row in rows if row.approved]),
             server_time=self._clock.now().timestamp(),
         )
+
+    async def _nodes(self, rows: list[Node]) -> tuple[ViewNode, ...]:
+        """Each with a token of its own. One for all would be seen by every node that is sent a request, and would open
+        all the others to it."""
+        if self._quarter() != self._signed_in:
+            self._signed, self._signed_in = {}, self._quarter()
+        told = []
+        for row in rows:
+            if row.id not in self._signed:
+                self._signed[row.id] = self._tokens.sign("gateway", [Scope.REPLICAS], aud=row.id)
+                if len(self._signed) % _SIGNED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            told.append(
+                ViewNode(
+                    id=row.id,
+                    name=row.name,
+                    status=row.status,
+                    ingress_url=row.ingress_url,
+                    ingress_token=self._signed[row.id],
+                )
+            )
+        return tuple(told)
 
     def gateway_bus(self, name: str, reached_us_at: str) -> GatewayBus:
         minted = self._issuer.for_gateway(name)
@@ -52,7 +77,10 @@ class Views:
         )
 
     def _tag(self, revision: int) -> str:
-        return f"{revision}-{int(self._clock.now().timestamp() // _TOKEN_ROLLS_S)}"
+        return f"{revision}-{self._quarter()}"
+
+    def _quarter(self) -> int:
+        return int(self._clock.now().timestamp() // _TOKEN_ROLLS_S)
 
 
 def _sum(counters: dict[str, int]) -> int:

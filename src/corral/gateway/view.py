@@ -43,7 +43,6 @@ class Fleet:
     revision: int
     clients: MappingProxyType[bytes, Client]  # by the SHA-256 of their secret
     models: MappingProxyType[str, bytes]  # each model's own JSON, by id
-    ingress_token: str
 
     def find_client(self, secret: bytes) -> Client | None:
         # A lookup by hash tells a guesser nothing by its timing: near misses of a secret are far apart as hashes.
@@ -65,7 +64,6 @@ def prepare_fleet(view: FleetView) -> Fleet:
         revision=view.revision,
         clients=MappingProxyType(clients),
         models=MappingProxyType({model.id: encode(_model_object(model)) for model in view.models}),
-        ingress_token=view.ingress_token,
     )
 
 

@@ -97,7 +97,6 @@ class ScriptedController:
             "keys": self.keys,
             "nodes": [],
             "models": self.models,
-            "ingress_token": "signed.token",
             "server_time": self.server_time,
         }
         return web.json_response(view, headers=etag)
