@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, type_coerce
+from sqlalchemy import BigInteger, ColumnElement, Float, Text, bindparam, type_coerce
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -65,6 +65,16 @@ class Json(TypeDecorator[T], Generic[T]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> T | None:
         return None if value is None else self._decoder.decode(value)
+
+
+class Real(TypeDecorator[float]):
+    """A number that is not whole. Both drivers give a float; SQLAlchemy's own wants to know more than we tell it."""
+
+    impl = Float
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> None:
+        return None
 
 
 class _TextList(TypeDecorator[Sequence[str]]):

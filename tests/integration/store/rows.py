@@ -7,7 +7,16 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
+from corral.contract.manifest import Manifest
+from corral.contract.messages.backends import BackendResult, NodeBackend, OrderReport
+from corral.contract.sources import Source
+from corral.store.backend_intents import BackendIntent
+from corral.store.backend_rules import Asked, BackendRule
+from corral.store.backend_targets import BackendTarget, TargetBuild
+from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
+from corral.store.operation_nodes import OperationNode
+from corral.store.operations import Operation, OperationRequest
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -23,3 +32,84 @@ def a_node(**known: Any) -> Node:
         "status": "healthy",
     }
     return Node(**(defaults | known))
+
+
+def a_rule(**known: Any) -> BackendRule:
+    defaults: dict[str, Any] = {
+        "generation": next(_numbers),
+        "operation_id": "op",
+        "scope_kind": "all",
+        "scope_value": "",
+        "backend": "vllm",
+        "want": "present",
+        "target": "t",
+        "created_at": NOON,
+        "asked": Asked("vllm", uri="oci://x/y:z", alias="ä"),
+    }
+    return BackendRule(**(defaults | known))
+
+
+def a_target(**known: Any) -> BackendTarget:
+    build = TargetBuild(
+        "cuda12-vllm",
+        "sha256:abc",
+        sources=(Source("oci", "x/y:z", digest="sha256:abc", platform="linux/amd64"),),
+        manifest=Manifest(command=("run", "{port}")),
+    )
+    defaults: dict[str, Any] = {
+        "id": "t",
+        "capability": "nvidia",
+        "platform": "linux/amd64",
+        "resolved_at": NOON,
+        "build": build,
+    }
+    return BackendTarget(**(defaults | known))
+
+
+def an_intent(node_id: str, backend: str = "vllm", **known: Any) -> BackendIntent:
+    defaults: dict[str, Any] = {
+        "kind": "install",
+        "stage": "waiting",
+        "generation": 7,
+        "operation_id": "op",
+        "attempt": 1,
+        "updated_at": NOON,
+    }
+    return BackendIntent(node_id, backend, **(defaults | known))
+
+
+def an_operation(**known: Any) -> Operation:
+    defaults: dict[str, Any] = {
+        "id": "op",
+        "kind": "install",
+        "backend": "vllm",
+        "scope_kind": "all",
+        "scope_value": "",
+        "generation": 7,
+        "created_at": NOON,
+        "request": OperationRequest(Asked("vllm"), force=True, max_parallel="25%"),
+    }
+    return Operation(**(defaults | known))
+
+
+def an_op_row(**known: Any) -> OperationNode:
+    defaults: dict[str, Any] = {
+        "operation_id": "op",
+        "node_id": "n1",
+        "node_name": "barn",
+        "status": "queued",
+        "updated_at": NOON,
+    }
+    return OperationNode(**(defaults | known))
+
+
+def an_inventory(node_id: str, **known: Any) -> Inventory:
+    result = BackendResult("op", 1, node_id, "vllm", True, digest="sha256:abc")
+    defaults: dict[str, Any] = {
+        "boot_id": "b1",
+        "seq": 5,
+        "seen_at": NOON,
+        "backends": (NodeBackend("vllm", False, True, meta_backend_for="cuda12-vllm"),),
+        "orders": (OrderReport("op", 1, "install", "vllm", result), OrderReport("op2", 2, "delete", "x")),
+    }
+    return Inventory(node_id, **(defaults | known))

@@ -15,15 +15,21 @@ from corral.kit.errors import Conflict, Failed, NotFound
 from corral.store import (
     Store,
     api_keys,
+    backend_intents,
+    backend_rules,
+    backend_targets,
     bus_credentials,
     cluster_secrets,
     controllers,
     join_tokens,
     leases,
+    node_backends,
     node_labels,
     node_tombstones,
     nodes,
     open_store,
+    operation_nodes,
+    operations,
     revisions,
     settings_kv,
     web_sessions,
@@ -33,7 +39,16 @@ from corral.store.join_tokens import JoinToken
 from corral.store.migrate_store import Progress, copy_store, migrate_store
 from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
-from tests.integration.store.rows import NOON, a_node
+from tests.integration.store.rows import (
+    NOON,
+    a_node,
+    a_rule,
+    a_target,
+    an_intent,
+    an_inventory,
+    an_op_row,
+    an_operation,
+)
 from tests.support.postgres import Postgres
 
 MANY = 23  # several batches of seven
@@ -68,6 +83,12 @@ async def fill(store: Store) -> None:
             await nodes.insert(tx, node)
             await node_labels.merge(tx, node.id, {"a": "1", "ä": "2"}, origin="admin")
             await revisions.bump(tx, f"kind-{number}")
+            await node_backends.put(tx, an_inventory(node.id))
+            await backend_intents.put(tx, [an_intent(node.id, "vllm"), an_intent(node.id, "ümläut")])
+            await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
+            await backend_targets.add(tx, [a_target(capability=f"c{number}")])
+            await operations.insert(tx, an_operation(id=f"op{number}"))
+            await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
         await nodes.insert(tx, gone)
         await nodes.delete(tx, gone.id)
@@ -105,6 +126,11 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             join_tokens.list_,
             leases.list_,
             revisions.read_all,
+            backend_intents.list_,
+            backend_rules.list_live,
+            node_backends.list_,
+            operations.list_open,
+            operation_nodes.list_open,
         ):
             assert await read(here) == await read(there)
         assert await settings_kv.find(there, "guard", dict) == {"since": 2**60, "text": "a\0b"}

@@ -122,6 +122,7 @@ class NodeBackend(Message, frozen=True):
 class BackendList(Message, frozen=True):
     backends: tuple[NodeBackend, ...] = always(tuple)
     error: str = ""
+    seq: int = 0  # since protocol 1: rises with each change of the inventory, also from one start to the next
 
 
 class DeleteBackend(Message, frozen=True):

@@ -133,6 +133,7 @@ class BusHeartbeat(Message, frozen=True):
     gpu_vendor: str | None = None
     devices: tuple[Device, ...] | None = None
     inventory: tuple[NodeBackend, ...] | None = None  # as `backend.list`; None = not told this time
+    inventory_seq: int = 0  # as its `seq`, so that a beat on its way does not undo a later answer
     orders: tuple[OrderReport, ...] | None = None  # of backends
 
 

@@ -1,0 +1,72 @@
+"""Inventories: what each node says it has, and which orders it is at or has ended lately.
+
+Without a row a node has never told. What an inventory means is `controller/desired/inventory.py`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select
+
+from corral.contract.messages.backends import NodeBackend, OrderReport
+from corral.store.api import Transaction
+from corral.store.schema import insert_whole, metadata, record, records
+from corral.store.types import Instant, Json, among, now
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    node_id: str
+    boot_id: str  # of the worker that told it; empty = it does not say
+    seq: int  # rises with each change on the node; 0 = it does not say
+    seen_at: datetime  # when it was last written down
+    backends: tuple[NodeBackend, ...]
+    orders: tuple[OrderReport, ...] = ()
+
+
+table = Table(
+    "node_backends",
+    metadata,
+    Column("node_id", Text, ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True),
+    Column("boot_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("seen_at", Instant, nullable=False, index=True),
+    Column("backends", Json[tuple[NodeBackend, ...]](tuple[NodeBackend, ...]), nullable=False),
+    Column("orders", Json[tuple[OrderReport, ...]](tuple[OrderReport, ...]), nullable=False),
+)
+
+_INSERT = insert_whole(table).values(seen_at=now())
+_PUT = _INSERT.on_conflict_do_update(
+    index_elements=[table.c.node_id],
+    set_={name: _INSERT.excluded[name] for name in ("boot_id", "seq", "seen_at", "backends", "orders")},
+    # A heartbeat that was on its way while the node was asked must not undo the answer.
+    where=(_INSERT.excluded.seq == 0)
+    | (_INSERT.excluded.seq >= table.c.seq)
+    | (_INSERT.excluded.boot_id != table.c.boot_id),
+)
+_BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
+_ALL = select(table).order_by(table.c.node_id)
+_OF = _ALL.where(among(table.c.node_id, "node_ids"))
+_CHANGED = select(table.c.node_id).where(table.c.seen_at > bindparam("since", type_=Instant()))
+
+
+async def put(tx: Transaction, inventory: Inventory) -> bool:
+    """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
+    told = {name: getattr(inventory, name) for name in ("node_id", "boot_id", "seq", "backends", "orders")}
+    return (await tx.execute(_PUT, told)).rowcount == 1
+
+
+async def find(tx: Transaction, node_id: str) -> Inventory | None:
+    return record(Inventory, await tx.fetch_one(_BY_NODE, {"node_id": node_id}))
+
+
+async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[Inventory]:
+    if node_ids is None:
+        return records(Inventory, await tx.fetch_all(_ALL))
+    return records(Inventory, await tx.fetch_all(_OF, {"node_ids": node_ids}))
+
+
+async def list_changed(tx: Transaction, since: datetime) -> list[str]:
+    """Nodes whose inventory was written after that."""
+    return [row[0] for row in await tx.fetch_all(_CHANGED, {"since": since})]
