@@ -16,9 +16,12 @@ _SECRET = re.compile(
     r"\b(" + "|".join(PREFIXES) + r")[a-z2-7]{16,}"  # our own keys and tokens
     r"|\bS[AUOCNX][A-Z2-7]{50,}\b"  # nkeys seeds
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"  # JWTs
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"  # user:password in a URL
+    r"|(?<=://)[^/\s@]+(?=@)"  # user, password or token in a URL
     r"|(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"
 )
+
+
+_SEVERAL_LINES = frozenset({"exception", "stack"})
 
 
 def mask_secrets(text: str) -> str:
@@ -26,12 +29,23 @@ def mask_secrets(text: str) -> str:
     return _SECRET.sub(lambda found: (found.group(1) or "") + "***", text)
 
 
-def _mask_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def printable(text: str, *, keep_lines: bool = False) -> str:
+    """What others wrote must not end a line of the log and begin another, nor redraw the terminal of whoever reads it:
+    control characters come out as `\\x1b`."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if keep_lines else ""
+    return "".join(
+        letter if letter.isprintable() or letter in kept else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def _clean_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = mask_secrets(value)
-        elif isinstance(value, list | tuple | dict | BaseException):
-            event[key] = mask_secrets(str(value))
+        if key.startswith("_") or isinstance(value, bool | int | float | None):
+            continue
+        event[key] = printable(mask_secrets(str(value)), keep_lines=key in _SEVERAL_LINES)
     return event
 
 
@@ -43,7 +57,7 @@ def configure_logging(*, role: str, level: str = "info", json: bool = False, str
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _mask_event,
+        _clean_event,
     ]
     renderer: Any = (
         structlog.processors.JSONRenderer()
