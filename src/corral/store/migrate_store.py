@@ -23,6 +23,7 @@ from corral.store.opening import open_store, sqlite_path
 from corral.store.options import StoreOptions
 from corral.store.schema import insert_whole
 from corral.store.tables import all_tables
+from corral.store.types import Real
 
 _BATCH = 500
 _WHOLE = 2**256
@@ -92,7 +93,7 @@ def _as_stored(table: Table) -> Table:
 
 
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    return kind.impl_instance if isinstance(kind, TypeDecorator) else kind
+    return kind.impl_instance if isinstance(kind, TypeDecorator) and not isinstance(kind, Real) else kind
 
 
 async def _refuse_if_filled(tx: Transaction, table: Table) -> None:

@@ -176,7 +176,9 @@ async def test_a_step_that_fails_leaves_everything_as_it_was(url: str, tmp_path:
 
 async def test_somebody_elses_database_is_refused(empty_url: str, tmp_path: Path) -> None:
     foreign = with_steps(tmp_path)
-    (first,) = (file for file in (foreign / "versions").iterdir() if file.name.startswith("0001"))
+    first, *others = sorted((foreign / "versions").glob("[0-9]*.py"))
+    for other in others:
+        other.unlink()
     first.write_text(
         'from alembic import op\nimport sqlalchemy as sa\nrevision = "0001"\ndown_revision = None\n'
         'def upgrade() -> None:\n    op.create_table("node_labels", sa.Column("id", sa.Integer))\n'
