@@ -99,9 +99,16 @@ async def open_page_app(
         )
         revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
         leadership = Leadership(store, "here", ttl_s=60)
-        listening = Listening(bus, clock)
         health = HealthMonitor(
-            store, changes, listening, leadership, clock, interval_s=60, stale_after_s=600, guard=Guard()
+            store,
+            changes,
+            Listening(bus, clock, longest_gap_s=300),
+            leadership,
+            clock,
+            interval_s=60,
+            stale_after_s=600,
+            guard=Guard(),
+            live_for_s=60,
         )
         access = Access(store, watch, clock, session_ttl_s=session_ttl_s)
         admin = NodeAdmin(store, changes, issuer, revoked)
