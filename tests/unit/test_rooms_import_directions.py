@@ -18,7 +18,8 @@ ALLOWED = {
     "relay": {"contract"},
     "client": {"contract"},
     "gateway": {"bus", "relay", "contract"},
-    "worker": {"bus", "relay", "contract"},
+    "blobs": {"contract"},
+    "worker": {"bus", "relay", "blobs", "contract"},
     "controller": {"store", "bus", "contract"},
     "cli": {"client", "contract"},
 }
@@ -36,6 +37,12 @@ PURE = [
     "contract/labels.py",
     "contract/capability.py",
     "worker/hardware/capability.py",
+    "blobs/answers.py",
+    "blobs/archives/bounds.py",
+    "blobs/archives/tree.py",
+    "blobs/oci/challenge.py",
+    "blobs/oci/documents.py",
+    "worker/installer/names.py",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "secrets", "socket", "subprocess", "threading", "aiohttp"}
 

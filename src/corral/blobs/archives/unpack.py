@@ -1,0 +1,136 @@
+"""Entries onto the disk, each as `tree.py` decided. Runs in a thread.
+
+Everything is made as a new thing (`O_EXCL`, `mkdir`, `symlink` all fail where something is), so what is on the disk is
+what the picture says, also on a file system that takes `A` and `a` for one name. Nobody else may write into the folder
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from corral.blobs.archives.bounds import Count
+from corral.blobs.archives.entries import Entry, Kind
+from corral.blobs.archives.tree import Placed, Removed, Tree
+from corral.blobs.errors import UnsafeArchive, from_os
+from corral.blobs.space import Room
+from corral.blobs.threads import Stop
+
+ROOM_CHECK_BYTES = 64 << 20
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LATEST_S = 1 << 33  # a time beyond the year 2242 is a mistake, and some file systems refuse it
+
+
+class Unpacker:
+    """One folder, one or more layers. `finish()` must be called for the result to be trusted."""
+
+    def __init__(
+        self,
+        folder: Path,
+        count: Count,
+        *,
+        rootfs: bool = False,
+        room: Room | None = None,
+    ) -> None:
+        self._folder = folder
+        self._front = f"{folder}{os.sep}"
+        self._count = count
+        self._tree = Tree(rootfs=rootfs)
+        self._room = room or Room()
+        self._stop = Stop()
+        self._unchecked_bytes = 0
+
+    def add(self, entries: Iterable[Entry], stop: Stop | None = None) -> None:
+        """One layer. Raises UnsafeArchive, BadArchive, TooLarge, NoSpace; the folder is rubbish then."""
+        self._stop = stop or Stop()
+        self._tree.next_layer()
+        for entry in entries:
+            self._stop.check()
+            self._count.entry(entry.size)
+            self._make_room(entry.size)
+            try:
+                self._put(entry)
+            except FileExistsError as error:
+                raise UnsafeArchive(
+                    f"{entry.name[:200]!r} is there already under a name this disk takes for it"
+                ) from error
+            except OSError as error:
+                raise from_os(error, f"unpacking {entry.name[:200]!r}") from error
+
+    def finish(self) -> None:
+        self._tree.check_links()
+
+    def _put(self, entry: Entry) -> None:
+        match self._tree.put(entry):
+            case Removed(paths):
+                for path in paths:
+                    self._remove(path)
+            case Placed() as placed:
+                self._place(entry, placed)
+
+    def _place(self, entry: Entry, placed: Placed) -> None:
+        for folder in placed.folders:
+            self._count.entry(0)
+            os.mkdir(self._front + folder, 0o755)
+        if placed.keep:
+            return
+        if placed.remove:
+            self._remove(placed.path)
+        path = self._front + placed.path
+        match entry.kind:
+            case Kind.FILE:
+                self._write(path, entry)
+            case Kind.FOLDER:
+                os.mkdir(path, 0o755)
+            case Kind.LINK:
+                os.symlink(placed.target, path)
+            case Kind.SAME:
+                self._link(self._front + placed.target, path)
+
+    def _write(self, path: str, entry: Entry) -> None:
+        # Nobody but the owner writes, no bit that changes who runs it; what anybody could run stays runnable.
+        descriptor = os.open(path, NEW_FILE, 0o755 if entry.mode & 0o111 else 0o644)
+        try:
+            for piece in entry.data:
+                self._stop.check()
+                _write_all(descriptor, piece)
+            if 0 < entry.modified_s < LATEST_S:  # Python looks at a source's time to know whether its bytecode is fresh
+                os.utime(descriptor, (entry.modified_s, entry.modified_s))
+        finally:
+            os.close(descriptor)
+
+    def _link(self, source: str, path: str) -> None:
+        try:
+            os.link(source, path, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EXDEV):
+                raise
+            self._count.grow(os.lstat(source).st_size)
+            with open(source, "rb") as old, open(os.open(path, NEW_FILE, 0o600), "wb") as new:
+                shutil.copyfileobj(old, new)
+            shutil.copystat(source, path)
+
+    def _remove(self, path: str) -> None:
+        full = self._front + path
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(full) and not os.path.islink(full):
+                shutil.rmtree(full)
+            else:
+                os.unlink(full)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Asked before large files and now and then: `ENOSPC` would come too late for everybody else on that disk."""
+        self._unchecked_bytes += size_bytes
+        if self._unchecked_bytes >= ROOM_CHECK_BYTES:
+            self._unchecked_bytes = 0
+            self._room.require(self._folder, size_bytes, "unpacking")
+
+
+def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
+    while len(piece):
+        piece = piece[os.write(descriptor, piece) :]

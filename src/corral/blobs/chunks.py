@@ -1,0 +1,66 @@
+"""A file as a list of 4 MiB pieces, each with its own digest: so that pieces can be checked, and fetched, one by one.
+
+The list's digest names the content as well as the file's does: equal lists, equal files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from corral.blobs.digests import PREFIX, digest_of, digest_of_parts
+from corral.blobs.threads import Stop
+from corral.contract.codec import Message, always
+from corral.kit.errors import Invalid
+
+CHUNK_BYTES = 4 << 20
+
+
+class ChunkList(Message, frozen=True):
+    size: int = always(int)
+    chunk_bytes: int = CHUNK_BYTES
+    chunks: tuple[str, ...] = always(tuple)  # digests, in order; the last chunk may be shorter
+
+    @property
+    def digest(self) -> str:
+        return digest_of_parts(str(self.size), str(self.chunk_bytes), *self.chunks)
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Where the chunk starts and how long it is."""
+        start = index * self.chunk_bytes
+        return start, min(self.chunk_bytes, self.size - start)
+
+    def is_chunk(self, index: int, data: bytes) -> bool:
+        return digest_of(data) == self.chunks[index]
+
+
+def check_chunks(listed: ChunkList) -> ChunkList:
+    """The list itself, or Invalid when it cannot describe any file."""
+    if listed.size < 0 or listed.chunk_bytes <= 0:
+        raise Invalid("a chunk list has sizes below zero")
+    if len(listed.chunks) != -(-listed.size // listed.chunk_bytes):
+        raise Invalid(f"a chunk list of {listed.size} bytes cannot have {len(listed.chunks)} chunks")
+    return listed
+
+
+def list_chunks(path: Path, stop: Stop | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
+    """Read the file once."""
+    chunks = tuple(_digests(path, stop, chunk_bytes))
+    return ChunkList(path.stat().st_size, chunk_bytes, chunks)
+
+
+def missing_chunks(path: Path, listed: ChunkList, stop: Stop | None = None) -> list[int]:
+    """Which chunks of a file that may be short, sparse or damaged are not the listed ones."""
+    if not path.exists():
+        return list(range(len(listed.chunks)))
+    there = list(_digests(path, stop, listed.chunk_bytes))
+    return [index for index, digest in enumerate(listed.chunks) if index >= len(there) or there[index] != digest]
+
+
+def _digests(path: Path, stop: Stop | None, chunk_bytes: int) -> Iterator[str]:
+    with path.open("rb") as file:
+        while block := file.read(chunk_bytes):
+            if stop is not None:
+                stop.check()
+            yield PREFIX + hashlib.sha256(block).hexdigest()

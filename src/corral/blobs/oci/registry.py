@@ -1,0 +1,247 @@
+"""Asking image registries (OCI distribution): what a reference points to, which platforms there are, and the layers.
+
+Satisfies `contract.sources.Registry`. Layers come as `Remote`s, which the store fetches, resumes and verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from yarl import URL
+
+from corral.blobs.answers import Append, Busy, Refused, Whole, judge_answer
+from corral.blobs.digests import digest_of
+from corral.blobs.errors import WrongDigest
+from corral.blobs.oci.access import Access
+from corral.blobs.oci.credentials import HUB, Credentials, FixedLogins
+from corral.blobs.oci.documents import (
+    ACCEPT,
+    Descriptor,
+    Index,
+    Manifest,
+    check_platform,
+    choose_image,
+    read_config,
+    read_document,
+)
+from corral.blobs.remote import Broken, read_bounded, refuse_downgrade, translated
+from corral.contract.sources import ImageIndex, ImageReference, PlatformImage, parse_reference
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import CorralError, Failed, Unreachable
+
+MOST_DOCUMENT_BYTES = 4 << 20
+MOST_SIZED = 16  # so many images of one index are asked for their sizes
+DOCUMENT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    insecure: frozenset[str] = frozenset()  # hosts asked over plain http; this machine's own always are
+    mirrors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host: hosts that have the same, asked first
+    tries: int = 3
+    first_wait_s: float = 1.0
+    cap_wait_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Image:
+    """One platform's image behind a reference."""
+
+    reference: ImageReference
+    digest: str  # of what the reference points to: the index, where there is one
+    content_digest: str  # of this platform's manifest: equal ones, equal files
+    layers: tuple[Descriptor, ...]
+    platforms: tuple[str, ...]  # offered
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+
+class RegistryClient:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        credentials: Credentials | None = None,
+        settings: RegistrySettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._session = session
+        self._clock = clock or SystemClock()
+        self._settings = settings or RegistrySettings()
+        self._access = Access(session, credentials or FixedLogins(), self._clock)
+
+    async def look_up(self, reference: str) -> ImageIndex:
+        """What the reference points to and for which platforms. Raises NotFound, Denied, Unreachable, Failed, and
+        BadArchive for what is no image."""
+        parsed = parse_reference(reference)
+        match await self._document(parsed):
+            case Index() as index:
+                sizes = await self._sizes(parsed, index)
+                images = tuple(
+                    PlatformImage(platform, manifest.digest, sizes.get(manifest.digest, 0))
+                    for platform, manifest in index.images
+                )
+                return ImageIndex(index.digest, images)
+            case Manifest() as manifest:
+                config = read_config(await self._blob(parsed, manifest.config), reference)
+                image = PlatformImage(config.platform, manifest.digest, manifest.size_bytes)
+                return ImageIndex(manifest.digest, (image,))
+
+    async def resolve(self, reference: str, platform: str) -> Image:
+        """The image for os/arch. Raises NoBuild with what is offered, and what `look_up` raises."""
+        parsed = parse_reference(reference)
+        document = await self._document(parsed)
+        if isinstance(document, Manifest):
+            config = read_config(await self._blob(parsed, document.config), reference)
+            check_platform(config, platform, reference)
+            return Image(parsed, document.digest, document.digest, document.layers, (config.platform,))
+        chosen = choose_image(document, platform, reference)
+        manifest = await self._document(_pinned(parsed, chosen.digest))
+        if not isinstance(manifest, Manifest):
+            raise Failed(f"{reference} points to an index of indexes")
+        return Image(parsed, document.digest, manifest.digest, manifest.layers, document.platforms)
+
+    def layer(self, image: Image, layer: Descriptor) -> RegistryBlob:
+        return RegistryBlob(self, image.reference, layer.digest)
+
+    async def _sizes(self, parsed: ImageReference, index: Index) -> dict[str, int]:
+        """Bytes to fetch per image. Nice to have: what cannot be asked now is left out."""
+
+        async def size(digest: str) -> int:
+            try:
+                manifest = await self._document(_pinned(parsed, digest))
+            except CorralError:
+                return 0
+            return manifest.size_bytes if isinstance(manifest, Manifest) else 0
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = {
+                manifest.digest: tasks.create_task(size(manifest.digest)) for _, manifest in index.images[:MOST_SIZED]
+            }
+        return {digest: task.result() for digest, task in asked.items()}
+
+    async def _document(self, reference: ImageReference) -> Index | Manifest:
+        name = reference.digest or reference.tag
+        body = await self._read(reference, f"manifests/{name}", {"Accept": ACCEPT}, reference.digest)
+        return read_document(body, digest_of(body), str(reference))
+
+    async def _blob(self, reference: ImageReference, descriptor: Descriptor) -> bytes:
+        return await self._read(reference, f"blobs/{descriptor.digest}", {}, descriptor.digest)
+
+    async def _read(self, reference: ImageReference, path: str, headers: Mapping[str, str], digest: str) -> bytes:
+        """A small document, verified, with a few tries."""
+        backoff = Backoff(self._settings.first_wait_s, self._settings.cap_wait_s)
+        wrong = False
+        while True:
+            after_s = 0.0
+            try:
+                async with asyncio.timeout(DOCUMENT_TIMEOUT_S):
+                    return await self._read_once(reference, path, headers, digest)
+            except WrongDigest:
+                if wrong:
+                    raise
+                wrong = True
+            except Broken as error:
+                if backoff.failures + 1 >= self._settings.tries:
+                    raise Unreachable(str(error)) from error
+                after_s = error.after_s
+            except TimeoutError as error:
+                if backoff.failures + 1 >= self._settings.tries:
+                    raise Unreachable(f"{reference}: no answer within {DOCUMENT_TIMEOUT_S} s") from error
+            await self._clock.sleep(max(backoff.next_s(), after_s))
+
+    async def _read_once(self, reference: ImageReference, path: str, headers: Mapping[str, str], digest: str) -> bytes:
+        async with self.ask(reference, path, headers) as response:
+            lower = {name.lower(): value for name, value in response.headers.items()}
+            match judge_answer(response.status, lower, have_bytes=0, what=str(reference)):
+                case Whole() | Append():
+                    body = await read_bounded(response, MOST_DOCUMENT_BYTES, str(reference))
+                case Busy(why, after_s):
+                    raise Broken(why, after_s or 0.0)
+                case Refused(error):
+                    raise error
+                case _:
+                    raise Failed(f"{reference} answered {response.status}")
+            promised = digest or lower.get("docker-content-digest", "")
+        if promised.startswith("sha256:") and digest_of(body) != promised:
+            raise WrongDigest(f"{reference} is {digest_of(body)}, not {promised}")
+        return body
+
+    @contextlib.asynccontextmanager
+    async def ask(
+        self, reference: ImageReference, path: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """GET under the repository, at the first host that has it."""
+        async with await self._first_answer(reference, path, headers) as response:
+            yield response
+
+    async def _first_answer(
+        self, reference: ImageReference, path: str, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        for host in self._settings.mirrors.get(reference.host, ()):
+            with contextlib.suppress(
+                Broken, CorralError
+            ):  # a mirror is a convenience: the host itself has the last word
+                response = await self._ask_host(host, reference, path, headers)
+                if response.status < 400 or response.status == 416:
+                    return response
+                response.close()
+        return await self._ask_host(reference.host, reference, path, headers)
+
+    async def _ask_host(
+        self, host: str, reference: ImageReference, path: str, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        what, plain = str(reference), self._is_plain(host)
+        machine = f"registry-1.{HUB}" if host == HUB else host
+        url = URL(f"{'http' if plain else 'https'}://{machine}/v2/{reference.repository}/{path}", encoded=True)
+        shown_before = self._access.header(host, reference.repository)
+        async with translated(what):
+            response = await self._session.get(url, headers={**headers, **shown_before})
+        if response.status == 401:
+            async with response:
+                again = await self._access.answer(host, reference.repository, response, plain=plain)
+            if again:
+                show = self._access.header(host, reference.repository)
+                async with translated(what):
+                    response = await self._session.get(url, headers={**headers, **show})
+        try:
+            refuse_downgrade(response, url, what)
+        except CorralError:
+            response.close()
+            raise
+        return response
+
+    def _is_plain(self, host: str) -> bool:
+        name = host.rpartition(":")[0] or host
+        return host in self._settings.insecure or name == "localhost" or name.startswith("127.") or name == "[::1]"
+
+
+@dataclass(frozen=True)
+class RegistryBlob:
+    """A layer, as the fetcher wants it."""
+
+    registry: RegistryClient
+    reference: ImageReference
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.reference.repository}@{self.digest[:19]}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.reference.host}/{self.reference.repository}@{self.digest}"
+
+    def ask(self, headers: Mapping[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self.registry.ask(self.reference, f"blobs/{self.digest}", headers)
+
+
+def _pinned(reference: ImageReference, digest: str) -> ImageReference:
+    return ImageReference(reference.host, reference.repository, digest=digest)

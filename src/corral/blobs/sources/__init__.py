@@ -1,0 +1,1 @@
+"""One module per kind of source. Each opens it, and writes it into a folder; `contents.py` chooses among them."""

@@ -1,0 +1,410 @@
+"""Backends on this machine: installed, fetched aside, switched, rolled back, deleted, listed, checked. Read this first.
+
+One backend is worked on by one at a time under any of its names, different ones side by side; equal requests share one
+run, which is given up when the last who waits for it has gone. A version is fetched and unpacked aside and counts only
+once its record is written; making it the current one is a rename. Versions something runs from are never removed.
+
+Deciding which build to have is the controller's, or the gallery's; stopping what runs is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+
+from corral.blobs.contents import Contents, Opened
+from corral.blobs.errors import WrongDigest, from_os, is_final
+from corral.blobs.progress import Progress, Tell, tell_nobody
+from corral.blobs.sharing import SharedRuns
+from corral.blobs.threads import in_thread, to_the_end
+from corral.blobs.trees import Difference, compare, list_tree
+from corral.contract.messages.backends import NodeBackend, Phase
+from corral.contract.sources import FILE, OCIFILE, PYPI, Source
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import Conflict, CorralError, Denied, Invalid, NotFound
+from corral.kit.log import get_log
+from corral.worker.installer.folder import BackendFolder
+from corral.worker.installer.inventory import (
+    InstalledBackend,
+    Inventory,
+    build_of,
+    find_loose_program,
+    read_build,
+    read_inventory,
+)
+from corral.worker.installer.locks import NameLocks
+from corral.worker.installer.names import check_name
+from corral.worker.installer.records import METADATA, Metadata, VersionRecord, write_metadata
+from corral.worker.installer.recover import Recovered, import_flat, recover
+from corral.worker.installer.remove import remove_backend
+from corral.worker.installer.requests import Deleted, InstallFolders, InstallRequest
+from corral.worker.installer.sequence import SEQUENCE, Sequence
+from corral.worker.installer.settle import settle
+
+log = get_log(__name__)
+
+
+def _nothing_runs() -> Collection[Path]:
+    return ()
+
+
+class Installer:
+    def __init__(
+        self,
+        contents: Contents,
+        folders: InstallFolders,
+        *,
+        in_use: Callable[[], Collection[Path]] = _nothing_runs,
+        capability: Callable[[], str] = lambda: "",
+        clock: Clock | None = None,
+    ) -> None:
+        """`in_use` tells the folders something runs from; `capability` what this machine can do, for shared aliases."""
+        self._contents = contents
+        self._folders = folders
+        self._in_use = in_use
+        self._capability = capability
+        self._clock = clock or SystemClock()
+        self._locks = NameLocks()
+        self._runs: SharedRuns[tuple[str, bytes], InstalledBackend] = SharedRuns()
+        self._sequence = Sequence(folders.backends / SEQUENCE)
+
+    async def start(self) -> Recovered:
+        """Once, before anything else: tidy what a crash left, take in what LocalAI installed."""
+        done = await to_the_end(recover, self._folders.backends, self._running(), self._now())
+        await to_the_end(self._sequence.start)
+        for what, names in (("imported", done.imported), ("removed", done.removed), ("finished", done.finished)):
+            if names:
+                log.info("backends recovered", what=what, names=", ".join(names[:20]), count=len(names))
+        return done
+
+    # Looking
+
+    @property
+    def sequence(self) -> int:
+        """Rises with each change of what is installed, also from one start to the next."""
+        return self._sequence.value
+
+    async def inventory(self) -> Inventory:
+        return await to_the_end(read_inventory, self._folders.backends, self._folders.system)
+
+    async def list_backends(self) -> tuple[NodeBackend, ...]:
+        return (await self.inventory()).rows()
+
+    async def find(self, name: str, digest: str = "") -> InstalledBackend | None:
+        """What to run for a name, and from which folder: the current version, or the one known by a digest."""
+        build = (await self.inventory()).find(name, self._capability())
+        if build is None:
+            return await to_the_end(find_loose_program, name, self._folders.backends, self._folders.system)
+        if not digest or (build.record is not None and build.record.is_known_as(digest)):
+            return build
+        if build.is_system:
+            return None
+        return await to_the_end(_find_version, self._folder(build.name), digest)
+
+    async def identity(self, name: str) -> frozenset[str]:
+        """All names under which this backend is known here, to find what runs of it."""
+        return (await self.inventory()).identity(name, self._capability())
+
+    async def check(self, name: str, digest: str = "", tell: Tell = tell_nobody) -> Difference:
+        """Read every file again: what is missing or changed since it was unpacked. Raises NotFound."""
+        build = await self.find(name, digest)
+        if build is None or build.record is None:
+            raise NotFound(f"{name} is not installed here" if build is None else f"{name} came with the system")
+        folder, version = self._folder(build.name), build.record.id
+        before = await to_the_end(folder.listing, version)
+        if before is None:
+            return Difference(missing=(f"the list of files of {version}",))
+        tell(Progress(Phase.VERIFYING, build.name, 0, before.size_bytes))
+        now = await in_thread(lambda stop: list_tree(folder.directory(version), stop, leave_out=(METADATA,)))
+        difference = compare(before, now)
+        if not difference.is_whole:
+            log.error("an installed backend is damaged", backend=build.name, version=version)
+        return difference
+
+    # Changing
+
+    async def install(self, request: InstallRequest, tell: Tell = tell_nobody) -> InstalledBackend:
+        """Have the build and make it the current version. Returns at once when it is so already, unless forced.
+
+        Raises what `Contents.open` raises. Whatever happens, the version that was current stays whole and current
+        until the new one is whole.
+        """
+
+        async def work(tell: Tell) -> InstalledBackend:
+            async with self._alone(request.names):
+                build = await self._satisfied(request)
+                if build is None:
+                    record = await self._obtain(request, tell)
+                    build = await self._switch(request.name, record.id)
+                await self._keep_meta(request, build)
+                return build
+
+        return await self._runs.join(("install", _checked(request).key), work, tell)
+
+    async def fetch_aside(self, request: InstallRequest, tell: Tell = tell_nobody) -> InstalledBackend:
+        """An upgrade's first half: the new version is there, whole, and nothing has changed. `switch` is the other."""
+
+        async def work(tell: Tell) -> InstalledBackend:
+            async with self._alone(request.names):
+                record = await self._obtain(request, tell)
+                await to_the_end(self._prune, request.name)
+                return await to_the_end(build_of, self._folder(request.name), record)
+
+        return await self._runs.join(("aside", _checked(request).key), work, tell)
+
+    async def switch(self, name: str, digest: str) -> InstalledBackend:
+        """Make a version that is here the current one. What runs from the old one goes on. Raises NotFound."""
+        async with self._alone(frozenset({name})):
+            folder = await self._installed_folder(name)
+            record = await to_the_end(folder.find_digest, digest)
+            if record is None:
+                raise NotFound(f"{folder.name} {digest} is not on this machine")
+            await to_the_end(folder.describe, record, digest, Metadata(digest=digest), direct=False)
+            return await self._switch(folder.name, record.id)
+
+    async def rollback(self, name: str, digest: str = "") -> InstalledBackend:
+        """Back to the version before, or to a given one. Raises NotFound where it was not kept."""
+        if digest:
+            return await self.switch(name, digest)
+        async with self._alone(frozenset({name})):
+            folder = await self._installed_folder(name)
+            record = await to_the_end(folder.previous)
+            if record is None:
+                raise NotFound(f"no earlier version of {folder.name} is kept on this machine")
+            return await self._switch(folder.name, record.id)
+
+    async def discard(self, name: str, digest: str) -> bool:
+        """Remove a version fetched aside that nobody wants any more. False where it is current, in use or not here."""
+        async with self._alone(frozenset({name})):
+            folder = self._folder(name)
+            current = await to_the_end(folder.current)
+            record = await to_the_end(folder.find_digest, digest)
+            if record is None or (current is not None and current.id == record.id):
+                return False
+            if folder.is_in_use(record.id, self._running()):
+                return False
+            await to_the_end(folder.remove_version, record.id)
+            await to_the_end(folder.tidy)
+            await self._changed()
+            return True
+
+    async def delete(self, name: str) -> Deleted:
+        """Remove a backend and its names. Raises NotFound, Denied for one that came with the system, Conflict while
+        something runs from it: whoever asks stops that first."""
+        async with self._alone(frozenset({name})):
+            inventory = await self.inventory()
+            build = inventory.find(name, self._capability())
+            if build is None and name not in inventory.metas:
+                raise NotFound(f"backend not found: {name}")
+            if build is not None and build.is_system:
+                raise Denied(f"{build.name} came with the system and is not ours to delete")
+            gone = await to_the_end(remove_backend, self._folders.backends, inventory, name, build, self._running())
+            await self._changed()
+            log.info("backend deleted", backend=name, names=", ".join(gone))
+            return Deleted(gone)
+
+    # One build
+
+    async def _satisfied(self, request: InstallRequest) -> InstalledBackend | None:
+        """What is here and is all that was asked for."""
+        # Somebody may have put a folder of LocalAI's there since we started.
+        await to_the_end(import_flat, self._folders.backends, request.name, self._running(), self._now())
+        if request.force:
+            return None
+        folder = self._folder(request.name)
+        build = await to_the_end(read_build, folder)
+        if not request.digest:
+            return build or (await self.inventory()).builds.get(request.name)
+        record = await to_the_end(folder.find_digest, request.digest)
+        if record is None:
+            return None
+        await self._describe(folder, record, request)
+        if build is not None and build.record is not None and build.record.id == record.id:
+            return await to_the_end(read_build, folder)
+        return await self._switch(request.name, record.id)
+
+    async def _obtain(self, request: InstallRequest, tell: Tell) -> VersionRecord:
+        """A whole version of what was asked for, from the first source that has it."""
+        folder = self._folder(request.name)
+        if request.digest and not request.force and (record := await to_the_end(folder.find_digest, request.digest)):
+            return await self._describe(folder, record, request)
+        tell(Progress(Phase.RESOLVING, request.name))
+        failures: list[CorralError] = []
+        for source in request.sources:
+            try:
+                async with self._contents.open(source, tell) as opened:
+                    record = await self._from(opened, request, tell)
+                    self._contents.discard(opened)
+                    return record
+            except CorralError as error:
+                failures.append(error)
+                log.warning("a source failed", backend=request.name, uri=source.uri, error=error.message)
+        raise _told(failures, request)
+
+    async def _from(self, opened: Opened, request: InstallRequest, tell: Tell) -> VersionRecord:
+        if request.digest and opened.digest != request.digest:
+            raise WrongDigest(f"{opened.source.uri} is {opened.digest}, not {request.digest}")
+        folder = self._folder(request.name)
+        if not request.force:
+            for record in (await to_the_end(folder.records)).values():
+                # The same files under another name (an index was rebuilt around them): nothing to fetch.
+                if record.content_digest == opened.content_digest and record.manifest == request.manifest:
+                    return await self._describe(folder, record, request, opened)
+        return await self._build(folder, opened, request, tell)
+
+    async def _build(self, folder: BackendFolder, opened: Opened, request: InstallRequest, tell: Tell) -> VersionRecord:
+        """Fetch and unpack into the version's own folder, where it stays. Whatever interrupts this leaves nothing."""
+        version = await to_the_end(folder.begin, opened.content_digest)
+        directory = folder.directory(version)
+        try:
+            await opened.write_to(directory, tell)
+            await to_the_end(settle, directory, request.manifest)
+            listing = await in_thread(lambda stop: list_tree(directory, stop, leave_out=(METADATA,)))
+            metadata = self._metadata(request, opened.source, opened.digest)
+            before = await to_the_end(folder.current)
+            record = VersionRecord(
+                id=version,
+                digest=opened.digest,
+                content_digest=opened.content_digest,
+                tree_digest=listing.digest,
+                size_bytes=listing.size_bytes,
+                metadata=metadata,
+                manifest=request.manifest,
+                direct=_is_direct(request) or (before is not None and before.direct),
+                made_at=self._now(),
+            )
+            await to_the_end(write_metadata, directory, metadata)
+            await to_the_end(folder.finish, record, listing)
+        except BaseException:
+            await to_the_end(folder.give_up, version)
+            raise
+        log.info("backend fetched", backend=request.name, version=version, bytes=listing.size_bytes)
+        return record
+
+    async def _describe(
+        self, folder: BackendFolder, record: VersionRecord, request: InstallRequest, opened: Opened | None = None
+    ) -> VersionRecord:
+        """A version that is here already, as this order calls it."""
+        digest = opened.digest if opened is not None else request.digest
+        source = opened.source if opened is not None else request.sources[0]
+        metadata = self._metadata(request, source, digest)
+        described = await to_the_end(folder.describe, record, digest, metadata, direct=_is_direct(request))
+        if described != record:
+            await self._changed()
+        return described
+
+    async def _switch(self, name: str, version: str) -> InstalledBackend:
+        folder = self._folder(name)
+        await to_the_end(folder.switch, version, self._now())
+        await to_the_end(self._prune, name)
+        await self._changed()
+        log.info("backend switched", backend=name, version=version)
+        build = await to_the_end(read_build, folder)
+        if build is None:
+            raise Conflict(f"{name} was removed while it was being switched")
+        return build
+
+    async def _keep_meta(self, request: InstallRequest, build: InstalledBackend) -> None:
+        """The meta's own folder: its name, and which build it stands for."""
+        name = request.asked_as
+        if not name or name == request.name or await to_the_end(self._folder(name).exists):
+            return
+        known = (await self.inventory()).metas.get(name)
+        if known is not None and (known.meta_backend_for, known.version) == (build.name, request.version):
+            return
+        meta = Metadata(
+            name=name,
+            meta_backend_for=build.name,
+            gallery_url=request.gallery_url,
+            installed_at=self._local_now(),
+            version=request.version,
+        )
+        await to_the_end(_write_meta, self._folders.backends / name, meta)
+        await self._changed()
+
+    def _metadata(self, request: InstallRequest, source: Source, digest: str) -> Metadata:
+        return Metadata(
+            name=request.name,
+            alias=request.alias,
+            gallery_url=request.gallery_url,
+            installed_at=self._local_now(),
+            version=request.version,
+            uri=_uri_of(source),
+            digest=digest,
+        )
+
+    # Small things
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, names: frozenset[str]) -> AsyncIterator[None]:
+        inventory = await self.inventory()
+        known = frozenset(each for name in names for each in inventory.identity(name, self._capability()))
+        async with self._locks.hold(known | names):
+            try:
+                yield
+            except OSError as error:
+                raise from_os(error, f"changing backends in {self._folders.backends}") from error
+
+    async def _installed_folder(self, name: str) -> BackendFolder:
+        build = (await self.inventory()).find(name, self._capability())
+        if build is None or build.is_system:
+            raise NotFound(f"{name} is not installed here")
+        return self._folder(build.name)
+
+    async def _changed(self) -> None:
+        await to_the_end(self._sequence.bump)
+
+    def _folder(self, name: str) -> BackendFolder:
+        return BackendFolder(self._folders.backends / check_name(name))
+
+    def _prune(self, name: str) -> None:
+        for version in self._folder(name).prune(self._running()):
+            log.info("old version removed", backend=name, version=version)
+
+    def _running(self) -> frozenset[Path]:
+        return frozenset(path.resolve() for path in self._in_use())
+
+    def _now(self) -> str:
+        return self._clock.now().isoformat()
+
+    def _local_now(self) -> str:
+        return self._clock.now().astimezone().isoformat(timespec="seconds")  # as the contract has it
+
+
+def _checked(request: InstallRequest) -> InstallRequest:
+    for name in request.names:
+        check_name(name)
+    if not request.sources:
+        raise Invalid(f"nobody says where {request.name} comes from")
+    return request
+
+
+def _told(failures: list[CorralError], request: InstallRequest) -> CorralError:
+    """One error for all sources. Where trying again may help with one of them, it is that one's."""
+    best = next((error for error in failures if not is_final(error)), failures[0])
+    if len(failures) > 1:
+        best.message = "; ".join(dict.fromkeys(error.message for error in failures))
+        best.args = (best.message,)
+    return best
+
+
+def _is_direct(request: InstallRequest) -> bool:
+    return request.asked_as in ("", request.name)
+
+
+def _find_version(folder: BackendFolder, digest: str) -> InstalledBackend | None:
+    record = folder.find_digest(digest)
+    return build_of(folder, record) if record is not None else None
+
+
+def _write_meta(folder: Path, meta: Metadata) -> None:
+    if folder.is_file():
+        folder.unlink()  # a stray file at that path (contract: gallery.md §8)
+    folder.mkdir(exist_ok=True)
+    write_metadata(folder, meta)
+
+
+def _uri_of(source: Source) -> str:
+    """As galleries write it. An image's reference stands alone there: LocalAI cannot look up a digest with a prefix."""
+    return {PYPI: "pypi://", OCIFILE: "ocifile://", FILE: "file://"}.get(source.kind, "") + source.uri

@@ -1,0 +1,184 @@
+"""Progress of an order as events (contract: nats.md §6): at most one each 250 ms, the latest, and always a last one.
+
+`Window` decides, purely, with the time handed in; `ProgressPublisher` owns the timer and the bytes of an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import msgspec
+
+from corral.blobs.progress import Progress, human_bytes
+from corral.contract.messages.backends import InstallProgress, Phase
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+WINDOW_S = 0.25
+FLUSH_TIMEOUT_S = 2.0
+ORDER = tuple(Phase)
+
+T = TypeVar("T")
+
+
+class Window(Generic[T]):
+    """The first after a quiet window goes out at once; what follows within it waits as one, the latest."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._sent_s: float | None = None
+        self._pending: T | None = None
+
+    @property
+    def due_s(self) -> float | None:
+        """When the pending one must go out; None where nothing waits."""
+        return None if self._pending is None or self._sent_s is None else self._sent_s + self._window_s
+
+    def tick(self, event: T, now_s: float) -> T | None:
+        """What to send now."""
+        if self._sent_s is None or now_s - self._sent_s >= self._window_s:
+            self._pending, self._sent_s = None, now_s
+            return event
+        self._pending = event
+        return None
+
+    def close(self, now_s: float) -> T | None:
+        """The window ends, or all of it: the pending one, if any. A second call finds nothing."""
+        event, self._pending = self._pending, None
+        if event is not None:
+            self._sent_s = now_s
+        return event
+
+
+def never_back(before: Progress | None, now: Progress) -> Progress:
+    """A second source, or a transfer that starts over, must not move anybody's bar backwards within one attempt."""
+    if before is None or ORDER.index(now.phase) > ORDER.index(before.phase):
+        return now
+    if now.phase != before.phase:
+        return replace(before, rate=now.rate)
+    current = max(before.current_bytes, now.current_bytes)
+    total = max(now.total_bytes, current) if now.total_bytes else before.total_bytes
+    return replace(now, current_bytes=current, total_bytes=total)
+
+
+def percentage(progress: Progress) -> float:
+    if not progress.total_bytes:
+        return 0.0
+    return min(100.0, round(100.0 * progress.current_bytes / progress.total_bytes, 1))
+
+
+@dataclass(frozen=True)
+class OrderName:
+    """Whose progress it is. Without `op_id` nobody listens."""
+
+    op_id: str
+    node_id: str
+    backend: str
+    attempt: int = 0
+
+
+class ProgressPublisher:
+    """Give `tell` to the installer; `async with` it around the work, so that the last event is out before the reply."""
+
+    def __init__(
+        self,
+        order: OrderName,
+        publish: Callable[[InstallProgress], Awaitable[None]],
+        clock: Clock,
+        *,
+        window_s: float = WINDOW_S,
+        flush_timeout_s: float = FLUSH_TIMEOUT_S,
+    ) -> None:
+        self._order = order
+        self._flush_timeout_s = flush_timeout_s
+        self._publish = publish
+        self._clock = clock
+        self._window: Window[InstallProgress] = Window(window_s)
+        self._last: Progress | None = None
+        self._seq = 0
+        self._next: InstallProgress | None = None  # one place: who is slow to send gets the latest, not a backlog
+        self._wake = asyncio.Event()
+        self._over = False
+        self._sender: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def phase(self) -> str:
+        """The last one told: a failure's result says in which it happened."""
+        return self._last.phase if self._last is not None else ""
+
+    def tell(self, progress: Progress) -> None:
+        """Never waits: an event nobody can be told now is one of many."""
+        self._last = never_back(self._last, progress)
+        if self._sender is None:
+            return
+        now_s = self._clock.monotonic()
+        if (event := self._window.tick(self._event(self._last), now_s)) is not None:
+            self._send(event)
+        elif self._timer is None and (due_s := self._window.due_s) is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s), self._close_window)
+
+    async def __aenter__(self) -> ProgressPublisher:
+        if self._order.op_id:
+            self._sender = asyncio.get_running_loop().create_task(self._send_all(), name="progress")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Success or not, cancelled or not: what is pending goes out, and then nothing more."""
+        if self._sender is None:
+            return
+        self._close_window()
+        self._over = True
+        self._wake.set()
+        sender, self._sender = self._sender, None
+        try:
+            async with asyncio.timeout(self._flush_timeout_s):
+                await sender
+        except TimeoutError:
+            log.warning("the last progress event could not be sent", op=self._order.op_id)
+
+    def _close_window(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (event := self._window.close(self._clock.monotonic())) is not None:
+            self._send(event)
+
+    def _send(self, event: InstallProgress) -> None:
+        self._next = event
+        self._wake.set()
+
+    async def _send_all(self) -> None:
+        while self._next is not None or not self._over:
+            if self._next is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            event, self._next = self._next, None
+            self._seq += 1  # numbered in the order they go out: one that was overwritten leaves no gap
+            try:
+                await self._publish(msgspec.structs.replace(event, seq=self._seq))
+            except CorralError as error:
+                log.debug("progress not published", op=self._order.op_id, reason=error.message)
+
+    def _event(self, progress: Progress) -> InstallProgress:
+        return InstallProgress(
+            op_id=self._order.op_id,
+            node_id=self._order.node_id,
+            backend=self._order.backend,
+            file_name=progress.file,
+            current=human_bytes(progress.current_bytes) if progress.current_bytes or progress.total_bytes else "",
+            total=human_bytes(progress.total_bytes) if progress.total_bytes else "",
+            percentage=percentage(progress),
+            phase=progress.phase.value,
+            attempt=self._order.attempt,
+            current_bytes=progress.current_bytes,
+            total_bytes=progress.total_bytes,
+            rate=round(progress.rate, 1),
+        )
