@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import uuid
@@ -34,6 +35,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
+from corral.controller.store_wait import open_store_when_there
 from corral.controller.view import Views
 from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies as web_dependencies
@@ -42,9 +44,11 @@ from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
 from corral.kit.settings import shown
 from corral.kit.tasks import leaves
-from corral.store import open_store
 
 log = get_log(__name__)
+
+_FAREWELL_S = 3.0
+_SHORT_SECRET = 16
 
 
 async def serve(
@@ -56,12 +60,13 @@ async def serve(
     instance = settings.instance_id or str(uuid.uuid4())
     ca = load_ca(settings.ca_cert, settings.ca_key)
     bus_setup = set_up_bus(settings, clock)
-    async with (
-        open_store(settings.store_url()) as store,
-        NatsBus(
-            bus_setup.urls, bus_setup.credentials, tls=bus_setup.tls, inbox_prefix=bus_setup.inbox, clock=clock
-        ) as bus,
-    ):
+    async with contextlib.AsyncExitStack() as opened:
+        store = await opened.enter_async_context(open_store_when_there(settings.store_url(), stopped))
+        if store is None:
+            return
+        bus = await opened.enter_async_context(
+            NatsBus(bus_setup.urls, bus_setup.credentials, tls=bus_setup.tls, inbox_prefix=bus_setup.inbox, clock=clock)
+        )
         watch = Watch(store, bus, clock, interval_s=settings.watch_interval_s)
         changes = NodeChanges(store, watch)
         leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
@@ -114,6 +119,8 @@ async def serve(
         await access.ensure(
             ensure_key_file(settings.gateway_key_file or settings.data / "gateway.key"), "gateway", Role.GATEWAY
         )
+        if settings.compat_localai and len(settings.registration_token) < _SHORT_SECRET:
+            log.warning("the shared registration token is short enough to be guessed; make it longer")
         rules = AdmissionRules(
             settings.auto_approve,
             settings.registration_token if settings.compat_localai else "",
@@ -156,8 +163,10 @@ async def serve(
                 watch.end()
             for loop in loops:
                 loop.cancel()
-        await leadership.release_all()
-        await presence.leave()
+        with contextlib.suppress(TimeoutError):  # others find out by themselves, a little later
+            async with asyncio.timeout(_FAREWELL_S):
+                await leadership.release_all()
+                await presence.leave()
 
 
 def run(settings: ControllerSettings) -> int:

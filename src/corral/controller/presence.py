@@ -7,9 +7,13 @@ from datetime import timedelta
 
 from corral import __version__
 from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.store import controllers
 from corral.store.api import Store
+
+log = get_log(__name__)
 
 _FORGET_AFTER = timedelta(days=7)
 
@@ -32,5 +36,8 @@ class Presence:
             await controllers.prune(tx, await tx.now() - _FORGET_AFTER)
 
     async def leave(self) -> None:
-        async with self._store.write() as tx:
-            await controllers.delete(tx, self._instance)
+        try:
+            async with self._store.write() as tx:
+                await controllers.delete(tx, self._instance)
+        except CorralError as error:
+            log.warning("not signed off; it will show", error=error.message)

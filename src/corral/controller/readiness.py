@@ -1,9 +1,15 @@
-"""Can this controller do its work? Without the bus it can: nodes are still heard over HTTP, and people are told."""
+"""Can this controller do its work? Without the bus it can: nodes are still heard over HTTP, and people are told.
+
+Anybody may ask, so the reason stays general; the log has the details.
+"""
 
 from __future__ import annotations
 
 from corral.kit.errors import CorralError
+from corral.kit.log import get_log
 from corral.store.api import Store
+
+log = get_log(__name__)
 
 
 class Readiness:
@@ -14,5 +20,6 @@ class Readiness:
         try:
             await self._store.ping()
         except CorralError as error:
-            return [f"database: {error.message}"]
+            log.debug("not ready", error=error.message)
+            return ["the database does not answer"]
         return []

@@ -5,11 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.kit.settings import Seconds, setting
+from corral.kit.settings import BadSettings, Seconds, setting
 
 
 def _positive(value: float) -> str | None:
     return None if value > 0 else "must be more than zero"
+
+
+def _percent(value: int) -> str | None:
+    return None if 0 <= value <= 100 else "must be between 0 and 100"
+
+
+def _at_least_one(value: int) -> str | None:
+    return None if value >= 1 else "must be at least 1"
+
+
+def _port(value: int) -> str | None:
+    return None if 0 <= value <= 65535 else "must be between 0 (none) and 65535"
+
+
+def _log_level(value: str) -> str | None:
+    words = ("debug", "info", "warning", "error")
+    return None if value.lower() in words else f"must be one of {', '.join(words)}"
 
 
 def _store_url(value: str) -> str | None:
@@ -33,7 +50,7 @@ class ControllerSettings:
     )
     socket: Path | None = setting("unix socket to serve on; the local gateway uses it", default=None)
     host: str = setting("address to serve on besides the socket; needs a port", default="127.0.0.1")
-    port: int = setting("port to serve on besides the socket; 0 = none", default=0)
+    port: int = setting("port to serve on besides the socket; 0 = none", default=0, check=_port)
     tls_cert: Path | None = setting("certificate for host:port (PEM)", default=None)
     tls_key: Path | None = setting("key for host:port (PEM)", default=None)
     public_url: str = setting("URL under which people and workers reach the gateway; printed in join lines", default="")
@@ -89,7 +106,10 @@ class ControllerSettings:
         "approve every node that shows a valid token", default=False, aliases=("LOCALAI_AUTO_APPROVE_NODES",)
     )
     pending_limit: int = setting(
-        "nodes that may wait for approval at once; more are told to come back later", default=1000, advanced=True
+        "nodes that may wait for approval at once; more are told to come back later",
+        default=1000,
+        check=_at_least_one,
+        advanced=True,
     )
     compat_localai: bool = setting("let LocalAI workers join with the shared registration token", default=False)
     registration_token: str = setting(
@@ -102,9 +122,9 @@ class ControllerSettings:
     stale_after_s: Seconds = setting("a node silent for so long is offline", default=Seconds(60), check=_positive)
     health_interval_s: Seconds = setting("how often health is judged", default=Seconds(5), check=_positive)
     guard_share: int = setting(
-        "automation takes no more than this share of nodes (percent) offline in one window", default=40
+        "automation takes no more than this share of nodes (percent) offline in one window", default=40, check=_percent
     )
-    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3)
+    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3, check=_at_least_one)
     heartbeat_flush_s: Seconds = setting(
         "heartbeats are written in batches this far apart", default=Seconds(1), check=_positive, advanced=True
     )
@@ -132,8 +152,18 @@ class ControllerSettings:
         aliases=("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
         check=_positive,
     )
-    log_level: str = setting("debug, info, warning or error", default="info")
+    log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
+
+    def __post_init__(self) -> None:
+        """What only two settings together can get wrong."""
+        faults = []
+        if self.compat_localai and not self.registration_token:
+            faults.append("--compat-localai needs --registration-token: without one nobody could join with it")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            faults.append("--tls-cert and --tls-key come together")
+        if faults:
+            raise BadSettings(faults)
 
     def store_url(self) -> str:
         return self.store or f"sqlite:///{(self.data.expanduser() / 'corral.db').absolute()}"

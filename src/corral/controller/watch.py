@@ -88,6 +88,8 @@ class Watch:
         self._revisions: dict[str, int] = {}
         self._read_at = 0.0
         self._ended = False
+        self._begun = 0  # looks; of two at once the one that began later has seen more
+        self._seen = 0
         self._hints: asyncio.Queue[ViewChanged] = asyncio.Queue(maxsize=256)
 
     def touched(self, kind: str, id: str = "") -> None:
@@ -112,6 +114,10 @@ class Watch:
         finally:
             self._followers.discard(following)
 
+    @property
+    def followers(self) -> int:
+        return len(self._followers)
+
     def end(self) -> None:
         """The controller stops: open streams must not hold it up."""
         self._ended = True
@@ -127,6 +133,8 @@ class Watch:
             )
 
     async def look(self) -> None:
+        self._begun += 1
+        mine = self._begun
         async with self._store.read() as tx:
             current = await revisions.read_all(tx)
             # Heartbeats raise no counter; someone who watches still wants to see memory and times move.
@@ -135,6 +143,9 @@ class Watch:
                 return
             nodes_changed = due or current.get("nodes") != self._revisions.get("nodes")
             present = await read_node_views(tx) if nodes_changed else self._present
+        if mine < self._seen:
+            return  # what we read is older than what has been told already
+        self._seen = mine
         changed = [kind for kind, value in current.items() if self._revisions.get(kind) != value and kind != "nodes"]
         self._revisions = current
         self._tell_nodes(present)
@@ -169,3 +180,5 @@ class Watch:
                 await self._bus.publish(VIEW_CHANGED, hint)
             except CorralError as error:
                 log.debug("hint not sent", kind=hint.kind, error=error.message)
+            except Exception:  # a hint is never worth the controller
+                log.exception("hint not sent", kind=hint.kind)

@@ -222,3 +222,16 @@ def test_metrics_of_the_controller(cluster: Cluster) -> None:
     assert 'corral_nodes{status="pending"}' in text
     assert http("GET", cluster.members[0].url + "/controller/healthz").status == 200
     assert http("GET", cluster.members[0].url + "/controller/metrics").status == 401
+
+
+def test_the_log_tells_who_did_it(cluster: Cluster) -> None:
+    node = HandMadeNode(cluster)
+    node.register()
+    helper = make_key(cluster, name="helper", role="admin")
+    assert api(cluster, "POST", f"/api/nodes/{node.name}/approve", key=helper["secret"]).status == 200
+    assert api(cluster, "DELETE", f"/api/keys/{helper['key']['id']}").status == 204
+    controller = cluster.members[0].controller
+    assert controller is not None
+    lines = controller.output().splitlines()
+    assert any("node status" in line and node.name in line and "by=helper" in line for line in lines)
+    assert any("API key revoked" in line and "key=helper" in line and "by=admin" in line for line in lines)

@@ -241,6 +241,13 @@ def test_malformed_json_is_a_400(cluster: Cluster, payload: bytes) -> None:
         assert json.loads(error.read())["error"]["code"] == 400
 
 
+def test_without_any_token_nothing_else_is_looked_at(cluster: Cluster) -> None:
+    for path in ("register", "x/heartbeat", "x/credentials"):
+        answer = http("POST", f"{cluster.members[0].url}/api/node/{path}", body="not an object")
+        assert answer.status == 401, path
+        assert answer.json() == {"error": "registration token required"}
+
+
 def test_an_oversized_body_is_refused(cluster: Cluster) -> None:
     node = HandMadeNode(cluster)
     answer = node.register(labels={"k": "v" * 2_000_000})

@@ -10,10 +10,13 @@ from corral.controller.registry.views import rfc3339
 from corral.controller.watch import Watch
 from corral.kit.certificates import Ca
 from corral.kit.errors import Invalid, NotFound, Unauthenticated
+from corral.kit.log import get_log
 from corral.kit.secrets import JOIN_TOKEN, digest, new_secret
 from corral.store import join_tokens, revisions
 from corral.store.api import Store, Transaction
 from corral.store.join_tokens import JoinToken
+
+log = get_log(__name__)
 
 _LONGEST_S = 10 * 365 * 86400.0
 
@@ -43,6 +46,7 @@ class JoinTokens:
             )
             await join_tokens.insert(tx, token)
             await revisions.bump(tx, "tokens")
+        log.info("join token made", token_id=token.id, uses=token.uses_left, pre_approved=token.pre_approved)
         self._watch.touched("tokens", token.id)
         return JoinTokenCreated(token=_view(token, now), secret=secret, join_command=self._join_command(secret))
 
@@ -66,6 +70,7 @@ class JoinTokens:
             for token in found:
                 await join_tokens.revoke(tx, token.id)
             await revisions.bump(tx, "tokens")
+        log.info("join token revoked", token_ids=[token.id for token in found])
         self._watch.touched("tokens")
 
 

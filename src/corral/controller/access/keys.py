@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateKey, KeyCreated, KeyView
 from corral.contract.view import KeyLimits
+from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.principal import Principal, Role
 from corral.controller.registry.views import rfc3339
 from corral.controller.watch import Watch
@@ -34,9 +35,10 @@ class Access:
         self._use_noted: dict[str, float] = {}  # bounded by the number of keys
 
     async def by_key(self, secret: str) -> Principal:
-        async with self._store.read() as tx:
-            key = await api_keys.find_by_hash(tx, digest(secret))
-            now = await tx.now()
+        with before_we_know_who_asks():
+            async with self._store.read() as tx:
+                key = await api_keys.find_by_hash(tx, digest(secret))
+                now = await tx.now()
         if key is None:
             raise Unauthenticated("the API key is not known here")
         _refuse_ended(key, now)
@@ -44,10 +46,11 @@ class Access:
         return Principal(key.id, key.name, Role(key.role))
 
     async def by_session(self, secret: str) -> Principal:
-        async with self._store.read() as tx:
-            session = await web_sessions.find(tx, digest(secret))
-            key = await api_keys.find(tx, session.key_id) if session else None
-            now = await tx.now()
+        with before_we_know_who_asks():
+            async with self._store.read() as tx:
+                session = await web_sessions.find(tx, digest(secret))
+                key = await api_keys.find(tx, session.key_id) if session else None
+                now = await tx.now()
         if session is None or key is None or session.expires_at <= now:
             raise Unauthenticated("the session has ended; sign in again")
         _refuse_ended(key, now)
@@ -55,6 +58,16 @@ class Access:
             async with self._store.write() as tx:
                 await web_sessions.extend(tx, session.id_hash, now + timedelta(seconds=self._session_ttl_s))
         return Principal(key.id, key.name, Role(key.role), csrf=session.csrf, session=session.id_hash)
+
+    async def is_welcome(self, principal: Principal) -> bool:
+        """Whether key and session still count: for streams that outlive the check at their beginning."""
+        async with self._store.read() as tx:
+            key = await api_keys.find(tx, principal.key_id)
+            session = await web_sessions.find(tx, principal.session) if principal.session else None
+            now = await tx.now()
+        if principal.session and (session is None or session.expires_at <= now):
+            return False
+        return key is not None and _state(key, now) == "active"
 
     async def open_session(self, key_secret: str) -> tuple[str, Principal]:
         """Sign in with an API key: the session's secret for the cookie, and who it is."""
@@ -82,6 +95,7 @@ class Access:
     async def create(self, asked: CreateKey) -> KeyCreated:
         secret = new_secret(API_KEY)
         key = await self._insert(asked, secret)
+        log.info("API key made", key=key.name, key_id=key.id, key_role=key.role)
         return KeyCreated(key=_view(key, key.created_at), secret=secret)
 
     async def ensure(self, secret: str, name: str, role: Role) -> None:
@@ -111,6 +125,7 @@ class Access:
             await api_keys.revoke(tx, key.id)
             await web_sessions.delete_of_key(tx, key.id)
             await revisions.bump(tx, "keys")
+        log.info("API key revoked", key=key.name, key_id=key.id, key_role=key.role)
         self._watch.touched("keys", key.id)
 
     async def _insert(self, asked: CreateKey, secret: str) -> ApiKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
+import structlog
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
@@ -49,6 +50,7 @@ async def _guard(connection: Connection, *roles: Role) -> None:
     principal = await authenticate(connection, access)
     require(principal, *roles)
     connection.scope["state"]["principal"] = principal
+    structlog.contextvars.bind_contextvars(by=principal.name)  # who deleted that node? The log knows
 
 
 async def viewers(connection: Connection, _: BaseRouteHandler) -> None:

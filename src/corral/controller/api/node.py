@@ -30,8 +30,8 @@ class NodeSelfService(Controller):
 
     @post("/register", summary="Join the fleet, or come back to it", status_code=201)
     async def register(self, request: AnyRequest, node_api: NodeApi, access: Access) -> Response[bytes]:
-        asked = await _body(request, RegisterNode)
-        return _json(await node_api.register(asked, await _caller(request, access)), 201)
+        caller = await _caller(request, access)
+        return _json(await node_api.register(await _body(request, RegisterNode), caller), 201)
 
     @post(
         "/{node_id:str}/credentials",
@@ -41,13 +41,15 @@ class NodeSelfService(Controller):
     async def credentials(
         self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
     ) -> Response[bytes]:
+        caller = await _caller(request, access)
         asked = await _body(request, RefreshCredentials)
-        return _json(await node_api.refresh(node_id, asked.csr, await _caller(request, access)))
+        return _json(await node_api.refresh(node_id, asked.csr, caller))
 
     @post("/{node_id:str}/heartbeat", summary="I am alive", status_code=200)
     async def heartbeat(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> Response[bytes]:
+        caller = await _caller(request, access)
         beat = await _body(request, HttpHeartbeat)
-        return _json(await node_api.heartbeat(node_id, beat, await _caller(request, access)))
+        return _json(await node_api.heartbeat(node_id, beat, caller))
 
     @post("/{node_id:str}/drain", summary="Send me no new work", status_code=200)
     async def drain(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +14,10 @@ from typing import Any
 import uvicorn
 
 from corral.controller.settings import ControllerSettings
+from corral.kit.log import get_log
 from corral.kit.settings import BadSettings
+
+log = get_log(__name__)
 
 _START_S = 10.0
 
@@ -34,11 +38,16 @@ async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[lis
         doors.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
     if settings.port:
         secure = settings.tls_cert is not None
+        if not secure and not _is_loopback(settings.host):
+            log.warning("served without TLS beyond this machine: keys can be read on the network", host=settings.host)
         scheme = "https" if secure else "http"
         doors.append((f"{scheme}://{settings.host}:{settings.port}", _tcp_socket(settings.host, settings.port), secure))
     if not doors:
         raise BadSettings(["the controller needs somewhere to serve: --socket, or --port"])
-    servers = [(_server(app, settings, secure=secure), sock) for _, sock, secure in doors]
+    ours = _inode(settings.socket)
+    servers = [
+        (_server(app, settings, secure=secure, local=sock.family is socket.AF_UNIX), sock) for _, sock, secure in doors
+    ]
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(server.serve(sockets=[sock]), name="http") for server, sock in servers]
         await _started([server for server, _ in servers], running)
@@ -47,8 +56,15 @@ async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[lis
         finally:
             for server, _ in servers:
                 server.should_exit = True
-    if settings.socket is not None:
+    if settings.socket is not None and _inode(settings.socket) == ours:  # else a successor has taken the place
         settings.socket.unlink(missing_ok=True)
+
+
+def _inode(path: Path | None) -> int | None:
+    try:
+        return path.stat().st_ino if path is not None else None
+    except OSError:
+        return None
 
 
 async def _started(servers: list[_Server], running: list[asyncio.Task[None]]) -> None:
@@ -60,9 +76,11 @@ async def _started(servers: list[_Server], running: list[asyncio.Task[None]]) ->
             await asyncio.sleep(0.01)  # uvicorn offers no event to wait for
 
 
-def _server(app: Any, settings: ControllerSettings, *, secure: bool) -> _Server:
+def _server(app: Any, settings: ControllerSettings, *, secure: bool, local: bool) -> _Server:
     config = uvicorn.Config(
         app,
+        # Behind the socket stands the gateway, which bounds heads itself; on a port h11 does, and httptools does not.
+        http="auto" if local else "h11",
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -93,6 +111,13 @@ def _unix_socket(path: Path) -> socket.socket:
         door.close()
         raise BadSettings([f"--socket: {path}: {error.strerror}"]) from error
     return door
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:

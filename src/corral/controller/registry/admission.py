@@ -21,6 +21,7 @@ from corral.contract.messages.nodes import (
 )
 from corral.contract.protocol import PROTOCOL
 from corral.controller.access.bus_issuer import BusIssuer
+from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.join_tokens import check_join_token, claim_join_token
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens
@@ -116,10 +117,11 @@ class NodeApi:
     async def _turn_strangers_away(self, offer: RegisterNode, caller: Caller) -> None:
         """Reads only: whoever shows nothing of ours must not be able to keep the database's one writer busy, nor to
         hold another node's row."""
-        async with self._store.read() as tx:
-            _, knock = await self._who(tx, offer, caller)
-            if isinstance(knock, ByJoinToken | ByJoinTokenButTaken):
-                await check_join_token(tx, caller.bearer)
+        with before_we_know_who_asks():
+            async with self._store.read() as tx:
+                _, knock = await self._who(tx, offer, caller)
+                if isinstance(knock, ByJoinToken | ByJoinTokenButTaken):
+                    await check_join_token(tx, caller.bearer)
 
     async def _register(self, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
         labels = worker_labels(offer)
@@ -162,15 +164,16 @@ class NodeApi:
 
     async def _authenticated(self, node_id: str, caller: Caller) -> Node:
         """The node whose own token this is. One node's token opens nothing of another's."""
-        async with self._store.read() as tx:
-            node = await nodes.find(tx, node_id)
-            grave = None if node else await node_tombstones.find(tx, node_id)
+        with before_we_know_who_asks():
+            async with self._store.read() as tx:
+                node = await nodes.find(tx, node_id)
+                grave = None if node else await node_tombstones.find(tx, node_id)
         if grave is not None and (matches(caller.bearer, grave.token_hash) or self._shows_shared(caller)):
             raise Gone(f"node {grave.name} was deleted; join again with a new token (`corral token create`)")
         if node is None:
             if self._shows_shared(caller):
                 raise NotFound(f"there is no node {node_id}")
-            # Whoever holds no token of ours learns nothing, not even which ids exist.
+            # Whoever shows nothing that could be a node's token learns nothing, not even which ids exist.
             if not caller.bearer.startswith(NODE_TOKEN):
                 raise Unauthenticated("this needs the node's own token")
             raise NotFound(f"there is no node {node_id}")

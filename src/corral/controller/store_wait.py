@@ -1,0 +1,34 @@
+"""A database that is not there yet is waited for: it may simply start later than we do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from corral.kit.backoff import Backoff
+from corral.kit.errors import Unavailable
+from corral.kit.log import get_log
+from corral.store import Store, open_store
+
+log = get_log(__name__)
+
+
+@contextlib.asynccontextmanager
+async def open_store_when_there(
+    url: str, stopped: asyncio.Event, *, first_s: float = 0.5, cap_s: float = 5.0
+) -> AsyncIterator[Store | None]:
+    """The store, or None when we were told to stop before it could be opened. What waiting cannot cure is raised."""
+    backoff = Backoff(first_s, cap_s)
+    async with contextlib.AsyncExitStack() as stack:
+        store = None
+        while store is None and not stopped.is_set():
+            try:
+                store = await stack.enter_async_context(open_store(url))
+            except Unavailable as error:
+                wait_s = backoff.next_s()
+                log.warning("waiting for the database", error=error.message, wait_s=round(wait_s, 1))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await stopped.wait()
+        yield store

@@ -1,0 +1,142 @@
+"""Keys, sessions and streams at their edges: what is said before a key was shown, and what ends with a key."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.contract.admin import CreateKey
+from corral.controller.access.keys import Access
+from corral.controller.access.principal import Principal
+from corral.controller.api import events
+from corral.controller.readiness import Readiness
+from corral.kit.errors import Unavailable
+from corral.store import Store
+from tests.support.registry import Registry, caller, open_registry
+
+REFUSAL = (
+    'the database postgresql://db.internal/corral cannot be used: password authentication failed for user "corral"'
+)
+
+
+def access_of(registry: Registry) -> Access:
+    return Access(registry.store, registry.watch, registry.clock, session_ttl_s=600)
+
+
+async def test_strangers_are_not_told_where_the_database_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        access = access_of(registry)
+
+        def away(_: Store) -> Any:
+            raise Unavailable(REFUSAL)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "read", away)
+            told = await Readiness(registry.store).reasons()
+            for ask in (
+                access.by_key("ck_x"),
+                access.by_session("cs_x"),
+                registry.register("barn", "cj_x"),
+                registry.node_api.replicas("id", caller("cn_x")),
+            ):
+                with pytest.raises(Unavailable) as refused:
+                    await ask
+                told.append(refused.value.message)
+    assert len(told) == 5
+    assert not any(word in line for line in told for word in ("internal", "password", "corral"))
+
+
+class Stream:
+    """`/api/events` as one caller sees it, with a check after every event."""
+
+    def __init__(self, registry: Registry, access: Access, principal: Principal) -> None:
+        self.frames = events.frames(registry.watch, lambda: access.is_welcome(principal), ping_s=0.02)
+
+    async def until_it_ends(self) -> bytes:
+        return b"".join([piece async for piece in self.frames])
+
+
+@pytest.mark.parametrize("by", ["key", "session"])
+async def test_a_stream_of_events_ends_with_the_key_that_opened_it(tmp_path: Path, by: str) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        access = access_of(registry)
+        made = await access.create(CreateKey(name="eyes", role="viewer"))
+        principal = await access.by_key(made.secret)
+        if by == "session":
+            _, principal = await access.open_session(made.secret)
+        stream = Stream(registry, access, principal)
+        async with aclosing(stream.frames):  # type: ignore[type-var]
+            assert await anext(stream.frames) == b"retry: 2000\n\n"
+            seen = [await anext(stream.frames) for _ in range(3)]  # pings: it is still welcome
+            assert b": still here\n\n" in seen
+            await access.revoke("eyes", by="somebody else")
+            await stream.until_it_ends()
+        assert registry.watch.followers == 0
+
+
+async def test_signing_out_ends_the_pages_stream(tmp_path: Path) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        access = access_of(registry)
+        made = await access.create(CreateKey(name="eyes", role="viewer"))
+        _, principal = await access.open_session(made.secret)
+        await access.close_session(principal)
+        assert not await access.is_welcome(principal)
+        assert await access.is_welcome(await access.by_key(made.secret)), "the key itself still counts"
+
+
+async def test_of_two_looks_at_once_the_later_one_counts(tmp_path: Path) -> None:
+    """A follower's own look may begin before and end after the loop's. What it read is old by then."""
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        watch = registry.watch
+        told = await registry.join("barn", pre_approved=True)
+        original = Store.read
+        first = True
+
+        def read(store: Store) -> Any:
+            nonlocal first
+            if not first:
+                return original(store)
+            first = False
+            return Slow(original(store))
+
+        class Slow:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            async def __aenter__(self) -> Any:
+                return await self.inner.__aenter__()
+
+            async def __aexit__(self, *error: Any) -> Any:
+                done = await self.inner.__aexit__(*error)
+                await registry.admin.drain("barn")  # meanwhile: a change, and another look that sees it
+                await watch.look()
+                return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "read", read)
+            await watch.look()
+        assert watch._present[told.id].status == "draining"
+
+
+async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: Path) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        sent: list[str] = []
+
+        async def publish(_event: object, hint: Any, **_: object) -> None:
+            sent.append(hint.kind)
+            if len(sent) == 1:
+                raise AssertionError("a mistake in some library")
+
+        registry.bus.publish = publish  # type: ignore[method-assign, assignment]
+        sending = asyncio.ensure_future(registry.watch._send_hints())
+        registry.watch.touched("nodes")
+        registry.watch.touched("keys")
+        async with asyncio.timeout(5):
+            while len(sent) < 2:  # noqa: ASYNC110 - another task does it
+                await asyncio.sleep(0.01)
+        assert not sending.done()
+        sending.cancel()
