@@ -1,0 +1,144 @@
+"""`corral doctor` beside a real fleet: one that is well, and one whose parts are broken in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.processes import alive, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Advice:
+    code: int
+    findings: dict[str, list[dict[str, str]]]  # about → findings
+
+    def bad(self) -> dict[str, str]:
+        """What must be mended: about → what was seen and what to do."""
+        failed = [each for found in self.findings.values() for each in found if each["level"] == "fail"]
+        return {each["about"]: f"{each['seen']} → {each['mend']}" for each in failed}
+
+
+def ask(fleet: Fleet, *more: str) -> Advice:
+    ran = fleet.cli("doctor", "--json", *more, timeout_s=60)
+    findings: dict[str, list[dict[str, str]]] = {}
+    for each in json.loads(ran.stdout):
+        findings.setdefault(each["about"], []).append(each)
+    advice = Advice(ran.returncode, findings)
+    assert advice.code == (1 if advice.bad() else 0)
+    return advice
+
+
+@pytest.fixture(scope="module", params=[(), ("--lan",)], ids=["loopback", "lan"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """What ends stays away for a while: the doctor shall see it."""
+    root = tmp_path_factory.mktemp("doctor")
+    assert shutil.disk_usage(root).free > 2 * GIB, "the doctor would rightly complain about this machine's disk"
+    fleet = Fleet(root, *request.param, CORRAL_RESTART_FIRST="40s", CORRAL_RESTART_CAP="40s")
+    try:
+        fleet.start()
+        fleet.join_line()
+        fleet.wait_status(fleet.own_node(), "healthy", 30)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def test_a_healthy_fleet_gets_a_clean_bill(fleet: Fleet) -> None:
+    advice = ask(fleet)
+    assert advice.bad() == {}
+    assert advice.code == 0
+    assert advice.findings.keys() >= {
+        *("python", "nats-server", "open files", "data folder", "disk", "secrets", "database", "running"),
+        *("gateway", "controller", "key", "clock", "controllers", "bus", "bus door", "nodes"),
+    }
+    assert ("certificate" in advice.findings) == fleet.tls
+    for about, seen in (
+        ("nodes", "1 of 1 well"),
+        ("bus", "each node may only use its own subjects"),
+        ("bus door", "is closed to strangers"),
+        ("clock", "agrees"),
+    ):
+        assert [each["level"] for each in advice.findings[about]] == ["ok"]
+        assert seen in advice.findings[about][0]["seen"]
+    table = fleet.cli("doctor")
+    assert table.returncode == 0
+    assert all(line.startswith(("ok ", "warn ", " ")) for line in table.stdout.splitlines()), table.stdout
+
+
+def test_a_secret_that_others_can_read_is_found(fleet: Fleet) -> None:
+    for place, closed, opened in (
+        (fleet.data / "secrets" / "admin.key", 0o600, 0o644),
+        (fleet.data / "secrets", 0o700, 0o755),
+    ):
+        place.chmod(opened)
+        try:
+            advice = ask(fleet)
+        finally:
+            place.chmod(closed)
+        assert advice.bad() == {"secrets": f"{place} can be read by others → chmod {closed:o} {place}"}
+    assert ask(fleet).code == 0
+
+
+def test_a_machine_that_waits_is_no_fault(fleet: Fleet) -> None:
+    worker = fleet.join("waiting", token=fleet.token())
+    fleet.wait_status("waiting", "pending", 30)
+    advice = ask(fleet)
+    assert advice.code == 0
+    assert [(each["level"], each["mend"]) for each in advice.findings["node"]] == [
+        ("warn", "corral nodes approve waiting")
+    ]
+    worker.close()
+    assert fleet.cli("nodes", "delete", "waiting", "--yes").returncode == 0
+
+
+def test_with_the_bus_away_it_says_where_to_look(fleet: Fleet) -> None:
+    os.kill(fleet.child_pid("nats-server"), signal.SIGKILL)
+    wait_for(lambda: not fleet.api("GET", "/api/cluster").json()["bus"]["connected"], "controller without a bus", 20)
+    wait_for(lambda: next(iter(fleet.nodes().values())).get("bus_down"), "node without a bus", 20)
+    bad = ask(fleet).bad()
+    assert bad.keys() == {"bus", "bus door", "node"}
+    assert bad["bus"].startswith("the controller is not connected to it → ")
+    assert "logs/bus.log" in bad["bus"]
+    assert f":{fleet.bus_port}" in bad["bus door"]
+    assert "cannot reach the bus" in bad["node"]
+
+
+def test_with_the_controller_away_it_says_where_to_look(fleet: Fleet) -> None:
+    os.kill(fleet.child_pid("controller"), signal.SIGKILL)
+    wait_for(lambda: not fleet.controller_ready(), "gateway without a controller", 20)
+    bad = ask(fleet).bad()
+    assert "controller" in bad
+    assert "logs/controller.log" in bad["controller"]
+
+
+def test_after_a_hard_end_it_says_that_nothing_answers(fleet: Fleet) -> None:
+    assert fleet.up is not None
+    children = [fleet.child_pid(role) for role in ("gateway", "worker")]
+    fleet.up.kill()
+    wait_for(lambda: not any(alive(pid) for pid in children), "end of all children", 20)
+    bad = ask(fleet).bad()
+    assert bad.keys() == {"gateway", "bus door"}
+    assert f"nothing answers at {fleet.url} (Connection refused)" in bad["gateway"]
+    assert "start the fleet with `corral up`" in bad["gateway"]
+
+
+def test_without_a_fleet_it_looks_at_the_machine(tmp_path: Path) -> None:
+    lonely = Fleet(tmp_path)
+    advice = ask(lonely, "--data", str(lonely.data))
+    assert advice.code == 0
+    assert [each["level"] for each in advice.findings["fleet"]] == ["warn"]
+    assert "corral up" in advice.findings["fleet"][0]["mend"]
+    assert "is not there yet" in advice.findings["data folder"][0]["seen"]
