@@ -4,191 +4,298 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from corral.contract.messages.backends import NodeBackend
 from corral.controller.desired.plan import (
     Build,
+    BuildOrNot,
     Done,
     Drop,
+    Fail,
     Hold,
-    Installed,
     Intent,
     Kind,
     NoBuild,
     NodeWorld,
+    NotLookedUp,
     Send,
     Skip,
     Stage,
+    Step,
+    Stop,
+    Wait,
+    Why,
     plan,
-    retry_delay,
 )
 from corral.controller.desired.rules import Unwanted, Wanted
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-NEW = Build("cpu", "sha256:new")
+SECOND = timedelta(seconds=1)
+NEW = Build("cpu-vllm", "sha256:new")
 WANTED = Wanted("t", 7, "op7")
 UNWANTED = Unwanted(8, "op8")
-NODE = NodeWorld("n1", "barn", "healthy", boot_id="b1")
+NODE = NodeWorld("n1", "barn", "healthy", boot_id="b1", heard_at=NOON)
+LOCALAI = replace(NODE, accepts=False, boot_id="")
+EPOCH = 3
 
 
-def sent(kind: str = "install", **more: object) -> Intent:
-    return Intent(Kind(kind), 7, "op7", stage=Stage.SENT, attempt=1, boot_id="b1", **more)  # type: ignore[arg-type]
+def intent(stage: str = "waiting", kind: str = "install", **more: Any) -> Intent:
+    return replace(Intent(Kind(kind), 7, "op7", stage=Stage(stage), attempt=1, digest="sha256:new"), **more)
 
 
-def planned(node: NodeWorld, want: Wanted | Unwanted = WANTED, build: Build | NoBuild | None = NEW) -> object:
-    steps = plan(node, {"vllm": want}, {"vllm": build} if build else {}, NOON)
-    assert len(steps) <= 1
-    return steps[0] if steps else None
+def sent(kind: str = "install", **more: Any) -> Intent:
+    """Accepted by the worker that runs now."""
+    return intent("sent", kind, **({"boot_id": "b1", "accepted_at": NOON, "epoch": EPOCH} | more))
 
 
-def having(digest: str, when: str = "", **more: object) -> NodeWorld:
-    return replace(NODE, installed={"vllm": Installed(digest, when)}, **more)  # type: ignore[arg-type]
+def called(kind: str = "install", **more: Any) -> Intent:
+    """Sent to a worker that answers when it is done, and has fifteen minutes for it."""
+    until = NOON + timedelta(minutes=15)
+    return intent("sent", kind, **({"epoch": EPOCH, "sent_at": NOON, "next_try_at": until} | more))
+
+
+def doing(node: NodeWorld, what: Intent) -> NodeWorld:
+    return replace(node, intents={"vllm": what})
+
+
+def having(digest: str, when: str = "", node: NodeWorld = NODE, **more: Any) -> NodeWorld:
+    return replace(node, backends=(NodeBackend("vllm", False, False, installed_at=when, digest=digest),), **more)
+
+
+def steps(
+    node: NodeWorld, want: Wanted | Unwanted | None = WANTED, build: BuildOrNot = NEW, now: datetime = NOON
+) -> list[Step]:
+    return plan(node, {"vllm": want} if want else {}, {"vllm": build}, now, epoch=EPOCH)
+
+
+def planned(
+    node: NodeWorld, want: Wanted | Unwanted | None = WANTED, build: BuildOrNot = NEW, now: datetime = NOON
+) -> Step | None:
+    found = steps(node, want, build, now)
+    assert len(found) <= 1, found
+    return found[0] if found else None
+
+
+def install(attempt: int = 1, **more: Any) -> Send:
+    return replace(Send("vllm", Kind.INSTALL, NEW, 7, "op7", attempt), **more)
+
+
+def done(digest: str = "sha256:new", operation: str = "op7", generation: int = 7, kind: str = "install") -> Done:
+    return Done("vllm", operation, generation, Kind(kind), digest)
 
 
 def test_a_missing_backend_is_installed_at_once() -> None:
-    assert planned(NODE) == Send("vllm", Kind.INSTALL, NEW, 7, "op7", 1)
+    assert planned(NODE) == install()
 
 
 def test_another_digest_is_an_upgrade_and_the_right_one_is_success() -> None:
-    assert planned(having("sha256:old")) == Send("vllm", Kind.UPGRADE, NEW, 7, "op7", 1)
-    assert planned(having("sha256:new")) == Done("vllm", "op7")
+    assert planned(having("sha256:old", "monday")) == install(kind=Kind.UPGRADE, before="monday")
+    assert planned(having("sha256:new")) == done()
+
+
+def test_success_is_told_once() -> None:
+    assert planned(having("sha256:new", intents={"vllm": intent("done")})) is None
 
 
 def test_success_only_when_the_inventory_shows_it() -> None:
     """The call may have returned; as long as the node does not list it, nothing is done."""
-    assert planned(replace(NODE, intents={"vllm": sent()})) is None
-    assert planned(having("sha256:new", intents={"vllm": sent()})) == Done("vllm", "op7")
+    assert planned(doing(NODE, sent())) == Wait("vllm", "op7", Kind.INSTALL)
+    assert planned(having("sha256:new", intents={"vllm": sent()})) == done()
+    refused = planned(doing(NODE, sent(answered=True)))
+    assert isinstance(refused, Fail)
+    assert "inventory does not show it" in refused.reason
 
 
 @pytest.mark.parametrize("status", ["offline", "unhealthy", "draining", "pending"])
 def test_a_node_that_is_not_healthy_is_queued_and_retried_when_it_is(status: str) -> None:
-    step = planned(replace(NODE, status=status))
-    assert step == Hold("vllm", "op7", Kind.INSTALL, f"node {status}, will retry when healthy")
+    held = Hold("vllm", "op7", Kind.INSTALL, Why.NODE, f"node {status}, will retry when healthy")
+    assert planned(replace(NODE, status=status)) == held
+    assert planned(doing(replace(NODE, status=status), sent())) == held
     assert isinstance(planned(NODE), Send)
 
 
+def test_a_node_without_the_bus_or_without_inventory_waits() -> None:
+    without_bus = planned(replace(NODE, bus_down=True))
+    assert isinstance(without_bus, Hold)
+    assert without_bus.why == "node"
+    unknown = planned(replace(NODE, known=False))
+    assert unknown == Hold("vllm", "op7", Kind.INSTALL, Why.TURN, "waits for the node's inventory")
+
+
 def test_a_month_offline_changes_nothing() -> None:
-    node = replace(NODE, intents={"vllm": Intent(Kind.INSTALL, 7, "op7", failures=4000, attempt=4000)})
-    assert planned(node) == Send("vllm", Kind.INSTALL, NEW, 7, "op7", 4001)
-
-
-def test_still_installing_is_left_alone() -> None:
-    assert planned(replace(NODE, intents={"vllm": sent()})) is None
+    assert planned(doing(NODE, intent(failures=4000, attempt=4000))) == install(4001)
 
 
 def test_an_order_lost_with_its_worker_is_sent_again_as_the_same_attempt() -> None:
-    restarted = replace(NODE, boot_id="b2", intents={"vllm": sent()})
-    assert planned(restarted) == Send("vllm", Kind.INSTALL, NEW, 7, "op7", 1)
-    assert planned(replace(restarted, orders=frozenset({"op7"}))) is None, "the new worker knows of it"
+    restarted = doing(replace(NODE, boot_id="b2"), sent(before="monday"))
+    assert planned(restarted) == install(again=True)
+    assert planned(replace(restarted, orders=frozenset({("op7", 1)}))) == Wait("vllm", "op7", Kind.INSTALL)
+    unheard = replace(restarted, known=False)
+    assert isinstance(planned(unheard), Hold), "its first heartbeat may tell of the order"
+
+
+def test_an_order_a_worker_never_mentions_is_sent_again_as_the_same_attempt() -> None:
+    node = doing(NODE, sent())
+    assert planned(replace(node, heard_at=NOON + 61 * SECOND)) == install(again=True)
+    assert isinstance(planned(replace(node, heard_at=NOON + 59 * SECOND)), Wait)
+    assert isinstance(planned(replace(node, heard_at=NOON + 61 * SECOND, orders=frozenset({("op7", 1)}))), Wait)
+
+
+def test_an_order_whose_controller_died_before_it_was_accepted_is_sent_again() -> None:
+    unanswered = sent(accepted_at=None, boot_id="")
+    assert isinstance(planned(doing(NODE, unanswered)), Wait), "our own call is on its way"
+    orphan = doing(NODE, replace(unanswered, epoch=EPOCH - 1))
+    assert planned(orphan) == install(again=True)
+    assert isinstance(planned(replace(orphan, orders=frozenset({("op7", 1)}))), Wait), "it had arrived"
+    unsure = doing(NODE, replace(unanswered, next_try_at=NOON))
+    assert planned(unsure) == install(again=True)
 
 
 def test_a_failure_waits_for_its_time_and_is_visible() -> None:
-    later = NOON + timedelta(seconds=30)
-    node = replace(
-        NODE, intents={"vllm": Intent(Kind.INSTALL, 7, "op7", attempt=1, next_try_at=later, reason="disk full")}
-    )
-    assert planned(node) == Hold("vllm", "op7", Kind.INSTALL, "disk full", later)
-    due = replace(node, intents={"vllm": replace(node.intents["vllm"], next_try_at=NOON)})
-    assert planned(due) == Send("vllm", Kind.INSTALL, NEW, 7, "op7", 2)
+    later = NOON + 30 * SECOND
+    failing = intent(failures=1, next_try_at=later, reason="disk full")
+    assert planned(doing(NODE, failing)) == Hold("vllm", "op7", Kind.INSTALL, Why.RETRY, "disk full", later)
+    assert planned(doing(NODE, replace(failing, next_try_at=NOON))) == install(2)
 
 
-def test_what_time_does_not_cure_is_parked_until_a_new_rule() -> None:
-    parked = Intent(Kind.INSTALL, 7, "op7", stage=Stage.PARKED, reason="wrong digest twice")
-    node = replace(NODE, intents={"vllm": parked})
-    assert planned(node) == Hold("vllm", "op7", Kind.INSTALL, "wrong digest twice")
-    assert planned(node, Wanted("t2", 9, "op9")) == Send("vllm", Kind.INSTALL, NEW, 9, "op9", 1)
+def test_what_time_does_not_cure_is_parked_until_a_new_rule_or_another_worker() -> None:
+    node = doing(NODE, intent("parked", reason="wrong digest twice", boot_id="b1"))
+    assert planned(node) == Hold("vllm", "op7", Kind.INSTALL, Why.PARKED, "wrong digest twice")
+    assert planned(node, Wanted("t2", 9, "op9")) == install(2, generation=9, operation="op9")
+    assert planned(replace(node, boot_id="b2")) == install(2)
 
 
 def test_no_build_for_the_platform_is_skipped_with_the_reason() -> None:
     assert planned(NODE, build=NoBuild("no linux/arm64 build")) == Skip("vllm", "op7", "no linux/arm64 build")
 
 
+def test_a_build_that_is_not_known_yet_is_waited_for() -> None:
+    looking = planned(NODE, build=NotLookedUp())
+    assert isinstance(looking, Hold)
+    assert looking.why == "turn"
+    failing = planned(NODE, build=NotLookedUp("registry away", NOON))
+    assert failing == Hold("vllm", "op7", Kind.INSTALL, Why.RETRY, "registry away", NOON)
+
+
 def test_delete() -> None:
     assert planned(having("sha256:x"), UNWANTED) == Send("vllm", Kind.DELETE, None, 8, "op8", 1)
-    assert planned(NODE, UNWANTED) == Done("vllm", "op8")
+    assert planned(NODE, UNWANTED) == done("", "op8", 8, "delete")
     assert isinstance(planned(replace(NODE, known=False), UNWANTED), Hold)
+    system = replace(NODE, backends=(NodeBackend("vllm", True, False),))
+    assert isinstance(planned(system, UNWANTED), Skip)
 
 
-def test_opposite_intents_collapse_and_orders_stay_serial() -> None:
-    waiting = Intent(Kind.INSTALL, 7, "op7", attempt=1, next_try_at=NOON + timedelta(hours=1))
-    assert planned(replace(NODE, intents={"vllm": waiting}), UNWANTED) == Done("vllm", "op8")
+def test_opposite_intents_collapse() -> None:
+    waiting = intent(next_try_at=NOON + timedelta(hours=1), failures=1)
+    assert planned(doing(NODE, waiting), UNWANTED) == done("", "op8", 8, "delete")
+
+
+def test_an_order_under_way_that_a_later_rule_contradicts_is_stopped_first() -> None:
     under_way = having("sha256:old", intents={"vllm": sent()})
-    assert planned(under_way, UNWANTED) is None, "the install ends first"
-    assert isinstance(planned(having("sha256:old", boot_id="b2", intents={"vllm": sent()}), UNWANTED), Send)
+    hold = Hold("vllm", "op8", Kind.DELETE, Why.TURN, "waits for an earlier order to end")
+    assert steps(under_way, UNWANTED) == [Stop("vllm", "op7", 1), hold]
+    lost = planned(replace(under_way, boot_id="b2"), UNWANTED)
+    assert lost == Send("vllm", Kind.DELETE, None, 8, "op8", 2), "numbered through, so it is never an older order"
 
 
-def test_an_intent_no_rule_stands_behind_is_dropped() -> None:
-    node = replace(NODE, intents={"vllm": Intent(Kind.INSTALL, 7, "op7")})
-    assert plan(node, {}, {}, NOON) == [Drop("vllm")]
+def test_an_order_under_way_that_a_later_rule_wants_too_goes_on() -> None:
+    again = Wanted("t2", 9, "op9")
+    assert steps(doing(NODE, sent()), again) == [
+        Hold("vllm", "op9", Kind.INSTALL, Why.TURN, "waits for an earlier order to end")
+    ]
+    assert planned(having("sha256:new", intents={"vllm": sent(answered=True)}), again) == done("sha256:new", "op9", 9)
+
+
+def test_an_intent_no_rule_stands_behind_is_dropped_and_its_bytes_stop_when_asked() -> None:
+    assert planned(doing(NODE, intent()), None) == Drop("vllm")
+    assert planned(doing(NODE, sent()), None) is None, "withdrawn: what runs may end"
+    cancelled = replace(doing(NODE, sent()), stopping=frozenset({"op7"}))
+    assert planned(cancelled, None) == Stop("vllm", "op7", 1)
+    assert planned(replace(cancelled, status="offline"), None) is None, "it is told when it is back"
+    assert planned(doing(NODE, intent("idle")), None) is None
 
 
 def test_forced_means_fetched_again() -> None:
     forced = replace(WANTED, force=True)
-    assert planned(having("sha256:new", "monday"), forced) == Send("vllm", Kind.UPGRADE, NEW, 7, "op7", 1)
-    at_it = having("sha256:new", "monday", intents={"vllm": sent("upgrade", before="monday")})
-    assert planned(at_it, forced) is None
-    assert planned(having("sha256:new", "tuesday", intents=at_it.intents), forced) == Done("vllm", "op7")
+    send = planned(having("sha256:new", "monday"), forced)
+    assert send == install(force=True, before="monday"), "an install with the flag, which every worker honours"
+    at_it = having("sha256:new", "monday", intents={"vllm": sent(before="monday")})
+    assert isinstance(planned(at_it, forced), Wait)
+    fetched = having("sha256:new", "tuesday", intents=at_it.intents)
+    assert planned(fetched, forced) == done()
+    assert planned(replace(fetched, intents={"vllm": intent("done")}), forced) is None, "and not for ever"
+    assert planned(NODE, forced) == install(), "what is not there need not be forced"
+
+
+def test_what_was_changed_by_hand_is_put_right_but_old_news_is_not_believed() -> None:
+    settled = intent("done", updated_at=NOON)
+    gone = doing(NODE, settled)
+    assert planned(gone, now=NOON + 5 * SECOND) is None
+    assert planned(gone, now=NOON + 31 * SECOND) == install(2)
+    other = having("sha256:other", intents={"vllm": settled})
+    assert planned(other, now=NOON + 31 * SECOND) == install(2, kind=Kind.UPGRADE)
+
+
+def test_a_meta_backend_is_known_by_the_build_it_stands_for() -> None:
+    meta = NodeBackend("vllm", False, True, meta_backend_for="cpu-vllm")
+    build = NodeBackend("cpu-vllm", False, False, digest="sha256:new", alias="vllm")
+    assert planned(replace(NODE, backends=(meta, build))) == done()
+    older = NodeBackend("cpu-vllm", False, False, digest="sha256:old")
+    assert planned(replace(NODE, backends=(meta, older))) == install(kind=Kind.UPGRADE)
+    assert planned(replace(NODE, backends=(meta,))) == install(), "it stands for nothing"
+
+
+# Workers that answer when they are done.
+
+
+def test_still_installing_is_no_failure_and_gets_no_second_call() -> None:
+    late = called(running=True)
+    assert planned(doing(LOCALAI, late)) == Wait("vllm", "op7", Kind.INSTALL, running=True)
+    assert planned(having("", "monday", LOCALAI, intents={"vllm": late})) == done(""), "cleared by inventory"
+    assert planned(doing(LOCALAI, late), now=NOON + timedelta(minutes=15)) == install(2)
+
+
+def test_a_call_whose_controller_died_counts_as_still_running() -> None:
+    orphan = called(epoch=EPOCH - 1)
+    assert planned(doing(LOCALAI, orphan)) == Wait("vllm", "op7", Kind.INSTALL, running=True)
+    assert planned(doing(LOCALAI, called())) == Wait("vllm", "op7", Kind.INSTALL)
 
 
 def test_a_worker_that_reports_no_digest() -> None:
-    assert planned(having("", "monday")) == Done("vllm", "op7"), "presence is all an install can show"
-    upgrading = {"vllm": sent("upgrade", before="monday")}
-    assert planned(having("", "monday", intents=upgrading)) is None
-    assert planned(having("", "tuesday", intents=upgrading)) == Done("vllm", "op7")
+    assert planned(having("", "monday", LOCALAI)) == done(""), "presence is all an install can show"
+    upgraded = replace(WANTED, upgraded=True)
+    send = planned(having("", "monday", LOCALAI), upgraded)
+    assert send == install(kind=Kind.UPGRADE, before="monday")
+    upgrading = {"vllm": called("upgrade", before="monday")}
+    assert isinstance(planned(having("", "monday", LOCALAI, intents=upgrading), upgraded), Wait)
+    assert planned(having("", "tuesday", LOCALAI, intents=upgrading), upgraded) == done("")
+    settled = {"vllm": intent("done", digest="")}
+    assert planned(having("", "tuesday", LOCALAI, intents=settled), upgraded) is None
 
 
-def test_retries_back_off_to_a_quarter_of_an_hour_for_ever() -> None:
-    assert [retry_delay(n).total_seconds() for n in (1, 2, 3, 5, 6, 7, 10_000)] == [30, 60, 120, 480, 900, 900, 900]
+def test_a_worker_that_resolves_for_itself_may_find_a_newer_build() -> None:
+    upgrading = {"vllm": called("upgrade", before="monday")}
+    assert planned(having("sha256:newest", "tuesday", LOCALAI, intents=upgrading)) == done("sha256:newest")
+    settled = {"vllm": intent("done", digest="sha256:newest")}
+    assert planned(having("sha256:newest", "tuesday", LOCALAI, intents=settled)) is None
+    ours = {"vllm": sent("upgrade", before="monday")}
+    assert isinstance(planned(having("sha256:newest", "tuesday", intents=ours)), Wait), "ours fetches what it is told"
 
 
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[NodeWorld, Wanted | Unwanted]:
-    stage = draw(st.sampled_from(list(Stage)))
-    intent = Intent(
-        draw(st.sampled_from(list(Kind))),
-        draw(st.integers(5, 8)),
-        draw(st.sampled_from(["op7", "op8"])),
-        stage=stage,
-        attempt=draw(st.integers(1, 3)),
-        boot_id=draw(st.sampled_from(["", "b1", "b0"])) if stage is Stage.SENT else "",
-        next_try_at=draw(st.sampled_from([None, NOON, NOON + timedelta(minutes=5)])),
-    )
-    installed = draw(st.sampled_from([None, "sha256:new", "sha256:old"]))
-    node = replace(
-        NODE,
-        installed={"vllm": Installed(installed)} if installed else {},
-        intents={"vllm": intent} if draw(st.booleans()) else {},
-        orders=frozenset(draw(st.lists(st.sampled_from(["op7"])))),
-    )
-    wants: list[Wanted | Unwanted] = [WANTED, UNWANTED]
-    return node, draw(st.sampled_from(wants))
+def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
+    busy = having("", "monday", LOCALAI, intents={"vllm": called()})
+    hold = Hold("vllm", "op8", Kind.DELETE, Why.TURN, "waits for an earlier order to end")
+    assert planned(busy, UNWANTED) == hold
+    assert isinstance(planned(busy, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"
 
 
-@given(worlds())
-def test_carrying_out_plans_comes_to_rest_at_what_is_wanted(world: tuple[NodeWorld, Wanted | Unwanted]) -> None:
-    node, want = world
-    now = NOON
-    for _ in range(20):
-        steps = plan(node, {"vllm": want}, {"vllm": NEW}, now)
-        if steps and isinstance(steps[0], Done):
-            assert ("vllm" in node.installed) == isinstance(want, Wanted)
-            return
-        if steps and isinstance(steps[0], Hold) and node.intents["vllm"].stage is Stage.PARKED:
-            return  # rests, told, until a person or a new rule moves it
-        node, now = carry_out(node, steps[0] if steps else None), now + timedelta(minutes=15)
-    pytest.fail(f"still moving: {node}")
-
-
-def carry_out(node: NodeWorld, step: object) -> NodeWorld:
-    """A worker that does what it is told; with nothing to do, what is under way ends."""
-    match step:
-        case Send(backend, kind, build):
-            installed = {} if kind is Kind.DELETE or build is None else {backend: Installed(build.digest)}
-            return replace(node, installed=installed, intents={})
-        case None:
-            return replace(node, intents={})
-        case _:
-            return node
+def test_a_digest_nobody_knew_beforehand_shows_by_presence() -> None:
+    unknown = Build("vllm", "")
+    assert planned(having("sha256:whatever"), build=unknown) == done("sha256:whatever")
+    upgraded = replace(WANTED, upgraded=True)
+    assert isinstance(planned(having("sha256:old", "monday"), upgraded, unknown), Send)
+    upgrading = {"vllm": sent("upgrade", before="monday", digest="")}
+    assert planned(having("sha256:x", "tuesday", intents=upgrading), upgraded, unknown) == done("sha256:x")

@@ -14,10 +14,12 @@ from corral.controller.operations.state import (
     RowStatus,
     Tick,
     error_text,
+    is_processed,
     is_settled,
     judge,
     merge_tick,
     progress,
+    running_text,
     settle,
 )
 
@@ -67,8 +69,8 @@ def test_success_is_a_full_bar() -> None:
         ([row("success"), row("skipped")], "done", True),
         ([row("success"), row("downloading")], "under_way", False),
         ([row("success"), row("running_on_worker")], "under_way", False),
-        ([row("success"), row("queued", reachable=False)], "waiting", True),
-        ([row("error"), row("queued", reachable=False)], "failing", True),
+        ([row("success"), row("queued", waits=True)], "waiting", True),
+        ([row("error"), row("queued", waits=True)], "failing", True),
         ([row("error"), row("downloading")], "under_way", False),
         ([row("cancelled"), row("withdrawn"), row("superseded")], "done", True),
         ([], "done", True),
@@ -77,6 +79,16 @@ def test_success_is_a_full_bar() -> None:
 def test_the_whole_is_judged_by_its_rows(rows: list[Row], outcome: str, settled: bool) -> None:
     assert judge(rows) == outcome
     assert is_settled(rows) is settled
+
+
+def test_processed_as_the_contract_has_it() -> None:
+    """Every node was called; one that takes longer than its call is told, not waited for."""
+    late = [row("success"), row("running_on_worker", "b"), row("running_on_worker", "a"), row("queued", waits=True)]
+    assert is_processed(late)
+    assert not is_settled(late)
+    assert running_text(late) == "a, b"
+    assert not is_processed([row("downloading")])
+    assert not is_processed([row("queued")])
 
 
 def test_one_bar_over_all() -> None:

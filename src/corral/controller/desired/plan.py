@@ -1,20 +1,26 @@
 """From what should be and what is to what to do next, per node and backend. Pure (DESIGN §5).
 
-`plan` looks at one node's world and says one step per backend that is not as it should be. It never counts on having
-been called before: an intent in the world tells what was already tried, the inventory tells what came of it.
+`plan` looks at one node's world and says what comes next for each backend that is not as it should be. It never counts
+on having been called before: an intent in the world tells what was already tried, the inventory tells what came of it.
+Which of several nodes may go first is `rollout.py`'s; what an answer makes of an intent is `outcomes.py`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.inventory import Installed, find_installed
 from corral.controller.desired.rules import Unwanted, Wanted
 
-FIRST_RETRY = timedelta(seconds=30)
-LAST_RETRY = timedelta(minutes=15)
+# A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
+# counts only after so long.
+STALE_NEWS = timedelta(seconds=30)
+# A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
+FORGOTTEN = timedelta(seconds=60)
 
 
 class Kind(StrEnum):
@@ -28,7 +34,7 @@ class Build:
     """The build of a backend that fits one node."""
 
     variant: str
-    digest: str
+    digest: str  # empty: nobody can say before it is there
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,19 @@ class NoBuild:
 
 
 @dataclass(frozen=True)
-class Installed:
-    digest: str = ""  # empty: the worker does not report digests
-    installed_at: str = ""
+class NotLookedUp:
+    """Nobody has been able to say yet."""
+
+    reason: str = "its build is being looked up"
+    until: datetime | None = None  # when that is tried again, after it failed
 
 
 class Stage(StrEnum):
     WAITING = "waiting"  # not sent, or failed and waiting for its next try
-    SENT = "sent"  # accepted by the worker, or no answer came: it may be at it
+    SENT = "sent"  # ordered: accepted by the worker, or no answer came and it may be at it
     PARKED = "parked"  # a refusal that time does not cure
+    DONE = "done"  # the inventory showed it
+    IDLE = "idle"  # nobody asks for it any more
 
 
 @dataclass(frozen=True)
@@ -57,14 +67,22 @@ class Intent:
     kind: Kind
     generation: int
     operation: str = ""
-    digest: str = ""
+    variant: str = ""
+    digest: str = ""  # what was asked for; once done, what was found
     stage: Stage = Stage.WAITING
-    attempt: int = 0  # of the last order
+    attempt: int = 0  # of the last order; numbered through for as long as the node is there
     failures: int = 0
-    next_try_at: datetime | None = None
-    boot_id: str = ""  # of the worker that accepted it
-    before: str = ""  # `installed_at` when it was sent, for workers that report no digest
     reason: str = ""
+    next_try_at: datetime | None = None
+    updated_at: datetime | None = None
+    epoch: int = 0  # of the lease under which it was sent
+    sent_at: datetime | None = None
+    accepted_at: datetime | None = None
+    boot_id: str = ""  # of the worker that accepted it
+    before: str = ""  # `installed_at` when it was sent, for what no digest can tell
+    running: bool = False  # no answer came in time: it may well be at it
+    answered: bool = False  # it says it is done, and the inventory has been read since
+    switch_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,11 +90,18 @@ class NodeWorld:
     id: str
     name: str
     status: str
+    accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
+    bus_down: bool = False
     boot_id: str = ""
-    known: bool = True  # False: its inventory has never been read
-    installed: Mapping[str, Installed] = field(default_factory=dict)
-    orders: frozenset[str] = frozenset()  # operation ids the worker says it is at, or has just ended
+    heard_at: datetime | None = None
+    known: bool = True  # False: its inventory has not been read since it started
+    backends: tuple[NodeBackend, ...] = ()
+    orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
     intents: Mapping[str, Intent] = field(default_factory=dict)
+    stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
+
+    def find(self, backend: str, variant: str = "") -> Installed | None:
+        return find_installed(self.backends, backend, variant)
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,10 @@ class Send:
     generation: int
     operation: str
     attempt: int
+    force: bool = False
+    again: bool = False  # the same order once more: whoever did it already says so
+    before: str = ""
+    max_parallel: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +124,9 @@ class Done:
 
     backend: str
     operation: str
+    generation: int = 0
+    kind: Kind = Kind.INSTALL
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,15 +136,52 @@ class Skip:
     reason: str
 
 
+class Why(StrEnum):
+    NODE = "node"  # it is away: nothing happens before it returns
+    TURN = "turn"  # something else comes first
+    STOPPED = "stopped"  # another node failed, so this one is left as it is
+    RETRY = "retry"  # it failed; `until` says when it is tried again
+    PARKED = "parked"  # it failed in a way that time does not cure
+
+
 @dataclass(frozen=True)
 class Hold:
-    """It will be done, not now; `until` is None when that depends on the node and not on the clock."""
+    """It will be done, not now."""
 
     backend: str
     operation: str
     kind: Kind
+    why: Why
     reason: str
     until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The worker is at it, as far as we know."""
+
+    backend: str
+    operation: str
+    kind: Kind
+    running: bool = False  # it has not answered in time
+
+
+@dataclass(frozen=True)
+class Fail:
+    """It says it is done, and it is not."""
+
+    backend: str
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An order under way that nobody wants any more."""
+
+    backend: str
+    operation: str
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -122,100 +191,193 @@ class Drop:
     backend: str
 
 
-Step = Send | Done | Skip | Hold | Drop
-
-
-def retry_delay(failures: int) -> timedelta:
-    """30 s, doubling to 15 min, for ever."""
-    return min(LAST_RETRY, FIRST_RETRY * (1 << min(max(failures, 1) - 1, 10)))
+Step = Send | Done | Skip | Hold | Wait | Fail | Stop | Drop
+BuildOrNot = Build | NoBuild | NotLookedUp
 
 
 def plan(
-    node: NodeWorld, wanted: Mapping[str, Wanted | Unwanted], builds: Mapping[str, Build | NoBuild], now: datetime
+    node: NodeWorld,
+    wanted: Mapping[str, Wanted | Unwanted],
+    builds: Mapping[str, BuildOrNot],
+    now: datetime,
+    *,
+    epoch: int = 0,
 ) -> list[Step]:
-    """`wanted`: the folded rules. `builds`: for each wanted backend, the build that fits this node."""
+    """`wanted`: the folded rules. `builds`: for each wanted backend, the build that fits this node. `epoch`: of our
+    lease; an order sent under another was sent by a controller that can no longer hear the answer."""
     steps: list[Step] = []
-    for backend, want in sorted(wanted.items()):
-        intent = node.intents.get(backend)
-        if intent is not None and intent.generation != want.generation:
-            intent = _superseded(node, intent)
-        step = _unwanted(node, backend, want, intent, now) if isinstance(want, Unwanted) else None
-        if isinstance(want, Wanted):
-            step = _wanted(node, backend, want, builds.get(backend), intent, now)
-        if step is not None:
-            steps.append(step)
-    steps.extend(Drop(backend) for backend in sorted(node.intents.keys() - wanted.keys()))
+    for backend in sorted(wanted.keys() | node.intents.keys()):
+        steps.extend(_Backend(node, backend, node.intents.get(backend), now, epoch).steps(wanted, builds))
     return steps
 
 
-def _wanted(
-    node: NodeWorld, backend: str, want: Wanted, build: Build | NoBuild | None, intent: Intent | None, now: datetime
-) -> Step | None:
-    if build is None:
-        return Hold(backend, want.operation, Kind.INSTALL, "its build has not been found out yet")
-    if isinstance(build, NoBuild):
-        return Skip(backend, want.operation, build.reason)
-    there = node.installed.get(backend)
-    if node.known and there is not None and _is_it(there, build, want, intent):
-        return Done(backend, want.operation)
-    kind = Kind.INSTALL if there is None else Kind.UPGRADE
-    return _send_or_hold(
-        node, backend, want, Send(backend, kind, build, want.generation, want.operation, 0), intent, now
-    )
+class _Backend:
+    """One backend on one node: the question `plan` asks for each."""
 
+    def __init__(self, node: NodeWorld, name: str, intent: Intent | None, now: datetime, epoch: int) -> None:
+        self.node = node
+        self.name = name
+        self.intent = intent
+        self.now = now
+        self.epoch = epoch
 
-def _unwanted(node: NodeWorld, backend: str, want: Unwanted, intent: Intent | None, now: datetime) -> Step | None:
-    if node.known and backend not in node.installed:
-        return Done(backend, want.operation)
-    order = Send(backend, Kind.DELETE, None, want.generation, want.operation, 0)
-    return _send_or_hold(node, backend, want, order, intent, now)
+    def steps(self, wanted: Mapping[str, Wanted | Unwanted], builds: Mapping[str, BuildOrNot]) -> list[Step]:
+        want = wanted.get(self.name)
+        build = builds.get(self.name, NotLookedUp())
+        if self._is_under_way() and (want is None or not self._is_mine(want)):
+            return self._older_order(want, build)
+        match want:
+            case None:
+                settled = self.intent is None or self.intent.stage in (Stage.DONE, Stage.IDLE)
+                return [] if settled else [Drop(self.name)]
+            case Wanted():
+                step = self._wanted(want, build)
+            case Unwanted():
+                step = self._unwanted(want)
+        return [step] if step is not None else []
 
+    def _older_order(self, want: Wanted | Unwanted | None, build: BuildOrNot) -> list[Step]:
+        """Orders for one backend are serial: one under way ends first, unless there is no sense in it any more."""
+        assert self.intent is not None
+        steps: list[Step] = []
+        cancelled = self.intent.operation in self.node.stopping
+        useful = isinstance(want, Wanted) and isinstance(build, Build) and build.digest == self.intent.digest
+        reachable = self.node.status == "healthy" and not self.node.bus_down
+        if self.node.accepts and reachable and (cancelled or (want is not None and not useful)):
+            steps.append(Stop(self.name, self.intent.operation, self.intent.attempt))
+        if want is not None:
+            kind = Kind.DELETE if isinstance(want, Unwanted) else Kind.INSTALL
+            steps.append(
+                self._away(want, kind) or self._hold(want, kind, Why.TURN, "waits for an earlier order to end")
+            )
+        return steps
 
-def _is_it(there: Installed, build: Build, want: Wanted, intent: Intent | None) -> bool:
-    sent = intent is not None and intent.generation == want.generation and intent.stage is Stage.SENT
-    if want.force and not (sent and intent is not None and there.installed_at != intent.before):
-        return False  # forced: it must have been fetched again since we asked
-    if there.digest:
-        return there.digest == build.digest
-    # A worker that reports no digest: for an install presence is all there is, for an upgrade a newer date.
-    if sent and intent is not None and intent.kind is Kind.UPGRADE:
-        return there.installed_at > intent.before
-    return not sent or intent is None or intent.kind is Kind.INSTALL
+    def _wanted(self, want: Wanted, build: BuildOrNot) -> Step | None:
+        match build:
+            case NotLookedUp(reason, until):
+                return self._hold(want, Kind.INSTALL, Why.RETRY if until else Why.TURN, reason, until)
+            case NoBuild(reason):
+                return Skip(self.name, want.operation, reason)
+            case Build():
+                pass
+        there = self.node.find(self.name, build.variant)
+        if self.node.known and there is not None and self._is_it(there, build, want):
+            return self._done(want, Kind.INSTALL, there.digest)
+        kind = Kind.INSTALL if there is None or want.force else Kind.UPGRADE
+        order = Send(
+            self.name,
+            kind,
+            build,
+            want.generation,
+            want.operation,
+            0,
+            force=want.force and there is not None,
+            before=there.installed_at if there is not None else "",
+            max_parallel=want.max_parallel,
+        )
+        return self._send_or_hold(want, order)
 
+    def _unwanted(self, want: Unwanted) -> Step | None:
+        there = self.node.find(self.name)
+        if self.node.known and there is None:
+            return self._done(want, Kind.DELETE)
+        if self.node.known and there is not None and there.system:
+            return Skip(self.name, want.operation, "it belongs to the system there and cannot be removed")
+        return self._send_or_hold(want, Send(self.name, Kind.DELETE, None, want.generation, want.operation, 0))
 
-def _send_or_hold(
-    node: NodeWorld, backend: str, want: Wanted | Unwanted, order: Send, intent: Intent | None, now: datetime
-) -> Step | None:
-    if node.status != "healthy":
-        reason = f"node {node.status}, will retry when healthy"
-        return Hold(backend, want.operation, order.kind, reason)
-    if not node.known:
-        return Hold(backend, want.operation, order.kind, "waiting for the node's inventory")
-    if intent is None:
-        return _attempt(order, 1)
-    match intent.stage:
-        case Stage.PARKED:
-            return Hold(backend, want.operation, order.kind, intent.reason)
-        case Stage.SENT:
-            if intent.generation == want.generation and _was_lost(node, intent):
-                return _attempt(order, intent.attempt)  # the same attempt: whoever did it after all says so again
+    def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
+        intent = self.intent if self._is_mine(want) else None
+        if intent is not None and intent.stage is Stage.DONE:
+            return there.digest == intent.digest  # still what was found then
+        fetched = intent is not None and intent.stage is Stage.SENT and there.installed_at != intent.before
+        if want.force and not fetched:
+            return False
+        if there.digest and build.digest:
+            # A worker that resolves for itself may have found a newer build than we did: what it fetched for us counts.
+            return there.digest == build.digest or (fetched and not self.node.accepts)
+        if there.system and self.node.accepts and build.digest:
+            return False
+        # Nothing to compare: an upgrade shows by its date, an install by being there at all.
+        upgrading = want.upgraded or (intent is not None and intent.kind is Kind.UPGRADE)
+        return fetched if upgrading else True
+
+    def _done(self, want: Wanted | Unwanted, kind: Kind, digest: str = "") -> Done | None:
+        if self._is_mine(want) and self.intent is not None and self.intent.stage is Stage.DONE:
             return None
-        case Stage.WAITING:
-            if intent.next_try_at is not None and intent.next_try_at > now:
-                return Hold(backend, want.operation, order.kind, intent.reason, intent.next_try_at)
-            return _attempt(order, intent.attempt + 1)
+        return Done(self.name, want.operation, want.generation, kind, digest)
 
+    def _send_or_hold(self, want: Wanted | Unwanted, order: Send) -> Step | None:
+        if (away := self._away(want, order.kind)) is not None:
+            return away
+        intent = self.intent if self._is_mine(want) else None
+        fresh = replace(order, attempt=(self.intent.attempt if self.intent else 0) + 1)
+        if intent is None:
+            return fresh
+        match intent.stage:
+            case Stage.IDLE:
+                return fresh
+            case Stage.DONE:
+                settled = intent.updated_at is None or self.now - intent.updated_at > STALE_NEWS
+                return fresh if settled else None
+            case Stage.PARKED:
+                if intent.boot_id and self.node.boot_id != intent.boot_id:
+                    return fresh  # another worker by now: it may know better
+                return self._hold(want, order.kind, Why.PARKED, intent.reason)
+            case Stage.WAITING:
+                if intent.next_try_at is not None and intent.next_try_at > self.now:
+                    why = Why.RETRY if intent.failures else Why.TURN
+                    return self._hold(want, order.kind, why, intent.reason, intent.next_try_at)
+                return fresh
+            case Stage.SENT:
+                return self._under_way(want, intent, order)
 
-def _was_lost(node: NodeWorld, intent: Intent) -> bool:
-    """Accepted by a worker that has restarted since and does not know of it."""
-    return bool(intent.boot_id) and node.boot_id != intent.boot_id and intent.operation not in node.orders
+    def _under_way(self, want: Wanted | Unwanted, intent: Intent, order: Send) -> Step:
+        waiting = Wait(self.name, want.operation, intent.kind, intent.running)
+        if intent.answered:
+            return Fail(self.name, want.operation, "the node said it was done, but its inventory does not show it")
+        again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
+        due = intent.next_try_at is not None and intent.next_try_at <= self.now
+        if not self.node.accepts:
+            if due:  # it had its time and has nothing to show: asked anew
+                return replace(order, attempt=intent.attempt + 1)
+            return replace(waiting, running=intent.running or intent.epoch != self.epoch)
+        if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
+            return again if due or intent.epoch != self.epoch else waiting
+        return again if self._was_lost(intent) else waiting
 
+    def _was_lost(self, intent: Intent) -> bool:
+        """Accepted by a worker that has restarted since, or has forgotten it for another reason."""
+        if (intent.operation, intent.attempt) in self.node.orders:
+            return False
+        if self.node.known and self.node.boot_id != intent.boot_id:
+            return True
+        heard, accepted = self.node.heard_at, intent.accepted_at
+        return heard is not None and accepted is not None and heard - accepted > FORGOTTEN
 
-def _attempt(order: Send, attempt: int) -> Send:
-    return Send(order.backend, order.kind, order.build, order.generation, order.operation, attempt)
+    def _is_under_way(self) -> bool:
+        """Whether an order may be running on the node, whoever asked for it."""
+        intent = self.intent
+        if intent is None or intent.stage is not Stage.SENT or intent.answered:
+            return False
+        due = intent.next_try_at is not None and intent.next_try_at <= self.now
+        if not self.node.accepts:
+            return not due
+        if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
+            return not due and intent.epoch == self.epoch
+        return not self._was_lost(intent)
 
+    def _is_mine(self, want: Wanted | Unwanted) -> bool:
+        return self.intent is not None and self.intent.generation == want.generation
 
-def _superseded(node: NodeWorld, intent: Intent) -> Intent | None:
-    """An intent of an older rule. One that is under way is let finish first: orders for one backend are serial.
-    One that was lost with its worker is nobody's any more."""
-    return intent if intent.stage is Stage.SENT and not _was_lost(node, intent) else None
+    def _away(self, want: Wanted | Unwanted, kind: Kind) -> Hold | None:
+        node = self.node
+        if node.status != "healthy":
+            return self._hold(want, kind, Why.NODE, f"node {node.status}, will retry when healthy")
+        if node.bus_down:
+            return self._hold(want, kind, Why.NODE, "the node cannot reach the bus, will retry when it can")
+        if not node.known:
+            return self._hold(want, kind, Why.TURN, "waits for the node's inventory")
+        return None
+
+    def _hold(self, want: Wanted | Unwanted, kind: Kind, why: Why, reason: str, until: datetime | None = None) -> Hold:
+        return Hold(self.name, want.operation, kind, why, reason, until)

@@ -55,6 +55,11 @@ class Rule:
     origin: Origin = Origin.PERSON
     operation: str = ""  # the operation that made it
     force: bool = False  # fetch again even what is there
+    max_parallel: str = ""  # how many nodes switch at once, when an upgrade goes one by one
+    excluded: frozenset[str] = frozenset()  # ids of nodes a person took out of it
+
+    def covers(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        return node_id not in self.excluded and self.scope.matches(node_id, labels)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Wanted:
     generation: int
     operation: str
     force: bool = False
+    upgraded: bool = False  # what is there must have been fetched for this rule, or be the very build
+    max_parallel: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,18 +88,45 @@ def fold(
     `installed`: what the node reports. An upgrade changes only what is wanted or installed: it never installs."""
     result: dict[str, Wanted | Unwanted] = {}
     for rule in sorted(rules, key=lambda rule: rule.generation):
-        if not rule.scope.matches(node_id, labels):
+        if not rule.covers(node_id, labels):
             continue
         before = result.get(rule.backend)
         match rule.want:
             case Want.PRESENT:
                 if isinstance(before, Unwanted) and rule.origin is Origin.LOAD:
                     continue  # where a person said no, a load does not say yes
-                result[rule.backend] = Wanted(rule.target, rule.generation, rule.operation, rule.force)
+                result[rule.backend] = _wanted(rule)
             case Want.ABSENT:
                 result[rule.backend] = Unwanted(rule.generation, rule.operation)
             case Want.UPGRADED:
                 there = isinstance(before, Wanted) or (before is None and rule.backend in installed)
                 if there:
-                    result[rule.backend] = Wanted(rule.target, rule.generation, rule.operation, rule.force)
+                    result[rule.backend] = _wanted(rule)
     return result
+
+
+def without_overruled(rules: Iterable[Rule]) -> list[Rule]:
+    """Rules without those that cannot decide anything any more: a word for every node ends all earlier ones about the
+    same backend. They are needed again when that word is withdrawn, so they are only left out here, not forgotten."""
+    kept: list[Rule] = []
+    ended: set[str] = set()
+    for rule in sorted(rules, key=lambda rule: rule.generation, reverse=True):
+        if rule.backend in ended:
+            continue
+        kept.append(rule)
+        # A load may be overruled by an earlier no, so it ends nothing; an upgrade only changes what went before.
+        whole = rule.scope.kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
+        if whole and rule.want in (Want.PRESENT, Want.ABSENT):
+            ended.add(rule.backend)
+    return kept[::-1]
+
+
+def _wanted(rule: Rule) -> Wanted:
+    return Wanted(
+        rule.target,
+        rule.generation,
+        rule.operation,
+        rule.force,
+        rule.want is Want.UPGRADED,
+        rule.max_parallel,
+    )

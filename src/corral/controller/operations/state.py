@@ -43,15 +43,23 @@ class Row:
     rate: float = 0.0
     attempt: int = 0
     seq: int = 0
+    failures: int = 0
     next_try_at: datetime | None = None
-    reachable: bool = True  # False: the node is offline, so nothing can happen now
+    waits: bool = False  # nothing can happen now: its node is away, or another one has to succeed first
+    variant: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+# No event of an attempt comes after this one: whatever still arrives of it is late.
+LAST_OF_ATTEMPT = 2**62
 
 
 @dataclass(frozen=True)
 class Tick:
     """One progress event, as a worker sent it."""
 
-    attempt: int
+    attempt: int  # 0: the worker does not number; it means the order that is under way
     seq: int
     phase: str
     file_name: str
@@ -70,22 +78,25 @@ class Outcome(StrEnum):
 
 def merge_tick(row: Row, tick: Tick) -> Row:
     """Progress never goes backwards, and an end is an end: late and doubled events are dropped here."""
-    if row.status in TERMINAL or (tick.attempt, tick.seq) <= (row.attempt, row.seq):
+    attempt = tick.attempt or row.attempt
+    if row.status in TERMINAL or (attempt, tick.seq) <= (row.attempt, row.seq):
         return row
-    fresh = tick.attempt > row.attempt
+    fresh = attempt > row.attempt
+    late = row.status is RowStatus.RUNNING_ON_WORKER and not fresh  # it moves, but its answer is still overdue
     return replace(
         row,
-        status=RowStatus.DOWNLOADING,
-        reason="",
+        status=row.status if late else RowStatus.DOWNLOADING,
+        reason=row.reason if late else "",
         phase=tick.phase,
         file_name=tick.file_name,
         percentage=tick.percentage if fresh else max(row.percentage, tick.percentage),
         current_bytes=tick.current_bytes,
         total_bytes=tick.total_bytes,
         rate=tick.rate,
-        attempt=tick.attempt,
+        attempt=attempt,
         seq=tick.seq,
         next_try_at=None,
+        waits=False,
     )
 
 
@@ -94,12 +105,20 @@ def settle(row: Row, status: RowStatus, reason: str = "") -> Row:
     if row.status in TERMINAL:
         return row
     percentage = 100.0 if status is RowStatus.SUCCESS else row.percentage
-    return replace(row, status=status, reason=reason, percentage=percentage, rate=0.0)
+    seq = LAST_OF_ATTEMPT if status in TERMINAL or status is RowStatus.ERROR else row.seq
+    return replace(
+        row, status=status, reason=reason, percentage=percentage, rate=0.0, seq=seq, next_try_at=None, waits=False
+    )
 
 
 def is_settled(rows: Sequence[Row]) -> bool:
     """Nothing is moving: a watcher may go home. Work that waits for a node or a retry lives on without them."""
-    return all(row.status in TERMINAL or row.status is RowStatus.ERROR or not row.reachable for row in rows)
+    return all(row.status in TERMINAL or row.status is RowStatus.ERROR or row.waits for row in rows)
+
+
+def is_processed(rows: Sequence[Row]) -> bool:
+    """The contract's word: every node was called and has answered, failed, or is known to take longer."""
+    return all(row.status is RowStatus.RUNNING_ON_WORKER or is_settled([row]) for row in rows)
 
 
 def judge(rows: Sequence[Row]) -> Outcome:
@@ -124,3 +143,8 @@ def error_text(rows: Sequence[Row]) -> str:
     """`name: reason; …` of the nodes that fail, in name order."""
     failing = sorted((row for row in rows if row.status is RowStatus.ERROR), key=lambda row: row.node_name)
     return "; ".join(f"{row.node_name}: {row.reason}" for row in failing)
+
+
+def running_text(rows: Sequence[Row]) -> str:
+    """The nodes that are still at it though their answer is overdue."""
+    return ", ".join(sorted(row.node_name for row in rows if row.status is RowStatus.RUNNING_ON_WORKER))

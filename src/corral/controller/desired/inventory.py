@@ -1,0 +1,65 @@
+"""What a node's inventory says about one backend. Pure (contract: gallery.md §8 "Listing", nats.md §4.3).
+
+A backend may be there under its own name, as the build a meta entry stands for, or by its alias. A LocalAI worker does
+not say which build its meta rows stand for; then the build we resolved for it is looked for, and the meta row itself
+counts when the worker chose another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from corral.contract.messages.backends import NodeBackend
+
+
+@dataclass(frozen=True)
+class Installed:
+    digest: str = ""  # empty: the worker does not tell
+    installed_at: str = ""
+    version: str = ""
+    system: bool = False  # read-only: it can be used, not changed
+
+
+def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
+    """`variant`: the concrete build we mean by `backend` on this node."""
+    row = _named(rows, backend) or _by_alias(rows, backend)
+    if row is None:
+        return None
+    if not row.is_meta:
+        return Installed(row.digest, row.installed_at, row.version, row.is_system)
+    concrete = _named(rows, row.meta_backend_for or variant)
+    if concrete is not None:
+        installed_at = concrete.installed_at or row.installed_at
+        return Installed(concrete.digest or row.digest, installed_at, concrete.version or row.version)
+    if row.meta_backend_for:
+        return None  # what it stands for is gone, so it stands for nothing
+    return Installed(row.digest, row.installed_at, row.version)
+
+
+def names_in(rows: Iterable[NodeBackend]) -> frozenset[str]:
+    """Every name under which something is installed."""
+    return frozenset(name for row in rows for name in (row.name, row.alias) if name)
+
+
+def previous_digests(rows: Sequence[NodeBackend], backend: str) -> tuple[str, ...]:
+    """Versions the node still keeps beside the current one, the newest first."""
+    row = _named(rows, backend) or _by_alias(rows, backend)
+    if row is not None and row.is_meta:
+        row = _named(rows, row.meta_backend_for) or row
+    return row.previous if row is not None else ()
+
+
+def concrete_name(rows: Sequence[NodeBackend], backend: str) -> str:
+    """The build's own name, where the node tells; else the name itself."""
+    row = _named(rows, backend) or _by_alias(rows, backend)
+    return (row.meta_backend_for or row.name) if row is not None else backend
+
+
+def _named(rows: Iterable[NodeBackend], name: str) -> NodeBackend | None:
+    found = [row for row in rows if row.name == name] if name else []
+    return next((row for row in found if not row.is_system), found[0] if found else None)
+
+
+def _by_alias(rows: Iterable[NodeBackend], alias: str) -> NodeBackend | None:
+    return next((row for row in rows if row.alias == alias and not row.is_system and not row.is_meta), None)

@@ -1,0 +1,75 @@
+"""What each step of the plan means for the row people watch. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from corral.controller.desired.plan import Done, Fail, Hold, Kind, Send, Skip, Wait, Why
+from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
+
+DELETING = "deleting"  # the phase shown for a delete: nothing is downloaded then
+RUNNING = "no answer yet: the worker is still at it"
+
+Shown = Send | Done | Skip | Hold | Wait | Fail
+
+
+def after_step(row: Row, step: Shown) -> Row:
+    """The row once the step is taken. One that has ended stays as it ended."""
+    if row.status in TERMINAL:
+        return row
+    match step:
+        case Send():
+            return _sent(row, step)
+        case Done():
+            return replace(settle(row, RowStatus.SUCCESS), phase="", digest=step.digest or row.digest)
+        case Skip():
+            return settle(row, RowStatus.SKIPPED, step.reason)
+        case Hold():
+            return _held(row, step)
+        case Wait():
+            return _at_work(row, step)
+        case Fail():
+            return settle(row, RowStatus.ERROR, step.reason)
+        case _:
+            assert_never(step)
+
+
+def _sent(row: Row, step: Send) -> Row:
+    if step.again and step.attempt == row.attempt:
+        return _at_work(row, Wait(step.backend, step.operation, step.kind))
+    return replace(
+        row,
+        status=RowStatus.DOWNLOADING,
+        reason="",
+        phase=DELETING if step.kind is Kind.DELETE else "",
+        file_name="",
+        percentage=0.0,
+        current_bytes=0,
+        total_bytes=0,
+        rate=0.0,
+        attempt=step.attempt,
+        seq=0,
+        next_try_at=None,
+        waits=False,
+        variant=step.build.variant if step.build else row.variant,
+        digest=step.build.digest if step.build else row.digest,
+    )
+
+
+def _held(row: Row, step: Hold) -> Row:
+    match step.why:
+        case Why.RETRY | Why.PARKED:
+            return replace(settle(row, RowStatus.ERROR, step.reason), next_try_at=step.until)
+        case Why.NODE | Why.STOPPED:
+            return replace(row, status=RowStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=True)
+        case Why.TURN:
+            return replace(row, status=RowStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=False)
+
+
+def _at_work(row: Row, step: Wait) -> Row:
+    if step.running:
+        return replace(row, status=RowStatus.RUNNING_ON_WORKER, reason=RUNNING, rate=0.0, next_try_at=None, waits=False)
+    if row.status is RowStatus.DOWNLOADING:
+        return row
+    return replace(row, status=RowStatus.DOWNLOADING, reason="", next_try_at=None, waits=False)

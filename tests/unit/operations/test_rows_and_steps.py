@@ -1,0 +1,92 @@
+"""What people see of each step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from corral.controller.desired.plan import Build, Done, Fail, Hold, Kind, Send, Skip, Wait, Why
+from corral.controller.operations.rows import after_step
+from corral.controller.operations.state import TERMINAL, Row, RowStatus, Tick, is_settled, merge_tick
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+ROW = Row("n1", "barn")
+SEND = Send("vllm", Kind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2)
+DOWNLOADING = Row("n1", "barn", RowStatus.DOWNLOADING, phase="downloading", percentage=40.0, attempt=2, seq=9)
+
+
+def hold(why: str, until: datetime | None = None) -> Hold:
+    return Hold("vllm", "op7", Kind.INSTALL, Why(why), "because", until)
+
+
+def tick(attempt: int, seq: int) -> Tick:
+    return Tick(attempt, seq, "extracting", "layer", 50.0, 1, 2, 3.0)
+
+
+def test_sent_means_under_way_from_the_start() -> None:
+    row = after_step(replace(ROW, status=RowStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND)
+    assert (row.status, row.reason, row.attempt, row.seq, row.percentage) == ("downloading", "", 2, 0, 0.0)
+    assert (row.variant, row.digest) == ("cpu-vllm", "sha256:new")
+    deleting = after_step(ROW, Send("vllm", Kind.DELETE, None, 7, "op7", 1))
+    assert deleting.phase == "deleting"
+
+
+def test_the_same_order_once_more_does_not_throw_the_bar_back() -> None:
+    assert after_step(DOWNLOADING, replace(SEND, again=True)) == DOWNLOADING
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "settled"),
+    [
+        (hold("node"), "queued", True),
+        (hold("stopped"), "queued", True),
+        (hold("turn"), "queued", False),
+        (hold("retry", NOON), "error", True),
+        (hold("parked"), "error", True),
+        (Wait("vllm", "op7", Kind.INSTALL), "downloading", False),
+        (Wait("vllm", "op7", Kind.INSTALL, running=True), "running_on_worker", False),
+        (Fail("vllm", "op7", "because"), "error", True),
+        (Skip("vllm", "op7", "because"), "skipped", True),
+        (Done("vllm", "op7", 7, Kind.INSTALL, "sha256:x"), "success", True),
+    ],
+)
+def test_every_step_has_its_word(step: Any, status: str, settled: bool) -> None:
+    row = after_step(DOWNLOADING, step)
+    assert row.status == status
+    assert is_settled([row]) is settled
+    assert row.next_try_at == getattr(step, "until", None)
+    assert bool(row.reason) == (status not in ("success", "downloading"))
+
+
+def test_success_tells_what_is_there_now() -> None:
+    row = after_step(DOWNLOADING, Done("vllm", "op7", 7, Kind.INSTALL, "sha256:x"))
+    assert (row.percentage, row.digest) == (100.0, "sha256:x")
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+def test_an_end_is_an_end(status: str) -> None:
+    ended = replace(ROW, status=RowStatus(status))
+    for step in (SEND, hold("node"), Fail("vllm", "op7", "x"), Done("vllm", "op7")):
+        assert after_step(ended, step) == ended
+
+
+def test_a_late_event_of_a_failed_attempt_does_not_hide_the_failure() -> None:
+    failed = after_step(DOWNLOADING, hold("retry", NOON))
+    assert merge_tick(failed, tick(2, 10)) == failed
+    assert merge_tick(failed, tick(3, 1)).status == "downloading"
+
+
+def test_a_worker_that_does_not_number_its_events() -> None:
+    begun = after_step(ROW, SEND)
+    moved = merge_tick(begun, tick(0, 1_700_000_000_000))
+    assert (moved.attempt, moved.percentage) == (2, 50.0)
+    assert merge_tick(after_step(moved, hold("retry", NOON)), tick(0, 1_700_000_000_001)).status == "error"
+
+
+def test_an_overdue_answer_stays_overdue_while_the_bar_moves() -> None:
+    late = after_step(DOWNLOADING, Wait("vllm", "op7", Kind.INSTALL, running=True))
+    moved = merge_tick(late, tick(2, 10))
+    assert (moved.status, moved.percentage, moved.reason) == ("running_on_worker", 50.0, late.reason)
