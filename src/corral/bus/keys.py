@@ -13,7 +13,7 @@ from pathlib import Path
 from corral.bus.auth import BusKeys
 from corral.bus.jwt import BadKey, KeyKind, check_seed
 from corral.kit.errors import Invalid
-from corral.kit.files import make_private_folder, read_text, sync_folder, write_secret
+from corral.kit.files import make_folder, read_text, sync_folder, write_secret
 
 _KINDS = {
     "operator_seed": KeyKind.OPERATOR,
@@ -51,7 +51,7 @@ def file_names() -> dict[str, str]:
 
 def _create(folder: Path, keys: BusKeys) -> BusKeys:
     """All of them appear at once, by a rename: a crash half-way must not leave a folder that is then refused."""
-    make_private_folder(folder.parent)
+    make_folder(folder.parent)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         for name, file in file_names().items():

@@ -26,12 +26,21 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A file only its owner can read, in a folder only its owner can list."""
-    make_private_folder(path.parent)
+    """A file only its owner can read; a folder made for it only its owner can list."""
+    make_folder(path.parent)
     write_atomically(path, text.encode(), mode=0o600)
 
 
+def make_folder(path: Path) -> None:
+    """A folder somebody named to us: private when we make it or find it empty. One with files in it may be /etc or
+    /tmp, and is nobody's to close."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_mode & 0o077 and not any(path.iterdir()):
+        path.chmod(0o700)
+
+
 def make_private_folder(path: Path) -> None:
+    """A folder of our own naming, such as `secrets`: private, also when somebody opened it."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)

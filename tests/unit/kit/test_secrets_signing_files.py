@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.kit.files import make_private_folder, read_text, write_atomically, write_secret
+from corral.kit.files import make_folder, make_private_folder, read_text, write_atomically, write_secret
 from corral.kit.secrets import API_KEY, digest, matches, new_secret
 from corral.kit.signing import BadSignature, Signer, Verifier
 
@@ -65,6 +65,22 @@ def test_secret_files_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert read_text(path) == "ck_x"
     assert read_text(tmp_path / "none") is None
+
+
+def test_a_folder_that_is_somebody_elses_is_not_closed_for_one_secret_in_it(tmp_path: Path) -> None:
+    """`--admin-key-file /etc/corral.key`, run as root, must not make /etc private."""
+    etc = tmp_path / "etc"
+    etc.mkdir(mode=0o755)
+    (etc / "passwd").write_text("root")
+    write_secret(etc / "corral.key", "ck_x")
+    assert stat.S_IMODE(etc.stat().st_mode) == 0o755
+    assert stat.S_IMODE((etc / "corral.key").stat().st_mode) == 0o600
+    make_folder(etc)
+    assert stat.S_IMODE(etc.stat().st_mode) == 0o755
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o755)
+    make_folder(empty)
+    assert stat.S_IMODE(empty.stat().st_mode) == 0o700
 
 
 def test_an_open_folder_is_closed_again(tmp_path: Path) -> None:

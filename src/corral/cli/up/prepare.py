@@ -15,7 +15,7 @@ from corral.cli.folder import DataFolder
 from corral.cli.output import size
 from corral.kit.certificates import Ca, expires_at, make_ca, names_of
 from corral.kit.errors import Failed
-from corral.kit.files import make_private_folder, write_atomically, write_secret
+from corral.kit.files import make_folder, make_private_folder, write_atomically, write_secret
 from corral.kit.secrets import API_KEY, new_secret
 
 SERVER_LIFE = timedelta(days=397)  # the longest that every TLS client accepts
@@ -50,7 +50,7 @@ def _me() -> str:
 
 
 def make_folders(folder: DataFolder) -> None:
-    make_private_folder(folder.root)
+    make_folder(folder.root)
     for each in (folder.secrets, folder.controller, folder.worker, folder.logs):
         make_private_folder(each)
 

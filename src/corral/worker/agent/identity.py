@@ -18,7 +18,7 @@ from typing import IO
 import msgspec
 
 from corral.contract.codec import Undecodable, decode, encode
-from corral.kit.files import make_private_folder, write_atomically
+from corral.kit.files import make_folder, write_atomically
 from corral.kit.secrets import ENROLMENT, digest, new_secret
 from corral.worker.agent.stop import CannotGoOn
 
@@ -141,7 +141,7 @@ def _note_holder(lock: IO[str], folder: Path) -> None:
 
 def _open_lock(folder: Path) -> IO[str]:
     try:
-        make_private_folder(folder)
+        make_folder(folder)
         return open(folder / LOCK_FILE, "a+", opener=_private)  # closed by the caller's `with`
     except OSError as error:
         raise CannotGoOn(
