@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 from corral.contract.http import ClientGone, Headers
-from corral.relay.body import NoBody, RequestBody
+from corral.relay.body import AnyBody
 from corral.relay.chunked import LAST_CHUNK, frame
 from corral.relay.fields import write_fields
 from corral.relay.head import RequestHead, error_body, has_no_body, reason_of
@@ -29,7 +29,7 @@ class Answer(Runner):
     # Set by the exchange, in one go: this is made for every request.
     conn: ClientConnection
     request_head: RequestHead
-    body: RequestBody | NoBody
+    body: AnyBody
     request_id: bytes
     keep: bool
     gone = False

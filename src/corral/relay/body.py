@@ -196,6 +196,30 @@ class RequestBody:
         return self._error
 
 
+class WholeBody:
+    """Implements `Body` for one that came along with its head: there is nothing to wait for."""
+
+    __slots__ = ("_data", "length")
+
+    complete = True
+    spent = False
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.length = len(data)
+
+    async def read(self, limit: int) -> bytes:
+        if self.length > limit:
+            raise BodyTooLarge(f"the body is over {limit} bytes")
+        return self._data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    def whole(self) -> bytes:
+        return self._data
+
+
 class NoBody:
     """Implements `Body` for requests without one. Holds nothing, so one serves all."""
 
@@ -203,7 +227,6 @@ class NoBody:
     length = 0
     complete = True
     spent = False
-    awaited = False
 
     async def read(self, limit: int) -> bytes:
         return b""
@@ -218,3 +241,4 @@ class NoBody:
 
 
 NO_BODY = NoBody()
+AnyBody = RequestBody | WholeBody | NoBody

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import BodyBroken, Request
-from corral.relay.body import NO_BODY, NoBody, RequestBody
+from corral.relay.body import NO_BODY, AnyBody, RequestBody, WholeBody
 from corral.relay.exchange import Exchange
 from corral.relay.fields import Malformed
 from corral.relay.head import END_OF_HEAD, RequestHead, is_hopeless, write_refusal
@@ -157,15 +157,12 @@ class ClientConnection(asyncio.Protocol):
             self._deadline = self._wheel.deadline(self.server.limits.timeouts.head_s)
 
     def _begin(self, head: RequestHead, length: int | None) -> None:
-        body: RequestBody | NoBody = NO_BODY
-        if length or head.chunked:
-            body = RequestBody(self, None if head.chunked else length)
-            if self._buffer:
-                self._buffer = body.feed(self._buffer)
-            if not body.complete:
-                self._body = body
-                self._body_since = self._wheel.now
-                self._continue = head.expects and not body.received
+        body: AnyBody = NO_BODY
+        if length is not None and 0 < length <= len(self._buffer):
+            body = WholeBody(self._buffer[:length])
+            self._buffer = self._buffer[length:]
+        elif length or head.chunked:
+            body = self._await_body(head, length)
         self._deadline = NEVER
         self._due = _IDLE
         server = self.server
@@ -185,6 +182,16 @@ class ClientConnection(asyncio.Protocol):
             head.upgrade,
         )
         exchange.run(server.handler.handle(request, exchange))
+
+    def _await_body(self, head: RequestHead, length: int | None) -> RequestBody:
+        body = RequestBody(self, None if head.chunked else length)
+        if self._buffer:
+            self._buffer = body.feed(self._buffer)
+        if not body.complete:
+            self._body = body
+            self._body_since = self._wheel.now
+            self._continue = head.expects and not body.received
+        return body
 
     def exchange_done(self) -> None:
         """The handler has returned. Go on with the next request, unless the connection is at its end."""

@@ -20,7 +20,7 @@ from corral.contract.http import (
 )
 from corral.kit.log import get_log
 from corral.relay.answer import BEGUN, COMPLETE, OPEN, Answer
-from corral.relay.body import NO_BODY, NoBody, RequestBody
+from corral.relay.body import AnyBody, RequestBody
 from corral.relay.fields import HOP_BY_HOP, write_fields
 from corral.relay.head import AnswerHead, RequestHead
 from corral.relay.runner import Park
@@ -53,12 +53,10 @@ class Exchange(Answer):
     _target: Target
     _wire: bytes  # the request, as far as it is in hand
     _whole: bool  # all of it is
-    _replaced: Headers  # headers of the answer that are ours
-    _added: bytes  # the same, written
+    _replaced: Headers = ()  # headers of the answer that are ours
+    _added = b""  # the same, written
 
-    def __init__(
-        self, conn: ClientConnection, head: RequestHead, body: RequestBody | NoBody, request_id: bytes
-    ) -> None:
+    def __init__(self, conn: ClientConnection, head: RequestHead, body: AnyBody, request_id: bytes) -> None:
         self.loop = conn.loop
         self.conn = conn
         self.request_head = head
@@ -149,8 +147,9 @@ class Exchange(Answer):
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0
-        self._added = pool.writer.write(response_headers) if response_headers else b""
-        self._replaced = response_headers
+        if response_headers:
+            self._added = pool.writer.write(response_headers)
+            self._replaced = response_headers
         if upgrade and request_head.upgrade:
             self.tunnels = True
         if path is None and strip is None and headers is None and method is None and not self.tunnels:
@@ -298,6 +297,24 @@ class Exchange(Answer):
     def pass_answer(self, head: AnswerHead, framing: bytes, body: bytes) -> None:
         self.write_head(head.status, self._replace(head) if self._replaced else head.wire, framing, body)
 
+    def pass_whole(self, head: AnswerHead, length: int, body: bytes) -> None:
+        """The same, for an answer that is all here. What nearly every client gets is written in one go."""
+        conn = self.conn
+        if (
+            not self.keep
+            or not self.request_head.minor
+            or self._replaced
+            or not self.body.complete
+            or conn.server.draining
+        ):
+            self.pass_answer(head, b"content-length: %d\r\n" % length, body)
+            return
+        self.status = head.status
+        self.progress = BEGUN
+        data = b"%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (head.wire, length, self.request_id, body)
+        self.bytes_sent += len(data)
+        conn.transport.write(data)
+
     def _replace(self, head: AnswerHead) -> bytes:
         return head.wire_without(frozenset([name for name, _ in self._replaced])) + self._added
 
@@ -313,7 +330,7 @@ class Exchange(Answer):
     def passed(self) -> None:
         """The answer has been passed on, all of it."""
         self._upstream = None
-        if self.body is not NO_BODY:
+        if not self._whole:
             self._detach_body()
         self.progress = COMPLETE
         if not self.keep or not self.body.complete:

@@ -255,7 +255,7 @@ class Upstream(asyncio.Protocol):
         self._exchange = None
         self._mode = _NOTHING
         self._interims = 0
-        exchange.pass_answer(head, b"content-length: %d\r\n" % length, body)
+        exchange.pass_whole(head, length, body)
         if self._held:
             self._unbind()
         self._go_idle()
