@@ -42,17 +42,24 @@ async def run_every(
     wake: Wake | None = None,
     worst_wait_s: float = 60.0,
 ) -> None:
-    """Call `step` for ever. The one catch-all of a loop: an error is logged, backed off, and the loop goes on."""
+    """Call `step` for ever. The one catch-all of a loop: an error is logged, backed off, and the loop goes on. Trouble
+    that lasts is told when it begins and when it is over: a night without the database is no night of log lines."""
     # A loop that looks once an hour still tries again soon after a failure.
     backoff = Backoff(first_s=min(interval_s, 1.0), cap_s=worst_wait_s)
+    trouble = ""
     while True:
         try:
             await step()
             backoff.reset()
             wait_s = interval_s
+            if trouble:
+                log.info("loop works again", loop=name)
+            trouble = ""
         except CorralError as error:
             wait_s = backoff.next_s()
-            log.warning(
+            tell = log.debug if error.code == trouble else log.warning
+            trouble = error.code
+            tell(
                 "loop will try again",
                 loop=name,
                 error=error.message,
@@ -61,6 +68,7 @@ async def run_every(
             )
         except Exception:
             wait_s = backoff.next_s()
+            trouble = "unexpected"
             log.exception("loop failed and will try again", loop=name, wait_s=round(wait_s, 2))
         if wake is not None:
             await wake.wait(wait_s)

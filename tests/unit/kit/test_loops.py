@@ -6,8 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+import structlog.testing
 
-from corral.kit.errors import Unavailable
+from corral.kit.errors import Conflict, Unavailable
 from corral.kit.tasks import Wake, leaves, run_every
 
 
@@ -49,6 +50,28 @@ async def test_a_failing_step_is_backed_off_and_the_loop_goes_on() -> None:
     assert 0.8 <= first <= 1.2, "a slow loop tries again soon after a failure"
     assert second > first
     assert third <= 12
+
+
+async def test_a_trouble_that_lasts_is_told_when_it_begins_and_when_it_is_over() -> None:
+    failures = [Unavailable("away")] * 50 + [Conflict("otherwise")] * 50
+    done = asyncio.Event()
+
+    async def step() -> None:
+        if failures:
+            raise failures.pop(0)
+        done.set()
+
+    with structlog.testing.capture_logs() as lines:
+        loop = asyncio.create_task(run_every("test", 1.0, step, clock=JumpingClock()))
+        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.sleep(0)
+        loop.cancel()
+    told = [(line["event"], line.get("error")) for line in lines if line["log_level"] != "debug"]
+    assert told == [
+        ("loop will try again", "away"),
+        ("loop will try again", "otherwise"),
+        ("loop works again", None),
+    ]
 
 
 async def test_a_wake_makes_the_loop_look_at_once_and_many_count_as_one() -> None:
