@@ -1,4 +1,4 @@
-"""The relay as a plain proxy, in one process: every request goes to one upstream. Run: `plain_proxy.py PORT HOST:PORT`."""
+"""The relay as a plain proxy: every request goes to one upstream. Run: `plain_proxy.py PORT HOST:PORT`."""
 
 from __future__ import annotations
 
