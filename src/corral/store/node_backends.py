@@ -4,6 +4,7 @@ Without a row a node has never told. What an inventory means is `controller/desi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -23,6 +24,7 @@ class Inventory(msgspec.Struct, frozen=True):
     seen_at: datetime  # when it was last written down
     backends: tuple[NodeBackend, ...]
     orders: tuple[OrderReport, ...] = ()
+    fingerprint: str = ""  # of all that was told; `put` makes it
 
 
 table = Table(
@@ -34,12 +36,13 @@ table = Table(
     Column("seen_at", Instant, nullable=False, index=True),
     Column("backends", Json[tuple[NodeBackend, ...]](tuple[NodeBackend, ...]), nullable=False),
     Column("orders", Json[tuple[OrderReport, ...]](tuple[OrderReport, ...]), nullable=False),
+    Column("fingerprint", Text, nullable=False),
 )
 
 _INSERT = insert_whole(table).values(seen_at=now())
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.node_id],
-    set_={name: _INSERT.excluded[name] for name in ("boot_id", "seq", "seen_at", "backends", "orders")},
+    set_={name: _INSERT.excluded[name] for name in ("boot_id", "seq", "seen_at", "backends", "orders", "fingerprint")},
     # A heartbeat that was on its way while the node was asked must not undo the answer.
     where=(_INSERT.excluded.seq == 0)
     | (_INSERT.excluded.seq >= table.c.seq)
@@ -48,13 +51,25 @@ _PUT = _INSERT.on_conflict_do_update(
 _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
 _ALL = select(table).order_by(table.c.node_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
+_FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(among(table.c.node_id, "node_ids"))
 _CHANGED = select(table.c.node_id).where(table.c.seen_at > bindparam("since", type_=Instant()))
 
 
 async def put(tx: Transaction, inventory: Inventory) -> bool:
     """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
     told = {name: getattr(inventory, name) for name in ("node_id", "boot_id", "seq", "backends", "orders")}
+    told["fingerprint"] = fingerprint_of(inventory)
     return (await tx.execute(_PUT, told)).rowcount == 1
+
+
+def fingerprint_of(inventory: Inventory) -> str:
+    """The same for the same news: most heartbeats bring none."""
+    told = (inventory.boot_id, inventory.seq, inventory.backends, inventory.orders)
+    return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+
+
+async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
+    return {node_id: value for node_id, value in await tx.fetch_all(_FINGERPRINTS, {"node_ids": node_ids})}
 
 
 async def find(tx: Transaction, node_id: str) -> Inventory | None:

@@ -5,7 +5,7 @@ Every change but a heartbeat raises `row_version`; `update` writes only if the v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,9 +19,9 @@ from corral.store import claims, node_tombstones
 from corral.store.api import Transaction
 from corral.store.heartbeats import Heartbeat, record_heartbeats
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, record, records
-from corral.store.types import Instant, Json, now
+from corral.store.types import Instant, Json, among, now
 
-__all__ = ["Heartbeat", "Node", "NodePulse", "record_heartbeats"]
+__all__ = ["Heartbeat", "Node", "NodeOutline", "NodePulse", "record_heartbeats"]
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -80,6 +80,29 @@ class NodePulse(msgspec.Struct, frozen=True):
     status_changed_at: datetime
     last_heartbeat: datetime | None
     left: bool
+
+
+class NodeOutline(msgspec.Struct, frozen=True):
+    """What deciding about a node's backends takes, without the rest of its row."""
+
+    id: str
+    name: str
+    node_type: str
+    status: str
+    approved: bool
+    bus_down: bool
+    protocol: int
+    boot_id: str
+    capability: str
+    os: str
+    arch: str
+    total_disk: int
+    available_disk: int
+    last_heartbeat: datetime | None
+
+    @property
+    def platform(self) -> str:
+        return f"{self.os}/{self.arch}" if self.os else ""
 
 
 def _size(name: str) -> Column[int]:
@@ -152,6 +175,9 @@ _ALL = select(table).order_by(table.c.name)
 _PAGE = _ALL.where(table.c.name > bindparam("after_name")).limit(bindparam("limit", type_=Integer))
 _PULSES = select(*(table.c[name] for name in NodePulse.__struct_fields__)).order_by(table.c.name)
 _UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_(False))
+_OUTLINES = select(*(table.c[name] for name in NodeOutline.__struct_fields__)).order_by(table.c.name)
+_OUTLINES_OF = _OUTLINES.where(among(table.c.id, "node_ids"))
+_CHANGED = select(table.c.id).where(table.c.updated_at > bindparam("since", type_=Instant()))
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
 
 
@@ -198,6 +224,18 @@ async def count_unapproved(tx: Transaction) -> int:
     row = await tx.fetch_one(_UNAPPROVED)
     assert row is not None
     return int(row[0])
+
+
+async def list_outlines(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[NodeOutline]:
+    """Of these nodes, or all; in name order."""
+    if node_ids is None:
+        return records(NodeOutline, await tx.fetch_all(_OUTLINES))
+    return records(NodeOutline, await tx.fetch_all(_OUTLINES_OF, {"node_ids": node_ids}))
+
+
+async def list_changed(tx: Transaction, since: datetime) -> list[str]:
+    """Nodes that changed after that, heartbeats apart."""
+    return [row[0] for row in await tx.fetch_all(_CHANGED, {"since": since})]
 
 
 async def update(tx: Transaction, node_id: str, changes: Mapping[str, Any], *, expected: int) -> bool:

@@ -9,6 +9,7 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, select
 
+from corral.store import nodes
 from corral.store.api import Transaction
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, records
 from corral.store.types import Instant, Real, among
@@ -73,6 +74,10 @@ _PUT = _INSERT.on_conflict_do_update(
 _OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
 _OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
 _OPEN = select(table).where(table.c.status.not_in(ENDED)).order_by(table.c.operation_id, table.c.node_id)
+_ORPHANS = _OPEN.where(table.c.node_id.not_in(select(nodes.table.c.id)))
+_UNFINISHED = (
+    select(table.c.operation_id).where(table.c.status.not_in(ENDED), among(table.c.operation_id, "ids")).distinct()
+)
 _OPEN_ON = _OPEN.where(among(table.c.node_id, "node_ids"))
 
 
@@ -99,3 +104,13 @@ async def list_open(tx: Transaction, node_ids: Sequence[str] | None = None) -> l
     if node_ids is None:
         return records(OperationNode, await tx.fetch_all(_OPEN))
     return records(OperationNode, await tx.fetch_all(_OPEN_ON, {"node_ids": node_ids}))
+
+
+async def list_orphans(tx: Transaction) -> list[OperationNode]:
+    """Rows that have not ended, of nodes that are gone."""
+    return records(OperationNode, await tx.fetch_all(_ORPHANS))
+
+
+async def list_unfinished(tx: Transaction, operation_ids: Sequence[str]) -> set[str]:
+    """Those among the operations that have a row that has not ended."""
+    return {row[0] for row in await tx.fetch_all(_UNFINISHED, {"ids": operation_ids})}

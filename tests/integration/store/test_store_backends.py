@@ -217,10 +217,34 @@ async def test_rows_go_with_their_operation_and_stay_without_their_node(store: S
     async with store.write() as tx:
         await operations.insert(tx, an_operation(finished_at=NOON))
         await operation_nodes.put(tx, [an_op_row(node_id=node)])
+        assert await operation_nodes.list_orphans(tx) == []
+        assert await operation_nodes.list_unfinished(tx, ["op", "none"]) == {"op"}
         await nodes.delete(tx, node)
+        assert [row.node_id for row in await operation_nodes.list_orphans(tx)] == [node]
         assert len(await operation_nodes.list_(tx, "op")) == 1
         await operations.prune(tx, NOON + MINUTE)
         assert await operation_nodes.list_(tx, "op") == []
+
+
+async def test_the_same_news_have_the_same_fingerprint(store: Store) -> None:
+    one, two = await keep_nodes(store, 2)
+    async with store.write() as tx:
+        await node_backends.put(tx, an_inventory(one))
+        found = await node_backends.list_fingerprints(tx, [one, two])
+    assert found == {one: node_backends.fingerprint_of(an_inventory(one))}
+    assert found[one] != node_backends.fingerprint_of(an_inventory(one, backends=()))
+    assert found[one] != node_backends.fingerprint_of(an_inventory(one, boot_id="b2"))
+
+
+async def test_nodes_in_outline(store: Store) -> None:
+    one, _ = await keep_nodes(store, 2)
+    async with store.write() as tx:
+        now = await tx.now()
+        await nodes.update(tx, one, {"os": "linux", "arch": "arm64", "capability": "metal"}, expected=1)
+        outlines = await nodes.list_outlines(tx, [one])
+        assert [(node.id, node.platform, node.capability) for node in outlines] == [(one, "linux/arm64", "metal")]
+        assert len(await nodes.list_outlines(tx)) == 2
+        assert await nodes.list_changed(tx, now - MINUTE) == [one]
 
 
 async def test_an_inventory_replaces_the_one_before_unless_it_is_older(store: Store) -> None:

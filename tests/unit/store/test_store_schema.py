@@ -56,6 +56,10 @@ def test_a_records_fields_are_its_tables_columns_in_order(table: Table, kind: ty
     assert kind.__struct_fields__ == tuple(column.name for column in table.columns)
 
 
+def test_an_outline_is_part_of_a_node() -> None:
+    assert set(nodes.NodeOutline.__struct_fields__) <= set(nodes.table.columns.keys())
+
+
 def test_a_heartbeat_brings_only_columns_of_a_node() -> None:
     assert set(Heartbeat.__struct_fields__) - {"node_id"} <= set(nodes.table.columns.keys())
 

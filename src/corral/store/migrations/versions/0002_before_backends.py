@@ -101,7 +101,7 @@ def upgrade() -> None:
         *_texts("node_id", "boot_id"),
         _number("seq"),
         _moment("seen_at"),
-        *_texts("backends", "orders"),
+        *_texts("backends", "orders", "fingerprint"),
         sa.ForeignKeyConstraint(["node_id"], ["nodes.id"], name="fk_node_backends_node_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("node_id", name="pk_node_backends"),
     )
