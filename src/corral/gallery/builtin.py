@@ -1,0 +1,73 @@
+"""The gallery that comes with Corral (DESIGN §11): its index is package data, and so are our own backends' files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import corral
+from corral.contract.sources import TextFile
+from corral.gallery.entries import BUILTIN_SCHEME, BackendEntry, Index, read_index
+from corral.gallery.galleries import BUILT_IN
+from corral.kit.errors import NotFound
+
+_IN_A_CHECKOUT = Path(corral.__file__).parents[2] / "backends"
+_IN_A_WHEEL = "_backends"  # pyproject.toml puts them there
+_LEFT_OUT = ("__pycache__",)
+
+
+def read_built_in() -> Index:
+    """Raises if the package itself is damaged: there is no use going on then."""
+    body = files("corral.gallery").joinpath("builtin.yaml").read_bytes()
+    index = read_index(BUILT_IN, body)
+    backends = backends_folder()
+    return Index(BUILT_IN, tuple(_with_files(entry, backends) for entry in index.entries), index.problems)
+
+
+def backends_folder() -> Traversable:
+    """Where our own backends' files are."""
+    packaged = files("corral").joinpath(_IN_A_WHEEL)
+    return packaged if packaged.is_dir() else _IN_A_CHECKOUT
+
+
+def _with_files(entry: BackendEntry, backends: Traversable) -> BackendEntry:
+    named = [
+        _replace_text(file, _find(backends, file.text.removeprefix(BUILTIN_SCHEME)))
+        if file.text.startswith(BUILTIN_SCHEME)
+        else file
+        for file in entry.files
+    ]
+    folder: list[TextFile] = []
+    if entry.uri.startswith(BUILTIN_SCHEME):
+        folder = read_folder(_find(backends, entry.uri.removeprefix(BUILTIN_SCHEME)))
+    return replace(entry, files=tuple(sorted((*folder, *named), key=lambda file: file.path)))
+
+
+def _replace_text(file: TextFile, source: Traversable) -> TextFile:
+    return TextFile(file.path, source.read_text(encoding="utf-8"), file.executable)
+
+
+def read_folder(folder: Traversable, prefix: str = "") -> list[TextFile]:
+    """Every text below it, in a fixed order."""
+    found: list[TextFile] = []
+    for each in sorted(folder.iterdir(), key=lambda child: child.name):
+        if each.name.startswith(".") or each.name in _LEFT_OUT:
+            continue
+        if each.is_dir():
+            found += read_folder(each, f"{prefix}{each.name}/")
+        else:
+            text = each.read_text(encoding="utf-8")
+            # Not by its mode: a wheel does not keep that.
+            found.append(TextFile(f"{prefix}{each.name}", text, executable=text.startswith("#!")))
+    return found
+
+
+def _find(backends: Traversable, path: str) -> Traversable:
+    found = backends
+    for part in path.split("/"):
+        found = found.joinpath(part)
+    if not (found.is_file() or found.is_dir()):
+        raise NotFound(f"this installation of Corral has no {path} among its backends")
+    return found

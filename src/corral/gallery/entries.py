@@ -1,0 +1,215 @@
+"""A backend as an index has it, and reading an index (contract: gallery.md §2). Pure.
+
+An entry is *meta* when it has capabilities and no URI: it only says which concrete build suits which machine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import msgspec
+
+from corral.contract.codec import Message
+from corral.contract.manifest import Manifest, check_manifest
+from corral.contract.sources import DIRECTORY, FILE, OCI, OCIFILE, Source, TextFile, is_safe_path, parse_uri
+from corral.gallery.galleries import BUILT_IN, Gallery
+from corral.gallery.yaml_items import Item, Limits, Problem, read_items
+from corral.kit.errors import Invalid
+
+DEVELOPMENT_SUFFIX = "development"
+BUILTIN_SCHEME = "builtin://"
+MOST_FILE_BYTES = 256 << 10
+
+# It becomes a folder's name, and a part of `gallery@name`.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+\Z")
+_Strings: TypeAlias = "tuple[str, ...]"
+
+
+class _Corral(Message, frozen=True):
+    """The `corral:` extension as it is written: the manifest, and what only choosing needs."""
+
+    protocol: str = ""
+    command: _Strings = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    ready: dict[str, str] = msgspec.field(default_factory=dict)
+    slots: int = 1
+    devices: str = ""
+    platforms: _Strings = ()
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Written(Message, frozen=True):
+    name: str = ""
+    alias: str = ""
+    uri: str = ""
+    mirrors: _Strings = ()
+    capabilities: dict[str, str] = msgspec.field(default_factory=dict)
+    version: str = ""
+    sha256: str = ""
+    description: str = ""
+    license: str = ""
+    icon: str = ""
+    urls: _Strings = ()
+    tags: _Strings = ()
+    size: str = ""
+    corral: _Corral | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendEntry:
+    gallery: Gallery
+    name: str
+    alias: str = ""
+    uri: str = ""
+    mirrors: tuple[str, ...] = ()
+    capabilities: MappingProxyType[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    version: str = ""
+    sha256: str = ""
+    description: str = ""
+    license: str = ""
+    icon: str = ""
+    urls: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    size: str = ""
+    manifest: Manifest | None = None  # None: LocalAI's run.sh
+    platforms: tuple[str, ...] = ()  # os/arch this build exists for; empty: the source itself says
+    files: tuple[TextFile, ...] = ()  # written beside what the URI brings
+
+    @property
+    def id(self) -> str:
+        return f"{self.gallery.name}@{self.name}"
+
+    @property
+    def is_meta(self) -> bool:
+        return bool(self.capabilities) and not self.uri
+
+    def is_development(self, suffix: str = DEVELOPMENT_SUFFIX) -> bool:
+        return self.name.endswith(f"-{suffix}")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One gallery, read."""
+
+    gallery: Gallery
+    entries: tuple[BackendEntry, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def read_index(gallery: Gallery, body: bytes, limits: Limits = Limits()) -> Index:  # noqa: B008 - frozen
+    """Every entry that can be used, and a reason for each that cannot. Raises Invalid when there is no list at all."""
+    read = read_items(body, limits)
+    problems = list(read.problems)
+    entries: dict[str, BackendEntry] = {}
+    for item in read.items:
+        name = item.value.get("name")
+        label = name[:200] if isinstance(name, str) else ""
+        try:
+            entry, notes = _entry(gallery, item)
+        except Invalid as error:
+            problems.append(Problem(item.line, error.message, label))
+            continue
+        problems += (Problem(item.line, note, label) for note in notes)
+        if entry.name.lower() in entries:
+            problems.append(Problem(item.line, "there is an entry of this name above; that one counts", label))
+        else:
+            entries[entry.name.lower()] = entry
+    return Index(gallery, tuple(entries.values()), tuple(sorted(problems, key=lambda problem: problem.line)))
+
+
+def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
+    """The entry, and what of it is not used. Raises Invalid when nothing of it can be."""
+    written = _convert(item.value)
+    if not written.name:
+        raise Invalid("has no name")
+    if not _NAME.match(written.name):
+        raise Invalid(f"{written.name[:64]!r} cannot be the name of a folder")
+    if written.alias and not _NAME.match(written.alias):
+        raise Invalid(f"alias {written.alias[:64]!r} cannot be the name of a folder")
+    if not written.uri and not written.capabilities:
+        raise Invalid("has neither a uri nor capabilities")
+    if written.uri and not written.uri.startswith(BUILTIN_SCHEME):
+        _check_source(gallery, parse_uri(written.uri))
+    elif written.uri and gallery != BUILT_IN:
+        raise Invalid("builtin:// is for the built-in gallery only")
+    if written.sha256 and not _SHA256.match(written.sha256.lower()):
+        raise Invalid(f"sha256 {written.sha256[:80]!r} is not 64 hexadecimal digits")
+    extension = written.corral
+    mirrors, notes = _mirrors(gallery, written)
+    entry = BackendEntry(
+        gallery=gallery,
+        mirrors=mirrors,
+        capabilities=MappingProxyType(written.capabilities),
+        sha256=written.sha256.lower(),
+        manifest=_manifest(extension) if extension is not None and extension.protocol else None,
+        platforms=_platforms(extension) if extension is not None else (),
+        files=_files(extension) if extension is not None else (),
+        **{key: getattr(written, key) for key in _COPIED},
+    )
+    return entry, notes
+
+
+_COPIED = ("name", "alias", "uri", "version", "description", "license", "icon", "urls", "tags", "size")
+
+
+def _convert(value: object) -> _Written:
+    try:
+        # Every scalar was read as text; numbers are made where numbers belong.
+        return msgspec.convert(value, type=_Written, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(str(error)) from error
+
+
+def _check_source(gallery: Gallery, source: Source) -> None:
+    if source.kind in (FILE, DIRECTORY, OCIFILE) and not gallery.url.startswith("file://"):
+        # Somebody else's index has no business with the files on our machines.
+        raise Invalid(f"names a path on the machine ({source.uri[:200]}); only a gallery that is a file itself may")
+
+
+def _mirrors(gallery: Gallery, written: _Written) -> tuple[tuple[str, ...], list[str]]:
+    usable, notes = [], []
+    for mirror in written.mirrors:
+        try:
+            _check_source(gallery, parse_uri(mirror, image=_is_image(written.uri)))
+            usable.append(mirror)
+        except Invalid as error:
+            notes.append(f"a mirror is not used: {error.message}")
+    return tuple(usable), notes
+
+
+def _is_image(uri: str) -> bool:
+    return bool(uri) and not uri.startswith(BUILTIN_SCHEME) and parse_uri(uri).kind == OCI
+
+
+def _manifest(extension: _Corral) -> Manifest:
+    wanted: dict[str, Any] = {
+        key: getattr(extension, key) for key in ("protocol", "command", "env", "slots", "devices")
+    }
+    try:
+        manifest = msgspec.convert({**wanted, "ready": extension.ready}, type=Manifest, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"corral: {error}") from error
+    try:
+        check_manifest(manifest)
+    except Invalid as error:
+        raise Invalid(f"corral: {error.message}") from error
+    return manifest
+
+
+def _platforms(extension: _Corral) -> tuple[str, ...]:
+    if bad := [platform for platform in extension.platforms if not _PLATFORM.match(platform)]:
+        raise Invalid(f"corral: {bad[0][:64]!r} is not a platform; write os/arch, such as linux/amd64")
+    return extension.platforms
+
+
+def _files(extension: _Corral) -> tuple[TextFile, ...]:
+    if bad := [path for path in extension.files if not is_safe_path(path)]:
+        raise Invalid(f"corral: the file {bad[0][:64]!r} would be outside the build's folder")
+    if sum(len(text) for text in extension.files.values()) > MOST_FILE_BYTES:
+        raise Invalid(f"corral: files are for glue, at most {MOST_FILE_BYTES} bytes")
+    return tuple(TextFile(path, text) for path, text in sorted(extension.files.items()))

@@ -1,0 +1,119 @@
+"""Brings an index's bytes from where a gallery says it is (contract: gallery.md §1). Reading them is `entries.py`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import sys
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import aiohttp
+
+from corral import __version__
+from corral.contract.sources import RAW_GITHUB, github_url
+from corral.kit.errors import Failed, Invalid, NotFound, Unreachable
+
+USER_AGENT = f"Corral/{__version__} ({sys.platform}; {platform.machine()})"
+_LONGEST_REF = 1024
+_BLOCK = 1 << 16
+
+
+class Download(Protocol):
+    async def __call__(self, url: str) -> bytes:
+        """The body of an http(s) URL. Raises NotFound, Failed or Unreachable."""
+
+
+class IndexFetcher:
+    """`http(s)://`, `github:` and `file://`, each with or without `.ref`."""
+
+    def __init__(
+        self,
+        download: Download,
+        *,
+        base_folder: Path | None = None,
+        most_bytes: int = 32 << 20,
+        github: str = RAW_GITHUB,
+    ) -> None:
+        self._download = download
+        self._base_folder = base_folder
+        self._most_bytes = most_bytes
+        self._github = github
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises Invalid for what can never be read, else what the download raises."""
+        if url.startswith(("github:", "github://")):
+            url = github_url(url.removeprefix("github:").lstrip("/"), self._github)
+        if urlsplit(url).path.endswith(".ref"):
+            url = follow_ref(url, await self._read(url))
+        return await self._read(url)
+
+    async def _read(self, url: str) -> bytes:
+        scheme, _, rest = url.partition("://")
+        if scheme in ("http", "https"):
+            return await self._download(url)
+        if scheme == "file":
+            return await asyncio.to_thread(self._read_file, Path(unquote(rest)))
+        raise Invalid(f"{url[:200]!r} is not where an index can be; write http(s)://, file:// or github:")
+
+    def _read_file(self, path: Path) -> bytes:
+        if self._base_folder is None:
+            raise Invalid(f"file:// galleries need a folder they may be in: {path}")
+        try:
+            base, real = self._base_folder.resolve(strict=True), path.resolve(strict=True)
+            if not real.is_relative_to(base):
+                raise Invalid(f"{path} is outside {self._base_folder}, where galleries may be")
+            with real.open("rb") as file:
+                body = file.read(self._most_bytes + 1)
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no {error.filename}") from error
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError, NUL a ValueError
+            raise Failed(f"{path} cannot be read: {error}") from error
+        if len(body) > self._most_bytes:
+            raise Failed(f"{path} has more than {self._most_bytes} bytes")
+        return body
+
+
+class HttpDownload:
+    """Over aiohttp. Redirects are followed; credentials in a URL do not travel to another host."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, most_bytes: int = 32 << 20) -> None:
+        self._session = session
+        self._most_bytes = most_bytes
+
+    async def __call__(self, url: str) -> bytes:
+        try:
+            async with self._session.get(url, headers={"User-Agent": USER_AGENT}) as answer:
+                if answer.status == 404:
+                    raise NotFound(f"{_shown(url)}: there is nothing (404)")
+                if answer.status >= 400:
+                    raise Failed(f"{_shown(url)} answered {answer.status}")
+                return await self._body(url, answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Unreachable(f"{_shown(url)}: {error or type(error).__name__}") from error
+
+    async def _body(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for block in answer.content.iter_chunked(_BLOCK):
+            body += block
+            if len(body) > self._most_bytes:
+                raise Failed(f"{_shown(url)} has more than {self._most_bytes} bytes")
+        return bytes(body)
+
+
+def follow_ref(url: str, body: bytes) -> str:
+    """The text of a `.ref` replaces the last segment of its URL."""
+    text = body[: _LONGEST_REF + 1].decode("utf-8", errors="replace").strip()
+    if not text or len(text) > _LONGEST_REF or any(ord(char) <= 0x20 for char in text):
+        raise Invalid(f"{_shown(url)} does not name a file")
+    if text.startswith("/") or ".." in text.split("/") or "://" in text:
+        raise Invalid(f"{_shown(url)} names {text[:100]!r}, which is not beside it")
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{text}", fragment=""))
+
+
+def _shown(url: str) -> str:
+    """Without user and password: errors are shown to people and logged."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

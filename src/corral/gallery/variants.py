@@ -1,0 +1,115 @@
+"""Which concrete build of a backend suits a node (DESIGN §5, Variants; contract: gallery.md §3). Pure.
+
+A refusal carries what was tried, one step per candidate: people will ask. So does a choice, because a GPU machine that
+gets the CPU build should be able to say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from corral.contract.capability import DEFAULT
+from corral.gallery.catalogue import AliasGroup, Catalogue
+from corral.gallery.compatibility import capability_chain, preference, why_incompatible
+from corral.gallery.entries import BackendEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One candidate: the capability key it stands under (empty when it was named directly), and what came of it."""
+
+    key: str
+    build: str
+    outcome: str
+
+    def __str__(self) -> str:
+        where = f"{self.key} → " if self.key else ""
+        return f"{where}{self.build}: {self.outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    entry: BackendEntry
+    reason: str
+    tried: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoVariant:
+    reason: str
+    tried: tuple[Step, ...]
+
+
+Platforms = Mapping[str, Collection[str]]  # entry id → the os/arch its source has; an absent id: nobody knows yet
+
+
+def choose_variant(
+    wanted: BackendEntry | AliasGroup,
+    catalogue: Catalogue,
+    *,
+    capability: str,
+    platform: str,
+    platforms: Platforms,
+) -> Chosen | NoVariant:
+    """The first build along the chain that exists, can run there and is built for the platform.
+
+    A build whose platforms nobody knows yet counts as built: look them up and ask again.
+    """
+    candidates = _candidates(wanted, catalogue, capability or DEFAULT, platform)
+    tried: list[Step] = []
+    for key, build in candidates:
+        if isinstance(build, str):
+            tried.append(Step(key, wanted.capabilities[key] if isinstance(wanted, BackendEntry) else "", build))
+        elif why := why_incompatible(build, capability) or _why_not_built(build, platform, platforms):
+            tried.append(Step(key, build.name, why))
+        else:
+            reason = _reason(wanted, key, capability or DEFAULT, tried)
+            return Chosen(build, reason, (*tried, Step(key, build.name, "chosen")))
+    return NoVariant(_refusal(wanted, capability or DEFAULT, platform, tried), tuple(tried))
+
+
+def no_build(platform: str) -> str:
+    """The words a node's row shows."""
+    return f"no {platform} build"
+
+
+def _candidates(
+    wanted: BackendEntry | AliasGroup, catalogue: Catalogue, capability: str, platform: str
+) -> list[tuple[str, BackendEntry | str]]:
+    if isinstance(wanted, AliasGroup):
+        # Releases before development builds; `sorted` keeps the galleries' order among equals.
+        ranked = sorted(wanted.builds, key=lambda build: (build.is_development(), preference(build.name, capability)))
+        return [("", build) for build in ranked]
+    if not wanted.is_meta:
+        return [("", wanted)]
+    keys = [key for key in capability_chain(capability, platform) if key in wanted.capabilities]
+    found: dict[str, tuple[str, BackendEntry | str]] = {}
+    for key in keys:  # two keys may name one build; it need not be tried twice
+        found.setdefault(wanted.capabilities[key].lower(), (key, catalogue.build_of(wanted, wanted.capabilities[key])))
+    return list(found.values())
+
+
+def _why_not_built(build: BackendEntry, platform: str, platforms: Platforms) -> str:
+    declared = not build.platforms or platform in build.platforms
+    found = build.id not in platforms or platform in platforms[build.id]
+    return "" if not platform or (declared and found) else no_build(platform)
+
+
+def _reason(wanted: BackendEntry | AliasGroup, key: str, capability: str, tried: list[Step]) -> str:
+    if isinstance(wanted, AliasGroup):
+        return f"best of the builds called {wanted.alias} for {capability}"
+    if not wanted.is_meta:
+        return "named directly"
+    if key == capability:
+        return f"the build for {capability}"
+    missed = f"; {tried[-1]}" if tried else ""
+    return f"no build for {capability} itself, {key} is the nearest{missed}"
+
+
+def _refusal(wanted: BackendEntry | AliasGroup, capability: str, platform: str, tried: list[Step]) -> str:
+    if not tried and isinstance(wanted, BackendEntry):
+        return f"{wanted.name} has no build for capability {capability} (there are {', '.join(wanted.capabilities)})"
+    if any(step.outcome == no_build(platform) for step in tried):
+        return no_build(platform)
+    return tried[-1].outcome if len(tried) == 1 else "no build fits: " + "; ".join(map(str, tried))
