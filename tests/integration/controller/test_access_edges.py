@@ -16,7 +16,10 @@ from corral.controller.api import events
 from corral.controller.readiness import Readiness
 from corral.kit.errors import Unavailable
 from corral.store import Store
+from tests.support.page import open_page_app, served
+from tests.support.processes import free_port
 from tests.support.registry import Registry, caller, open_registry
+from tests.support.waiting import until
 
 REFUSAL = (
     'the database postgresql://db.internal/corral cannot be used: password authentication failed for user "corral"'
@@ -135,8 +138,31 @@ async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: 
         sending = asyncio.ensure_future(registry.watch._send_hints())
         registry.watch.touched("nodes")
         registry.watch.touched("keys")
-        async with asyncio.timeout(5):
-            while len(sent) < 2:  # noqa: ASYNC110 - another task does it
-                await asyncio.sleep(0.01)
+        await until(lambda: len(sent) == 2, 5)
         assert not sending.done()
         sending.cancel()
+
+
+async def test_whoever_hangs_up_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_MOST", 2)
+    async with open_page_app(tmp_path) as page:
+        key = (await page.access.create(CreateKey(name="eyes", role="viewer"))).secret
+        head = f"GET /api/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
+        port = free_port()
+
+        async def follow() -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            return await reader.readline(), writer
+
+        async with served(page, port), asyncio.timeout(20):
+            lines, writers = zip(*[await follow() for _ in range(2)], strict=True)
+            assert {line.split()[1] for line in lines} == {b"200"}
+            refused, writer = await follow()
+            assert refused.split()[1] == b"503"
+            for each in (writer, *writers):
+                each.close()
+            await until(lambda: page.watch.followers == 0)
+            line, writer = await follow()
+            assert line.split()[1] == b"200"
+            writer.close()

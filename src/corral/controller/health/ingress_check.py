@@ -1,7 +1,7 @@
 """Does a node's one port answer where we think it is, and is it that node? Says clearly when not.
 
 Where to look is the node's own word, so nothing there is trusted: a redirect is not followed, little is read, and the
-token shown is good for that node alone, for a minute, for this one question.
+token shown is good for that node alone and for this one question.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _AT_ONCE = 32
 _SURE_AFTER = 4  # failures in a row; a worker that has just been let in still has to fetch its certificate
 _SOON_S = 2.0
 _LARGEST_ANSWER = 16 * 1024
+_TOKEN_LIFE_S = 900.0  # a worker goes by the clock of whichever controller it heard last, and those differ too
 
 
 class Hello(Message, frozen=True):
@@ -116,7 +117,7 @@ class IngressCheck:
             return f"{node.ingress_url} could not be checked; the controller's log has the details"
 
     async def _ask(self, http: aiohttp.ClientSession, node: Node) -> str:
-        token = self._tokens.sign("controller", [Scope.PROBE], aud=node.id, life_s=60)
+        token = self._tokens.sign("controller", [Scope.PROBE], aud=node.id, life_s=_TOKEN_LIFE_S)
         async with http.get(
             f"{node.ingress_url}/corral/hello",
             headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
