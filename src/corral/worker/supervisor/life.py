@@ -112,11 +112,10 @@ class Life:
             return error
         if not entry.leave.is_set():
             entry.move(Happened.ANSWERED)
-            entry.ready_at, entry.ready_since = _rfc3339(self._clock.now()), time.monotonic()
+            entry.ready_since = time.monotonic()
             entry.error = ""
             entry.answered()
             self._changed()
-            await asyncio.to_thread(folders.mark_ready, process.folder, entry.ready_at)
             took = round(time.monotonic() - began, 2)
             log.info("process ready", key=entry.key, process=entry.process_id, port=entry.port, took_s=took)
         return None
@@ -166,6 +165,9 @@ class Life:
     async def _await_ready(self, entry: Entry, process: BackendProcess) -> None:
         await wait_until_ready(process, entry.spec, entry.endpoint, self._settings)
         await load(process, entry.spec, entry.endpoint)
+        entry.ready_at = _rfc3339(self._clock.now())
+        # Before anybody is told: a worker that dies right after it said so must find it again.
+        await asyncio.to_thread(folders.mark_ready, process.folder, entry.ready_at)
 
     async def _wait_for_end(self, entry: Entry) -> CorralError | None:
         """Why it ended; None when somebody wanted it gone first."""

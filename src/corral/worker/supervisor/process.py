@@ -37,7 +37,7 @@ class Exit(Message, frozen=True):
         if self.lost:
             return "was lost: the process that watched it was killed"
         if self.error:
-            return self.error
+            return f"could not be run: {self.error}"
         if self.signal:
             return f"was killed by {_signal_name(self.signal)}"
         return f"ended with code {self.code}"
@@ -87,9 +87,13 @@ class BackendProcess:
             await self._bury()
             self.ended.set_result(how)
         finally:
-            self._link.close()
-            if not self.ended.done():
-                self.ended.cancel()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Listen no longer; how it ends is not for us to know any more."""
+        self._link.close()
+        if not self.ended.done():
+            self.ended.cancel()
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now, SIGKILL after the grace; the shim sees to it even if we are gone by then."""

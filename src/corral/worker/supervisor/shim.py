@@ -32,6 +32,7 @@ LOG_FOLDER = "log"
 LONGEST_LINE = 16 * 1024
 PIECE = 64 * 1024
 KILL_AGAIN_S = 0.2
+COMPANY_S = 10.0
 GIVE_UP_S = 30.0  # somebody in the kernel holds a killed process: it will go when it is let go
 
 PR_SET_PDEATHSIG = 1
@@ -125,20 +126,31 @@ class Log:
             return
         head = f"{stamp()} {stream} ".encode()
         pieces = [line[at : at + LONGEST_LINE] for line in lines for at in range(0, len(line), LONGEST_LINE)]
-        data = b"".join(head + piece + b"\n" for piece in pieces)
+        batch: list[bytes] = []
+        size = self.size
+        for piece in pieces:
+            batch.append(head + piece + b"\n")
+            size += len(batch[-1])
+            if size >= self.limit:
+                self.put(batch, head)
+                batch, size = [], self.size
+        if batch:
+            self.put(batch, head)
+
+    def put(self, batch: list[bytes], head: bytes) -> None:
         try:
-            if self.lost:
-                data = head + b"(%d lines are missing here: the disk was full)\n" % self.lost + data
-            if self.size + len(data) > self.limit and self.size:
+            if self.size >= self.limit:
                 self.turn()
-            written = os.write(self.file, data)
-            if written < len(data):  # a torn line would be read as part of the next
+            if self.lost:
+                batch = [head + b"(%d lines are missing here: the disk was full)\n" % self.lost, *batch]
+            data = b"".join(batch)
+            if os.write(self.file, data) < len(data):  # a torn line would be read as part of the next
                 os.ftruncate(self.file, self.size)
                 raise OSError("short write")
-            self.size += written
+            self.size += len(data)
             self.lost = 0
         except OSError:  # a full disk must not stop a backend: it would block as soon as its pipe is full
-            self.lost += len(pieces)
+            self.lost += len(batch)
 
 
 # -- the backend -----------------------------------------------------------------------------------------------------
@@ -161,7 +173,9 @@ class Child:
             try:
                 self.become(spec, shim, out_write, err_write)
             except BaseException as error:
-                os.write(fault_write, f"cannot start {spec['command'][0]}: {error}".encode()[:4096])
+                os.write(
+                    fault_write, f"{spec['command'][0]}: {getattr(error, 'strerror', None) or error}".encode()[:4096]
+                )
             os._exit(127)
         for descriptor in (out_write, err_write, fault_write):
             os.close(descriptor)
@@ -300,6 +314,7 @@ class Shim:
         self.deadline = 0.0  # when what is left is killed; 0: nobody asked for an end
         self.asked = False
         self.told: set[int] = set()
+        self.met = False  # nobody has connected yet
         woken, wake = os.pipe()
         for end in (woken, wake):
             os.set_blocking(end, False)
@@ -332,6 +347,7 @@ class Shim:
         code, number = self.child.reap()
         how = {"code": code, "signal": number, "asked": self.asked, "error": self.child.error, "at": stamp()}
         write_whole("exit.json", {**self.me, **how})
+        self.wait_for_company()
         for listener in self.listeners.values():
             listener.sock.settimeout(1.0)
             listener.tell("exit", how)
@@ -393,7 +409,15 @@ class Shim:
                 pass
         self.log.finish()
 
+    def wait_for_company(self) -> None:
+        """A backend may be over before the worker that started it has connected: it shall hear of it all the same."""
+        door = select.poll()
+        door.register(self.door.fileno(), select.POLLIN)
+        while door.poll(0 if self.met else COMPANY_S * 1000):
+            self.welcome()
+
     def welcome(self) -> None:
+        self.met = True
         try:
             sock, _ = self.door.accept()
         except OSError:

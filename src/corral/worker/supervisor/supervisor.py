@@ -74,10 +74,20 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.let_go()
+        await self._group.__aexit__(kind, error, traceback)
+
+    async def let_go(self) -> None:
+        """Watch nothing and start nothing any more; what runs, runs on. Before a successor adopts: two who watch one
+        process would both start it again."""
         self._closing = True
         for task in tuple(self._tasks):
             task.cancel()
-        await self._group.__aexit__(kind, error, traceback)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for entry in self._table:
+            if entry.process is not None:
+                entry.process.let_go()
+        self._table.clear()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)
@@ -122,8 +132,9 @@ class Supervisor:
         entry = self._claim(spec, beside)
         if entry.state is not ReplicaState.READY:
             entry.hurry.set()
-            await asyncio.wait([entry.answer])
-            entry.answer.result()
+            answer = entry.answer  # of this attempt: another may have begun by the time we look
+            await asyncio.wait([answer])
+            answer.result()
         if entry not in self._table or entry.state is not ReplicaState.READY:
             raise Conflict(f"{spec.key} was stopped while it started")
         return entry.running()

@@ -173,6 +173,9 @@ class Table:
         if entry in self:
             del self._rows[entry.process_id]
 
+    def clear(self) -> None:
+        self._rows.clear()
+
     def rename(self, entry: Entry, process_id: str) -> None:
         """A restart is another process: whoever still asks for the old one must not get this one."""
         self.drop(entry)

@@ -1,0 +1,213 @@
+"""A `Backend` behind LocalAI's gRPC (contract: grpc.md). Token and model identity are checked before any RPC runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from corral.contract import backend_pb2 as pb
+from corral.contract.backend_pb2_grpc import BackendServicer, add_BackendServicer_to_server
+from corral.sdk.backend import Backend, BackendError, Chat, ChatMessage, Model, NotLoaded, pieces
+
+LARGEST = 50 * 1024 * 1024
+STOP_GRACE_S = 5.0
+_OPTIONS = (
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.so_reuseport", 0),  # or a second process on the same port would silently share its calls
+)
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GrpcService(BackendServicer):
+    """Subclass it to add an RPC the plain `Backend` has no method for, and hand it to `serve(service=…)`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.identity = ""  # of the loaded model
+        self.loaded = False
+        self.busy = 0
+
+    async def Health(self, request: pb.HealthMessage, context: Context) -> pb.Reply:
+        return pb.Reply(message=b"OK")
+
+    async def LoadModel(self, request: pb.ModelOptions, context: Context) -> pb.Result:
+        try:
+            await self.backend.load(_model(request))
+        except Exception as error:  # whatever an engine raises is the reason somebody reads
+            return pb.Result(success=False, message=str(error) or type(error).__name__)
+        self.identity, self.loaded = request.Model, True
+        return pb.Result(success=True, message="loaded")
+
+    async def Free(self, request: pb.HealthMessage, context: Context) -> pb.Result:
+        await self.backend.unload()
+        self.identity, self.loaded = "", False
+        return pb.Result(success=True)
+
+    async def Status(self, request: pb.HealthMessage, context: Context) -> pb.StatusResponse:
+        states = pb.StatusResponse.State
+        state = states.UNINITIALIZED if not self.loaded else states.BUSY if self.busy else states.READY
+        used = _resident_bytes()
+        return pb.StatusResponse(state=state, memory=pb.MemoryUsageData(total=used, breakdown={"rss": used}))
+
+    async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
+        async with self.answering(context):
+            parts = [piece async for piece in pieces(self.backend, chat_of(request))]
+        return self._last("".join(parts), len(parts), request)
+
+    async def PredictStream(self, request: pb.PredictOptions, context: Context) -> AsyncIterator[pb.Reply]:
+        count = 0
+        async with self.answering(context), contextlib.aclosing(pieces(self.backend, chat_of(request))) as parts:
+            async for piece in parts:
+                count += 1
+                yield pb.Reply(message=piece.encode(), chat_deltas=[pb.ChatDelta(content=piece)])
+        yield self._last("", count, request)
+
+    async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
+        async with self.answering(context):
+            vector = await self.backend.embed(request.Embeddings)
+        return pb.EmbeddingResult(
+            embeddings=vector,
+            prompt_tokens=len(request.Embeddings.split()),
+            layout=pb.EmbeddingLayout.EMBEDDING_LAYOUT_FINAL,
+        )
+
+    async def TokenizeString(self, request: pb.PredictOptions, context: Context) -> pb.TokenizationResponse:
+        async with self.answering(context):
+            tokens = await self.backend.tokenize(request.Prompt)
+        return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
+
+    @contextlib.asynccontextmanager
+    async def answering(self, context: Context) -> AsyncIterator[None]:
+        """Around work that needs the model: counts it, and turns the backend's own errors into gRPC's."""
+        self.busy += 1
+        try:
+            if not self.loaded:
+                raise NotLoaded("model not loaded")
+            yield
+        except BackendError as error:
+            await abort(context, grpc.StatusCode[error.grpc_code], str(error))
+        finally:
+            self.busy -= 1
+
+    def _last(self, text: str, count: int, request: pb.PredictOptions) -> pb.Reply:
+        return pb.Reply(message=text.encode(), tokens=count, prompt_tokens=len(chat_of(request).text.split()))
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """First the token, then the identity, for every RPC alike. One interceptor: two that wrap each other are how a
+    refusal gets lost."""
+
+    def __init__(self, service: GrpcService, token: str) -> None:
+        self._service = service
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        refused = why_refused(self._token, dict(handler_call_details.invocation_metadata or ()))
+        return checked(handler, self._service, refused)
+
+
+def checked(handler: Any, service: GrpcService, refused: str | None) -> Any:
+    """The handler, looking before it runs."""
+
+    async def check(request: Any, context: Context) -> None:
+        if refused is not None:
+            await abort(context, grpc.StatusCode.UNAUTHENTICATED, refused)
+        asked = getattr(request, "ModelIdentity", "")
+        if asked and service.identity and asked != service.identity:
+            words = f"model identity mismatch: loaded {service.identity!r}, requested {asked!r}"
+            await abort(context, grpc.StatusCode.NOT_FOUND, words)
+
+    async def once(request: Any, context: Context) -> Any:
+        await check(request, context)
+        return await (handler.unary_unary or handler.stream_unary)(request, context)
+
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        await check(request, context)
+        async with contextlib.aclosing((handler.unary_stream or handler.stream_stream)(request, context)) as parts:
+            async for part in parts:
+                yield part
+
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    behaviour: Any = stream if handler.response_streaming else once
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+def why_refused(token: str, metadata: dict[str, str | bytes]) -> str | None:
+    """None for a caller who may. An empty token asks for none."""
+    if not token:
+        return None
+    shown = metadata.get("authorization")
+    if shown is None:
+        return "missing authorization header"
+    text = shown.decode(errors="replace") if isinstance(shown, bytes) else shown
+    if not text.startswith("Bearer "):
+        return "authorization must use Bearer scheme"
+    right = hmac.compare_digest(text.removeprefix("Bearer ").encode(), token.encode())
+    return None if right else "invalid token"
+
+
+async def abort(context: Context, code: grpc.StatusCode, words: str) -> NoReturn:
+    await context.abort(code, words)
+    raise AssertionError("abort returned")
+
+
+async def start(service: GrpcService, address: str, token: str) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=(Guard(service, token),), options=_OPTIONS)
+    add_BackendServicer_to_server(service, server)
+    if server.add_insecure_port(address) == 0:
+        raise OSError(f"cannot listen on {address}")
+    await server.start()
+    return server
+
+
+def chat_of(request: pb.PredictOptions) -> Chat:
+    return Chat(
+        messages=tuple(ChatMessage(message.role, message.content) for message in request.Messages),
+        prompt=request.Prompt,
+        max_tokens=request.Tokens,
+        temperature=request.Temperature,
+        seed=request.Seed or None,
+        stop=tuple(request.StopPrompts),
+        raw=request,
+    )
+
+
+def _model(request: pb.ModelOptions) -> Model:
+    pairs = (option.partition(":") for option in request.Options)
+    return Model(
+        name=request.Model,
+        file=request.ModelFile,
+        folder=request.ModelPath,
+        context_size=request.ContextSize,
+        options={key: value for key, _, value in pairs},
+    )
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,237 @@
+"""A `Backend` behind OpenAI's HTTP: health, models, chat and text completions with server-sent events, embeddings."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from corral.sdk.backend import Backend, BackendError, BadRequest, Chat, ChatMessage, NotLoaded, pieces
+
+LARGEST = 64 * 1024 * 1024
+STOP_GRACE_S = 5.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpService:
+    """Listens before the model is loaded: `/health` says 503 until it is, as llama.cpp's server does."""
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.loaded = False
+        self._told = model
+
+    @property
+    def model(self) -> str:
+        return self.backend.model_name or self._told
+
+    def app(self, token: str) -> web.Application:
+        app = web.Application(middlewares=[_guard(token), _errors], client_max_size=LARGEST)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/v1/embeddings", self.embeddings)
+        app.router.add_post("/tokenize", self.tokenize)
+        return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        if not self.loaded:
+            return web.json_response({"status": "loading model"}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise BadRequest("messages must be a list of objects")
+        told = tuple(ChatMessage(str(message.get("role", "")), _text(message.get("content"))) for message in messages)
+        return await self._answer(request, body, _chat(body, messages=told), _ChatShape(self.model))
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        return await self._answer(request, body, _chat(body, prompt=_text(body.get("prompt"))), _TextShape(self.model))
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        asked = body.get("input")
+        texts = asked if isinstance(asked, list) else [asked]
+        vectors = [list(await self.backend.embed(_text(text))) for text in texts]
+        rows = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
+        count = sum(len(_text(text).split()) for text in texts)
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return web.json_response({"object": "list", "model": self.model, "data": rows, "usage": usage})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        return web.json_response({"tokens": list(await self.backend.tokenize(_text(body.get("content"))))})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        if not self.loaded:
+            raise NotLoaded("model not loaded")
+        try:
+            body = await request.json()
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise BadRequest("the body is no JSON object")
+        return body
+
+    async def _answer(
+        self, request: web.Request, body: Mapping[str, Any], chat: Chat, shape: _Shape
+    ) -> web.StreamResponse:
+        async with contextlib.aclosing(pieces(self.backend, chat)) as parts:
+            if body.get("stream"):
+                return await _stream(request, parts, shape, _usage_wanted(body), chat)
+            told = [piece async for piece in parts]
+        return web.json_response(shape.whole("".join(told), _usage(chat, len(told))))
+
+
+class _Shape:
+    """How OpenAI writes one kind of answer."""
+
+    prefix = ""
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model}
+
+    def piece(self, text: str, reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **self.part(text), "finish_reason": reason}
+        return {**self._head, "object": self.chunk_kind, "choices": [choice]}
+
+    def whole(self, text: str, usage: dict[str, int]) -> dict[str, Any]:
+        choice = {"index": 0, **self.all(text), "finish_reason": "stop"}
+        return {**self._head, "object": self.kind, "choices": [choice], "usage": usage}
+
+    def usage(self, usage: dict[str, int]) -> dict[str, Any]:
+        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+
+    def part(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def all(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class _ChatShape(_Shape):
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def all(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+
+class _TextShape(_Shape):
+    prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def all(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+async def _stream(
+    request: web.Request, parts: AsyncIterator[str], shape: _Shape, usage_wanted: bool, chat: Chat
+) -> web.StreamResponse:
+    """The head goes out with the first piece, so that what fails before it is still an ordinary error."""
+    first = await anext(parts, None)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    count = 0
+    piece = first
+    while piece is not None:
+        count += 1
+        await response.write(_event(shape.piece(piece, None)))
+        piece = await anext(parts, None)
+    await response.write(_event(shape.piece("", "stop")))
+    if usage_wanted:
+        await response.write(_event(shape.usage(_usage(chat, count))))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _usage(chat: Chat, count: int) -> dict[str, int]:
+    asked = len(chat.text.split())
+    return {"prompt_tokens": asked, "completion_tokens": count, "total_tokens": asked + count}
+
+
+def _usage_wanted(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def _chat(body: Mapping[str, Any], *, messages: tuple[ChatMessage, ...] = (), prompt: str = "") -> Chat:
+    stop = body.get("stop") or ()
+    return Chat(
+        messages=messages,
+        prompt=prompt,
+        max_tokens=int(body.get("max_completion_tokens") or body.get("max_tokens") or 0),
+        temperature=body.get("temperature"),
+        seed=body.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        raw=body,
+    )
+
+
+def _text(content: object) -> str:
+    """Plain text, or the text parts of OpenAI's list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _guard(token: str) -> Any:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "")
+        if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+            return _error(401, "invalid token")
+        return await handler(request)
+
+    return guard
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except BackendError as error:
+        return _error(error.http_status, str(error))
+
+
+def _error(status: int, message: str) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return web.json_response(
+        {"error": {"code": status, "message": message, "type": "backend_error"}}, status=status, headers=headers
+    )
+
+
+async def start(service: HttpService, host: str, port: int, token: str) -> web.AppRunner:
+    # A client that leaves cancels its handler, and with it the generation.
+    runner = web.AppRunner(
+        service.app(token), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_GRACE_S
+    )
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner
