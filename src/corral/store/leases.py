@@ -17,6 +17,7 @@ from corral.store.schema import insert_whole, metadata, record, records
 from corral.store.types import Instant, from_us, now, now_plus, span_us
 
 _NOBODY = ""
+_FAR_US = 600_000_000  # nor less than ten times what the claimer wants for itself
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -43,7 +44,9 @@ _CLAIM = _INSERT.on_conflict_do_update(
         "holder": _INSERT.excluded.holder,
         "expires_at": _INSERT.excluded.expires_at,
     },
-    where=(table.c.holder == _INSERT.excluded.holder) | (table.c.expires_at <= now()),
+    where=(table.c.holder == _INSERT.excluded.holder)
+    | (table.c.expires_at <= now())
+    | (table.c.expires_at > now_plus("far_us")),  # nobody claims for so long: the clock was set back since
 ).returning(*table.columns)
 _BY_NAME = select(table).where(table.c.name == bindparam("name"))
 _ALL = select(table).order_by(table.c.name)
@@ -71,7 +74,9 @@ async def claim_lease(tx: Transaction, name: str, holder: str, ttl_s: float) -> 
 
     `holder` must be new for each start of a process: two that share one would both believe they hold the lease.
     """
-    return record(Lease, await tx.fetch_one(_CLAIM, {"name": name, "holder": holder, "ttl_us": span_us(ttl_s)}))
+    ttl_us = span_us(ttl_s)
+    wanted = {"name": name, "holder": holder, "ttl_us": ttl_us, "far_us": max(_FAR_US, 10 * ttl_us)}
+    return record(Lease, await tx.fetch_one(_CLAIM, wanted))
 
 
 async def find(tx: Transaction, name: str) -> Lease | None:

@@ -67,6 +67,18 @@ async def test_an_expired_lease_is_taken_over_with_a_new_epoch(store: Store, oth
             await leases.require(tx, first)
 
 
+async def test_a_lease_from_tomorrow_does_not_bind_today(store: Store, other: Store) -> None:
+    """The clock was ahead, and has been set right since."""
+    first = await claim(store, "one", 60)
+    assert first is not None
+    async with store.write() as tx:
+        await tx.execute("UPDATE leases SET expires_at = expires_at + 86400000000")
+    second = await claim(other, "two", 60)
+    assert second is not None
+    assert second.epoch == first.epoch + 1
+    assert await claim(store, "one", 60) is None
+
+
 async def test_a_holder_that_slept_cannot_write(store: Store, other: Store) -> None:
     node = a_node()
     async with store.write() as tx:

@@ -55,6 +55,14 @@ def test_a_node_that_said_goodbye_is_not_brought_back_by_a_late_heartbeat() -> N
     assert judged([pulse("a", "offline", 2.0, since=3.0, left=True)]).events == ()
 
 
+def test_a_clock_set_back_keeps_nobody_out_and_nobody_in() -> None:
+    day = 86400.0
+    assert judged([pulse("a", "offline", 2.0, since=-day)]).events == (("a", "came_back"),)
+    assert judged([pulse("a", "offline", -day + 60, since=-day)]).events == (), "its last word was before the verdict"
+    assert judged([pulse("a", "healthy", -day)]).events == (("a", "went_silent"),)
+    assert judged([pulse("a", "healthy", -0.01)]).events == (), "written between two reads"
+
+
 def test_the_guard_holds_when_most_of_the_fleet_falls_silent_at_once() -> None:
     fleet = [pulse(f"s{n}", heard=70.0) for n in range(3)] + [pulse(f"h{n}") for n in range(4)]
     verdict = judged(fleet)

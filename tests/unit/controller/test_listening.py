@@ -90,11 +90,19 @@ async def test_a_leap_of_the_databases_clock_is_a_gap_too(ears: Ears, first: str
     assert ears.seconds == 9.0
 
 
-async def test_a_clock_set_back_and_small_steps_do_not_matter(ears: Ears) -> None:
+async def test_a_clock_set_back_is_a_gap(ears: Ears) -> None:
     ears.work(100)
     ears.database_ahead_s -= 3600
+    assert ears.seconds == 0.0
     ears.work(10)
+    assert ears.seconds == 9.0
+
+
+async def test_small_steps_do_not_matter(ears: Ears) -> None:
+    ears.work(100)
     ears.database_ahead_s += 5
-    ears.clock.advance(GAP_S - 10)
     ears.work(1)
-    assert ears.seconds == 99 + 10 + GAP_S - 10 + 1
+    ears.database_ahead_s -= 10
+    ears.clock.advance(GAP_S - 5)
+    ears.work(1)
+    assert ears.seconds == 99 + 1 + GAP_S - 5 + 1

@@ -16,7 +16,7 @@ from corral.controller.registry.transitions import NodeEvent
 
 @dataclass(frozen=True)
 class Pulse:
-    """What the monitor knows of one node. Ages are spans on the database's clock."""
+    """What the monitor knows of one node. Ages are spans on the database's clock; negative where that was set back."""
 
     node: NodeId
     status: NodeStatus
@@ -75,9 +75,14 @@ def _is_mass_outage(pulses: Sequence[Pulse], silent: int, window_s: float, guard
 def _is_back(pulse: Pulse, stale_after_s: float) -> bool:
     if pulse.status not in (NodeStatus.OFFLINE, NodeStatus.UNHEALTHY) or pulse.left or pulse.heartbeat_age_s is None:
         return False
-    # The heartbeat must be younger than the verdict it overturns.
-    return pulse.heartbeat_age_s < min(stale_after_s, pulse.status_age_s)
+    # The heartbeat must be younger than the verdict it overturns; one passed tomorrow, before the clock was set back,
+    # cannot be compared with anything.
+    is_younger = pulse.heartbeat_age_s < pulse.status_age_s or pulse.status_age_s < -stale_after_s
+    return is_younger and abs(pulse.heartbeat_age_s) < stale_after_s
 
 
 def _is_silent(pulse: Pulse, stale_after_s: float) -> bool:
-    return pulse.status in _PRESENT and (pulse.heartbeat_age_s is None or pulse.heartbeat_age_s >= stale_after_s)
+    """Also with a last heartbeat from tomorrow: whoever still lives has been heard since the clock was set back."""
+    if pulse.status not in _PRESENT:
+        return False
+    return pulse.heartbeat_age_s is None or abs(pulse.heartbeat_age_s) >= stale_after_s

@@ -50,4 +50,5 @@ class Listening:
         if self._last is None:
             return True
         then, recorded_at = self._last
-        return max(now - then, (at - recorded_at).total_seconds()) > self._longest_gap_s
+        ours, theirs = now - then, (at - recorded_at).total_seconds()
+        return ours > self._longest_gap_s or abs(theirs - ours) > self._longest_gap_s
