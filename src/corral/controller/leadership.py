@@ -42,6 +42,11 @@ class Leadership:
             raise Conflict(f"the lease {name!r} is not ours")
         await leases.require(tx, lease)
 
+    def epoch(self, name: str) -> int:
+        """Of the lease as it was last claimed; 0 when it is not ours. Orders sent under another are not ours."""
+        lease = self._held.get(name)
+        return lease.epoch if lease is not None else 0
+
     async def resign(self, name: str) -> None:
         """Give a lease up, so that another controller can take it at once."""
         lease = self._held.pop(name, None)
