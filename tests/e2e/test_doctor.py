@@ -46,7 +46,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What ends stays away for a while: the doctor shall see it."""
     root = tmp_path_factory.mktemp("doctor")
     assert shutil.disk_usage(root).free > 2 * GIB, "the doctor would rightly complain about this machine's disk"
-    fleet = Fleet(root, *request.param, CORRAL_RESTART_FIRST="40s", CORRAL_RESTART_CAP="40s")
+    fleet = Fleet(root, *request.param, CORRAL_RESTART_FIRST="10m", CORRAL_RESTART_CAP="10m")
     try:
         fleet.start()
         fleet.join_line()

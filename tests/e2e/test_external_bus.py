@@ -18,6 +18,8 @@ from tests.e2e.test_closed_by_default import Intruder, knock, register
 from tests.support.cluster import Cluster, Member
 from tests.support.processes import CORRAL, Process, free_port, wait_for, wait_until
 
+pytestmark = pytest.mark.timeout(180)
+
 CREDENTIAL_TTL_S = 6
 PASSWORD = "kept-by-all-of-us"
 

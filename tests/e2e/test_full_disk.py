@@ -15,6 +15,8 @@ from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet
 from tests.support.processes import wait_for
 
+pytestmark = pytest.mark.timeout(180)
+
 STALE_S = 2.0
 ROLES = ("nats-server", "controller", "gateway", "worker")
 # Root may write anywhere; without its capabilities it is a user like any other.

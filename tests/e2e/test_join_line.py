@@ -13,6 +13,8 @@ import pytest
 from tests.support.fleet import Fleet, http
 from tests.support.processes import Process, wait_for
 
+pytestmark = pytest.mark.timeout(180)
+
 USUAL_INGRESS_PORT = 50050
 
 

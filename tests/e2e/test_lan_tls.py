@@ -22,6 +22,8 @@ from corral.kit.certificates import fingerprint
 from tests.support.fleet import Fleet, http
 from tests.support.processes import wait_for
 
+pytestmark = pytest.mark.timeout(180)
+
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:

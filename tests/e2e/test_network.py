@@ -15,6 +15,7 @@ from tests.support.network import Lan, Machine, two_machines
 from tests.support.processes import CORRAL, Process, clean_env, wait_for
 
 pytestmark = [
+    pytest.mark.timeout(180),
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]

@@ -11,6 +11,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def http(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, error.read(), dict(error.headers))
+    except HTTPException as error:  # it died in the middle of its answer
+        raise ConnectionError(f"{url}: {error!r}") from error
 
 
 def refusal(ran: subprocess.CompletedProcess[str], *, code: int = 1) -> str:

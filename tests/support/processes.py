@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,10 +20,19 @@ T = TypeVar("T")
 CORRAL = (sys.executable, "-m", "corral.cli.main")
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that is not in use and is given only once. Below the range from which the system hands out ports by itself:
+    there any connection of anybody may take it between our look and its use."""
+    while True:
+        port = 15_000 + secrets.randbelow(15_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 def wait_for(look: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
