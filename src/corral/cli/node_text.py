@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,7 +39,7 @@ def row(node: NodeView, now: datetime | None = None) -> tuple[str, ...]:
 def note(node: NodeView) -> str:
     """The one thing a person should know about it, if there is one."""
     if node.status == "pending":
-        return f"waits for approval: corral nodes approve {node.name}"
+        return f"waits for approval: corral nodes approve {shlex.quote(node.name)}"
     if node.ingress_error:
         return node.ingress_error
     if node.bus_down:
@@ -52,7 +53,7 @@ def details(node: NodeView, now: datetime | None = None) -> Iterator[str]:
         ("name", node.name),
         ("id", node.id),
         ("status", f"{node.status}: {node.status_reason}" if node.status_reason else node.status),
-        ("to do", f"corral nodes approve {node.name}" if node.status == "pending" else ""),
+        ("to do", f"corral nodes approve {shlex.quote(node.name)}" if node.status == "pending" else ""),
         ("heartbeat", ago(node.last_heartbeat, now)),
         ("bus", "not reached by the worker: no new work until it is" if node.bus_down else ""),
         ("ingress", node.ingress_url),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
@@ -178,7 +179,7 @@ async def drain_nodes(
     async def drain(name: str) -> str:
         view = await _find(client, name)
         await client.nodes.drain(view.id)
-        return f"{view.name} is draining; `corral nodes resume {view.name}` brings it back"
+        return f"{view.name} is draining; `corral nodes resume {shlex.quote(view.name)}` brings it back"
 
     code = await _each(names, drain)
     return code if code or budget_s is None else await _until_idle(client, names, budget_s)
@@ -192,7 +193,7 @@ async def _until_idle(client: Client, names: Sequence[str], budget_s: float, int
                     await asyncio.sleep(interval_s)
                 tell(f"{view.name} has nothing left to do")
     except TimeoutError:
-        complain(f"{name} still has requests under way; look with `corral nodes show {name}`")
+        complain(f"{name} still has requests under way; look with `corral nodes show {shlex.quote(name)}`")
         return UNDER_WAY
     return DONE
 

@@ -60,6 +60,8 @@ def _ca(value: str) -> str | None:
 def _node_name(value: str) -> str | None:
     if len(value) > NAME_MAX:
         return f"the name has {len(value)} characters; at most {NAME_MAX} are allowed"
+    if value.startswith("-"):
+        return f"{value!r} begins with a hyphen; a command would take it for an option"
     return None if value.isprintable() else f"{value!r} contains control characters"
 
 

@@ -84,6 +84,7 @@ async def test_one_token_cannot_fill_the_house(tmp_path: Path) -> None:
         ({"labels": {f"k{number}": "v" for number in range(200)}}, "200 labels are too many"),
         ({"name": "red\x9b31m"}, "control characters"),
         ({"name": "evil\u202egnp"}, "control characters"),
+        ({"name": "--all-pending"}, "hyphen"),
         ({"available_disk": -1}, "sizes"),
         ({"protocol": -1}, "small numbers"),
         ({"ingress": None, "address": "a:1", "http_address": "127.0.0.1:4222/varz?x="}, "http_address"),

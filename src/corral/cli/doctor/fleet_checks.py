@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
     well = 0
     for node in nodes:
         if node.status == "pending":
-            yield warn("node", f"{node.name} waits for approval", f"corral nodes approve {node.name}")
+            yield warn("node", f"{node.name} waits for approval", f"corral nodes approve {shlex.quote(node.name)}")
         elif node.status in ("offline", "unhealthy"):
             reason = node.status_reason or f"last heard {ago(node.last_heartbeat)}"
             yield warn("node", f"{node.name} is {node.status}: {reason}", "start its worker; see its log")

@@ -5,6 +5,7 @@ Deciding is done by `identity`, `offers` and `transitions`; this part reads, cla
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -210,7 +211,7 @@ class NodeApi:
                 await self._claim(tx, caller)  # rolled back by the error below; tells a bad token apart
                 raise Conflict(
                     f"another machine is already called {offer.name}: choose another name with --name, "
-                    f"or run `corral nodes replace {offer.name}` to let this machine take its place"
+                    f"or run `corral nodes replace {shlex.quote(offer.name)}` to let this machine take its place"
                 )
             case SameNode(needs_token):
                 assert known is not None

@@ -43,6 +43,8 @@ def check_offer(offer: RegisterNode) -> None:
             raise Invalid(f"{what} is longer than {longest} characters")
     if not offer.name.isprintable():  # it is shown on terminals and pages, and stands in log lines
         raise Invalid("name must not hold control characters")
+    if offer.name.startswith("-"):  # `corral nodes approve --all-pending` must mean one thing only
+        raise Invalid("name must not begin with a hyphen")
     check_address("address", offer.address)
     check_address("http_address", offer.http_address)
     if offer.ingress is not None and not 0 < offer.ingress.port < 65536:

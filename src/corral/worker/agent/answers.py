@@ -6,6 +6,7 @@ machine behind. This is the one place where the two are told apart.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -113,7 +114,7 @@ def _refused_by_token(message: str, shown: Shown, name: str) -> str:
         case Shown.NODE_TOKEN:
             return (
                 f"the controller no longer accepts this node's credential ({message}): "
-                f"run `corral nodes replace {name}`, then {_JOIN}"
+                f"run `corral nodes replace {shlex.quote(name)}`, then {_JOIN}"
             )
         case Shown.ENROLMENT:
             return f"the controller does not know this node ({message}): {_JOIN}"

@@ -100,7 +100,7 @@ class IdentityFile:
 
 def default_name(host_name: str, pid: int) -> str:
     """The host name; a machine without one is told apart by the number of this process."""
-    return host_name.strip()[:255] or f"node-{pid}"
+    return host_name.strip().lstrip("-")[:255] or f"node-{pid}"
 
 
 def another_name(name: str, enrolment: str) -> str:

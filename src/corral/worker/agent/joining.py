@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from typing import assert_never
 
@@ -84,7 +85,8 @@ class Joining:
 
     def _why_wait(self, reply: NodeRegistered) -> str:
         if reply.status == NodeStatus.PENDING:
-            return f"waiting for approval: run `corral nodes approve {self._name}`, or approve it on the cluster's page"
+            command = f"corral nodes approve {shlex.quote(self._name)}"
+            return f"waiting for approval: run `{command}`, or approve it on the cluster's page"
         if self._require_jwt and not reply.nats_jwt and not reply.protocol:
             return "waiting for a bus credential: the controller gave none, and one is required"
         return ""
