@@ -14,6 +14,7 @@ from pathlib import Path
 from corral.kit.errors import Failed
 
 LAST_LINES = 20
+END_S = 5.0
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYENV_ROOT", "PYENV_VERSION")
 
 # Runs the rest of its arguments as a program that dies with us: after a kill -9 nobody must go on writing into a folder
@@ -50,12 +51,44 @@ async def run_program(
     except TimeoutError as error:
         raise Failed(f"{what} took longer than {timeout_s:.0f} s; it said last: {_last(said)}") from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await _end(process)
     if status != 0:
         raise Failed(f"{what} failed ({status}): {_last(said)}")
+
+
+async def ask_program(
+    command: Sequence[str], question: str, *, env: Mapping[str, str], timeout_s: float
+) -> bytes | None:
+    """What it prints when it is given one line. None where it is not there, fails, or does not answer in time."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(env),
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(timeout_s):
+            out, _ = await process.communicate(question.encode())
+    except TimeoutError:
+        return None
+    finally:
+        await _end(process)
+    return out if process.returncode == 0 else None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """It and whatever it started: a child that keeps the pipe open would keep us waiting."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await process.wait()
 
 
 def plain_environment(env: Mapping[str, str], **more: str) -> dict[str, str]:

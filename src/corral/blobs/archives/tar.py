@@ -187,7 +187,8 @@ def _read_pax(data: bytes) -> dict[str, str]:
 
 
 def _check_sum(header: bytes) -> None:
-    if sum(header) - sum(header[148:156]) + 8 * 0x20 != _number(header[148:156]):
+    said = header[148:156].split(b"\0", 1)[0].strip()
+    if not said.isdigit() or f"{sum(header) - sum(header[148:156]) + 8 * 0x20:o}" != said.lstrip(b"0").decode():
         raise BadArchive("not a tar archive, or a damaged one")
 
 

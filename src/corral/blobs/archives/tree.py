@@ -107,7 +107,7 @@ class Tree:
             way = waiting.pop()
             for name, node in way[-1].node.inside.items():
                 if node.kind is Kind.LINK:
-                    self._walk(way, node.target.split("/"), way[-1].join(name))
+                    self._walk(way, node.target.split("/"), way[-1].join(name), pretend=True)
                 elif node.kind is Kind.FOLDER:
                     waiting.append((*way, _Spot(node, way[-1].join(name))))
 
@@ -137,10 +137,16 @@ class Tree:
         return way[-1]
 
     def _walk(
-        self, way: Sequence[_Spot], parts: Sequence[str], what: str, made: list[str] | None = None
+        self,
+        way: Sequence[_Spot],
+        parts: Sequence[str],
+        what: str,
+        made: list[str] | None = None,
+        *,
+        pretend: bool = False,
     ) -> Sequence[_Spot] | None:
-        """The folders on the way from `way` along `parts`, links followed. Where something is missing, or a file, it is
-        made when the caller takes notes in `made`; else the answer is None."""
+        """The folders on the way from `way` along `parts`, links followed. What is missing is made where the caller
+        takes notes in `made`, or taken for a folder with `pretend` (somebody may make it later); else there is none."""
         stack = list(way)
         todo = list(reversed(parts))
         hops = 0
@@ -156,6 +162,9 @@ class Tree:
             here = stack[-1]
             node = here.node.inside.get(part)
             if node is None or node.kind is Kind.FILE:
+                if pretend:
+                    stack.append(_Spot(_Node(Kind.FOLDER, self._layer), here.join(part)))
+                    continue
                 if made is None:
                     return None
                 if node is not None:
@@ -191,19 +200,14 @@ class Tree:
             if not self._rootfs:
                 raise UnsafeArchive(f"{entry.name[:200]!r} is a link to {target[:200]!r}, an absolute path")
             target = "../" * depth + (target.strip("/") or ".")
-        kept: list[str] = []
+        if self._rootfs:
+            return _clamp(target, depth)
         for part in target.split("/"):
-            if part == "..":
-                depth -= 1
-            elif part not in ("", "."):
-                depth += 1
-            if depth >= 0:
-                kept.append(part)
-            elif self._rootfs:
-                depth = 0
-            else:
+            if part not in ("", "."):
+                depth += -1 if part == ".." else 1
+            if depth < 0:
                 raise UnsafeArchive(f"{entry.name[:200]!r} is a link to {target[:200]!r}, outside its folder")
-        return "/".join(kept) or "."
+        return target
 
     def _same(self, entry: Entry, path: str) -> str:
         front, name = self._split(entry.target)
@@ -251,3 +255,14 @@ class Tree:
         elif node.kind is Kind.FOLDER:
             for inner in list(node.inside):
                 self._clear(_Spot(node, spot.join(name)), inner, removed)
+
+
+def _clamp(target: str, depth: int) -> str:
+    """In a container `..` stops at the root. Only the dots a link begins with can be counted without knowing where the
+    rest leads; what leads outside further on is found by `check_links`."""
+    parts = target.split("/")
+    climbs = 0
+    while climbs < len(parts) and parts[climbs] in ("", ".", ".."):
+        climbs += 1
+    wanted = parts[:climbs].count("..")
+    return "/".join([".."] * min(wanted, depth) + parts[climbs:]) or "."

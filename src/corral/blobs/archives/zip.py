@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import stat
 import time
 import zipfile
@@ -19,11 +21,18 @@ MADE_ON_UNIX = 3
 
 def read_zip(file: BinaryIO) -> Iterator[Entry]:
     """Entries in order. Raises BadArchive, UnsafeArchive."""
+    with _translated():
+        archive = zipfile.ZipFile(file)
+    with archive:
+        for info in archive.infolist():
+            yield _entry(archive, info)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            for info in archive.infolist():
-                yield _entry(archive, info)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        yield
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError) as error:
         raise BadArchive(f"the zip archive is damaged or of a kind we cannot read: {error}") from error
 
 
@@ -49,12 +58,15 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
 
 
 def _data(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    left = info.file_size
-    with archive.open(info) as file:
-        while block := file.read(READ_BYTES):
-            left -= len(block)
-            if left < 0:
-                raise UnsafeArchive(f"{info.filename[:200]!r} is larger than its own table of contents says")
+    """Never more than the table of contents says: the library stops there, and the checksum is wrong then."""
+    with _translated():
+        file = archive.open(info)
+    with file:
+        while True:
+            with _translated():
+                block = file.read(READ_BYTES)
+            if not block:
+                return
             yield block
 
 

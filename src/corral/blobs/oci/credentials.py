@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
@@ -15,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from corral.blobs.programs import ask_program
 from corral.contract.sources import IMAGE_HOSTS
 from corral.kit.log import get_log
 
@@ -93,31 +93,13 @@ class DockerConfig:
         """`docker-credential-<helper> get`, the host on its input. Whatever goes wrong means: no login."""
         if not _HELPER.match(helper):
             return None
+        command = (f"docker-credential-{helper}", "get")
+        out = await ask_program(command, host, env=self._env, timeout_s=self._helper_timeout_s)
         try:
-            process = await asyncio.create_subprocess_exec(
-                f"docker-credential-{helper}",
-                "get",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=dict(self._env),
-            )
-        except OSError:
+            answer = msgspec.json.decode(out or b"", type=_Helped)
+        except msgspec.MsgspecError:
             return None
-        try:
-            async with asyncio.timeout(self._helper_timeout_s):
-                out, _ = await process.communicate(host.encode())
-            answer = msgspec.json.decode(out, type=_Helped)
-        except (TimeoutError, msgspec.MsgspecError):
-            return None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if process.returncode != 0 or not answer.secret:
-            return None
-        return Login(answer.user, answer.secret, is_token=answer.user == "<token>")
+        return Login(answer.user, answer.secret, is_token=answer.user == "<token>") if answer.secret else None
 
 
 def _names(host: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from corral.kit.errors import NotFound
 from corral.kit.files import sync_folder
 from corral.worker.installer.records import (
     METADATA,
+    Metadata,
     VersionRecord,
     is_version_id,
     read_record,

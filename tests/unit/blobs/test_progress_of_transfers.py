@@ -1,0 +1,74 @@
+"""Rates, sums over several files, sizes as the contract writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from corral.blobs.progress import Meter, Progress, Tally, human_bytes
+from corral.contract.messages.backends import Phase
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (17, "17 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (412 * 2**20, "412.0 MiB"),
+        (2254857830, "2.1 GiB"),
+        (2**20 - 1, "1.0 MiB"),  # never "1024.0 KiB"
+        (5 * 2**40, "5.0 TiB"),
+        (5000 * 2**40, "5000.0 TiB"),
+    ],
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_the_rate_is_what_the_line_does_now() -> None:
+    meter = Meter(window_s=5.0)
+    assert meter.rate(0, 100.0) == 0.0
+    assert meter.rate(1000, 101.0) == 1000.0
+    for second in range(2, 12):  # it has become slow
+        rate = meter.rate(1000 + second, 100.0 + second)
+    assert rate == pytest.approx(1.0)
+
+
+def test_a_part_that_starts_over_is_no_negative_rate() -> None:
+    meter = Meter()
+    meter.rate(1000, 0.0)
+    assert meter.rate(0, 1.0) == 0.0
+
+
+def test_several_parts_are_told_as_one() -> None:
+    told: list[Progress] = []
+    time = iter(range(100))
+    tally = Tally(Phase.DOWNLOADING, told.append, lambda: float(next(time)), total_bytes=300)
+    tally.there("a", 100)  # from an earlier try: done, but not fast
+    tally.at("b", 50)
+    tally.at("a", 150)
+    tally.at("b", 150)
+    assert [(each.file, each.current_bytes, each.total_bytes) for each in told] == [
+        ("a", 100, 300),
+        ("b", 150, 300),
+        ("a", 200, 300),
+        ("b", 300, 300),
+    ]
+    assert [each.rate for each in told] == [0.0, 50.0, 50.0, pytest.approx(200 / 3)]
+
+
+def test_the_total_is_never_less_than_what_is_there() -> None:
+    told: list[Progress] = []
+    tally = Tally(Phase.EXTRACTING, told.append, lambda: 0.0, total_bytes=10)
+    tally.at("a", 12)
+    assert told[-1].total_bytes == 12
+
+
+def test_an_unknown_total_stays_unknown_until_it_is_told() -> None:
+    told: list[Progress] = []
+    tally = Tally(Phase.DOWNLOADING, told.append, lambda: 0.0)
+    tally.at("a", 5)
+    tally.set_total(10)
+    tally.at("a", 6)
+    assert [each.total_bytes for each in told] == [0, 10]
