@@ -57,9 +57,10 @@ class Library:
         clock: Clock,
         cache_folder: Path | None = None,
         options: LibraryOptions = LibraryOptions(),  # noqa: B008 - frozen
-        built_in: Callable[[], Index] = read_built_in,
+        built_in: Callable[[], Index] | None = read_built_in,
     ) -> None:
-        self.galleries = (BUILT_IN, *galleries)
+        """`built_in` None: without ours, as a worker of somebody else's controller must be."""
+        self.galleries = (BUILT_IN, *galleries) if built_in is not None else tuple(galleries)
         self._fetch = fetch
         self._clock = clock
         self._cache_folder = cache_folder
@@ -130,7 +131,7 @@ class Library:
         return await self._reading.do(gallery.name, lambda: self._read(gallery, shelf))
 
     async def _read(self, gallery: Gallery, shelf: _Shelf) -> Index:
-        if gallery == BUILT_IN:
+        if gallery == BUILT_IN and self._built_in is not None:
             shelf.index = await asyncio.to_thread(self._built_in)
             shelf.read_at = float("inf")  # it does not change while we run
             return shelf.index

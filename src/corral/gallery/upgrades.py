@@ -17,9 +17,20 @@ from corral.gallery.catalogue import Catalogue
 from corral.gallery.entries import DEVELOPMENT_SUFFIX, BackendEntry
 from corral.gallery.machine import Machine
 
-# (entry id, "" or a machine's runtime) → digest. What could not be looked up is absent, and so not compared.
-Digests = Mapping[tuple[str, str], str]
 PYPI_SCHEME = "pypi://"
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """What the source has today. `version` only where it has versions of its own (wheels)."""
+
+    digest: str = ""
+    version: str = ""
+
+
+_NOTHING = Available()
+# (entry id, "" or a machine's runtime) → what is there. What could not be looked up is absent, and so not compared.
+Digests = Mapping[tuple[str, str], Available]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ def upgrades(
         for row in rows:
             groups[digest_key(entry, row.node.machine)].append(row)
         for key, group in sorted(groups.items()):
-            if (info := _compare(entry, group, digests.get((entry.id, key), ""))) is not None:
+            if (info := _compare(entry, group, digests.get((entry.id, key), _NOTHING))) is not None:
                 told[entry.name].append(info)
     return {name: _as_one(infos) for name, infos in sorted(told.items())}
 
@@ -116,16 +127,17 @@ def _entry_of(backend: NodeBackend, gallery: Catalogue) -> BackendEntry | None:
     return None if own else found
 
 
-def _compare(entry: BackendEntry, rows: Sequence[_Row], available_digest: str) -> UpgradeInfo | None:
-    version, digest = _majority(rows, (entry.version, available_digest))
+def _compare(entry: BackendEntry, rows: Sequence[_Row], available: Available) -> UpgradeInfo | None:
+    available_version = entry.version or available.version
+    version, digest = _majority(rows, (available_version, available.digest))
     drift = tuple(
         NodeDrift(row.node.node_id, row.node.node_name, *row.build)
         for row in sorted(rows, key=lambda row: row.node.node_name)
         if row.build != (version, digest)
     )
-    if not drift and not is_newer(entry, version, digest, available_digest):
+    if not drift and not is_newer(entry, version, digest, available.digest):
         return None
-    return UpgradeInfo(entry.name, version, entry.version, digest, available_digest, drift)
+    return UpgradeInfo(entry.name, version, available_version, digest, available.digest, drift)
 
 
 def _majority(rows: Sequence[_Row], available: tuple[str, str]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from corral.contract.capability import DEFAULT
 from corral.gallery.catalogue import AliasGroup, Catalogue
@@ -41,6 +42,7 @@ class NoVariant:
     tried: tuple[Step, ...]
 
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 Platforms = Mapping[str, Collection[str]]  # entry id → the os/arch its source has; an absent id: nobody knows yet
 
 
@@ -51,17 +53,21 @@ def choose_variant(
     capability: str,
     platform: str,
     platforms: Platforms,
+    missing: Mapping[str, str] = _NONE,
 ) -> Chosen | NoVariant:
     """The first build along the chain that exists, can run there and is built for the platform.
 
-    A build whose platforms nobody knows yet counts as built: look them up and ask again.
+    A build whose platforms nobody knows yet counts as built: look them up and ask again. `missing` has the entry ids
+    whose source turned out not to exist, and why.
     """
     candidates = _candidates(wanted, catalogue, capability or DEFAULT, platform)
     tried: list[Step] = []
     for key, build in candidates:
         if isinstance(build, str):
             tried.append(Step(key, wanted.capabilities[key] if isinstance(wanted, BackendEntry) else "", build))
-        elif why := why_incompatible(build, capability) or _why_not_built(build, platform, platforms):
+        elif why := (
+            why_incompatible(build, capability) or missing.get(build.id) or _why_not_built(build, platform, platforms)
+        ):
             tried.append(Step(key, build.name, why))
         else:
             reason = _reason(wanted, key, capability or DEFAULT, tried)

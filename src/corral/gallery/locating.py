@@ -1,0 +1,183 @@
+"""Where exactly a concrete build is today: its sources with digests and sizes (contract: gallery.md §6–8).
+
+Asks the registry and the locker, remembers their answers for a short while, and asks once for however many nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from corral.contract.sources import HTTP, INLINE, OCI, PYPI, ImageIndex, Registry, Source, Wheel, parse_uri
+from corral.gallery.entries import BUILTIN_SCHEME, DEVELOPMENT_SUFFIX, BackendEntry
+from corral.gallery.machine import Machine
+from corral.gallery.pypi.locking import Lock, WheelLocker
+from corral.gallery.pypi.wheels import digest_of_files, digest_of_lock
+from corral.gallery.sharing import SharedWork
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Denied, NotFound
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LocatingOptions:
+    fresh_s: float = 60.0  # how long an answer of registry or locker is used again
+    release_tag: str = "latest-"
+    branch_tag: str = "master-"
+    development_suffix: str = DEVELOPMENT_SUFFIX
+    prefer_development: bool = False
+    require_integrity: bool = False  # refuse what nobody vouches for
+    own_python: str = ""  # what machines that do not say are taken to have
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    sources: tuple[Source, ...]
+    digest: str
+    version: str = ""
+
+
+class NotBuilt(CorralError):
+    """The source exists, but not for this platform. `platforms` are those it is there for, where that is known."""
+
+    code = "not_built"
+
+    def __init__(self, message: str, platforms: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.platforms = frozenset(platforms)
+
+
+class Measure(Protocol):
+    async def fill(self, wheels: Sequence[Wheel]) -> tuple[Wheel, ...]: ...
+
+
+class Locator:
+    def __init__(
+        self,
+        registry: Registry,
+        locker: WheelLocker,
+        *,
+        clock: Clock,
+        measure: Measure | None = None,
+        options: LocatingOptions = LocatingOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        self._registry = registry
+        self._locker = locker
+        self._clock = clock
+        self._measure = measure
+        self._options = options
+        self._asking: SharedWork[Hashable, Any] = SharedWork()
+        self._answers: dict[Hashable, tuple[float, Any]] = {}
+
+    async def locate(self, entry: BackendEntry, machine: Machine) -> Located:
+        """Raises NotBuilt, NotFound (no such image, package or version), Denied (integrity), Unreachable, Failed."""
+        if entry.uri.startswith(BUILTIN_SCHEME):
+            digest = digest_of_files(entry.files)
+            return Located((Source(INLINE, entry.uri, digest, files=entry.files),), digest)
+        source = parse_uri(entry.uri)
+        check_integrity(entry, source, required=self._options.require_integrity)
+        match source.kind:
+            case kind if kind == OCI:
+                located = await self._image(entry, machine.platform)
+            case kind if kind == PYPI:
+                located = await self._wheels(entry, source.uri, machine)
+            case _:
+                located = _download(entry, source)
+        return replace(located, sources=tuple(_add_files(each, entry) for each in located.sources))
+
+    async def _image(self, entry: BackendEntry, platform: str) -> Located:
+        """The first reference that exists. Whatever else serves the same content follows it."""
+        release, branch = image_candidates(entry, self._options)
+        faults: list[CorralError] = []
+        for references in (branch[:1], release, branch) if self._options.prefer_development else (release, branch):
+            for reference in references:
+                try:
+                    index = await self._look_up(reference)
+                except CorralError as error:
+                    faults.append(error)
+                    continue
+                # A mirror has the same bytes under the same digest; the branch's is another build and has not.
+                same = [each for each in release if each != reference] if reference in release else []
+                return self._located([reference, *same], index, platform)
+            if unanswered := [fault for fault in faults if not isinstance(fault, NotFound)]:
+                # Nobody said that the release is gone: a hiccup must not turn it into a development build.
+                raise unanswered[0]
+        raise faults[0]
+
+    def _located(self, references: Sequence[str], index: ImageIndex, platform: str) -> Located:
+        image = index.find(platform) if platform else None
+        if platform and image is None:
+            there = sorted({"/".join(each.platform.split("/")[:2]) for each in index.images})
+            raise NotBuilt(f"{references[0]} is built for {', '.join(there) or 'nothing'}", there)
+        size = image.size if image is not None else 0
+        sources = (Source(OCI, reference, index.digest, size, platform) for reference in references)
+        return Located(tuple(sources), index.digest)
+
+    async def _look_up(self, reference: str) -> ImageIndex:
+        return await self._remembered(("image", reference), lambda: self._registry.look_up(reference))
+
+    async def _wheels(self, entry: BackendEntry, requirement: str, machine: Machine) -> Located:
+        python = machine.python or self._options.own_python
+        lock = await self._remembered(
+            ("wheels", requirement, machine.platform, python),
+            lambda: self._lock(requirement, machine.platform, python),
+        )
+        digest = digest_of_lock(lock.wheels, entry.files)
+        size = sum(wheel.size for wheel in lock.wheels)
+        source = Source(PYPI, lock.requirement, digest, size, machine.platform, lock.wheels, lock.python)
+        return Located((source,), digest, lock.version)
+
+    async def _lock(self, requirement: str, platform: str, python: str) -> Lock:
+        lock = await self._locker.lock(requirement, platform=platform, python=python)
+        if self._measure is None:
+            return lock
+        return replace(lock, wheels=await self._measure.fill(lock.wheels))
+
+    async def _remembered(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        now = self._clock.monotonic()
+        self._answers = {k: kept for k, kept in self._answers.items() if now - kept[0] < self._options.fresh_s}
+        if key in self._answers:
+            known: T = self._answers[key][1]
+            return known
+        answer: T = await self._asking.do(key, ask)
+        self._answers[key] = (self._clock.monotonic(), answer)
+        return answer
+
+
+def image_candidates(entry: BackendEntry, options: LocatingOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """References of the release and its mirrors; those of the branch's build of the same thing."""
+    primary = parse_uri(entry.uri).uri
+    mirrors = (parse_uri(mirror, image=True) for mirror in entry.mirrors)
+    release = tuple(dict.fromkeys((primary, *(mirror.uri for mirror in mirrors if mirror.kind == OCI))))
+    branch = primary.replace(options.release_tag, options.branch_tag, 1)
+    return release, (branch, f"{branch}-{options.development_suffix}") if branch != primary else ()
+
+
+def check_integrity(entry: BackendEntry, source: Source, *, required: bool) -> None:
+    """Raises Denied where somebody asked for more certainty than there is (contract: gallery.md §7)."""
+    policy = entry.gallery.verification
+    if source.kind == OCI and policy is not None and policy.demands:
+        raise Denied(f"the gallery {entry.gallery.name} demands signatures, which Corral cannot check")
+    if not required:
+        return
+    if source.kind == OCI:
+        raise Denied(f"{entry.name} is an image nobody's signature is demanded for, and integrity is required")
+    if source.kind == HTTP and not entry.sha256:
+        raise Denied(f"{entry.name} has no sha256, and integrity is required")
+
+
+def _download(entry: BackendEntry, source: Source) -> Located:
+    digest = f"sha256:{entry.sha256}" if entry.sha256 else ""
+    mirrors = (parse_uri(mirror) for mirror in entry.mirrors)
+    # A hash of a file says nothing about an image.
+    same = (source, *(mirror for mirror in mirrors if mirror.kind == source.kind))
+    sources = tuple(msgspec.structs.replace(each, digest=digest) for each in same)
+    return Located(sources, digest)
+
+
+def _add_files(source: Source, entry: BackendEntry) -> Source:
+    return msgspec.structs.replace(source, files=entry.files)

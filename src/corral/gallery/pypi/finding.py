@@ -1,0 +1,49 @@
+"""Which tool this machine has for locking wheels."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from corral.gallery.pypi.locking import Lock, WheelLocker
+from corral.gallery.pypi.pip import PipLocker
+from corral.gallery.pypi.tags import Floor
+from corral.gallery.pypi.uv import UvLocker
+from corral.kit.errors import Failed
+
+
+class NoLocker:
+    """Stands where no tool is: everything but pypi:// works without one."""
+
+    async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
+        raise Failed(f"{requirement} cannot be locked for {platform}: the controller has neither uv nor pip")
+
+
+def find_locker(
+    env: Mapping[str, str],
+    *,
+    floor: Floor = Floor(),  # noqa: B008 - frozen
+    timeout_s: float = 300.0,
+    cache_folder: Path | None = None,
+) -> WheelLocker:
+    """uv if it is on PATH or beside our Python, else pip, else the pip Python carries to seed environments with."""
+    beside = Path(sys.executable).parent
+    uv = shutil.which("uv", path=env.get("PATH")) or shutil.which("uv", path=str(beside))
+    if uv is not None:
+        return UvLocker(uv, env=env, floor=floor, timeout_s=timeout_s, cache_folder=cache_folder)
+    if importlib.util.find_spec("pip") is not None:
+        return PipLocker([sys.executable, "-m", "pip"], env=env, timeout_s=timeout_s)
+    if (bundled := _bundled_pip()) is not None:
+        return PipLocker([sys.executable, str(bundled / "pip")], env=env, timeout_s=timeout_s)
+    return NoLocker()
+
+
+def _bundled_pip() -> Path | None:
+    spec = importlib.util.find_spec("ensurepip")
+    if spec is None or spec.origin is None:
+        return None
+    folders = [Path(spec.origin).parent / "_bundled", Path("/usr/share/python-wheels")]
+    return next((wheel for folder in folders for wheel in sorted(folder.glob("pip-*.whl"))), None)

@@ -1,0 +1,90 @@
+"""Locks with `pip install --dry-run --report`, where there is no uv. For machines like ours only: pip judges a
+dependency's conditions by the system it runs on, so its answer for another would be wrong without anybody noticing."""
+
+from __future__ import annotations
+
+import platform as host
+import re
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from corral.contract.sources import Wheel, normal_name
+from corral.gallery.pypi.locking import Lock, NoWheels
+from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
+from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
+
+_ARCHES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+_FOREIGN = "without uv only wheels for machines like the controller's can be locked; install uv there"
+
+
+class PipLocker:
+    def __init__(self, program: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 600.0) -> None:
+        self._program = tuple(program)
+        self._env = tool_environment(env)
+        self._timeout_s = timeout_s
+
+    async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
+        if (platform, python) != (own_platform(), own_python()):
+            raise Failed(f"{requirement} for {platform} and Python {python}: {_FOREIGN}")
+        with tempfile.TemporaryDirectory(prefix="corral-lock-") as folder:
+            report = Path(folder) / "report.json"
+            words = [
+                *(*self._program, "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"),
+                *("--disable-pip-version-check", "--only-binary", ":all:", "--report", str(report), requirement),
+            ]
+            ran = await run_tool(words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
+            if ran.status != 0:
+                raise explain(requirement, platform, ran)
+            return read_report(report.read_bytes(), requirement, python)
+
+
+def read_report(body: bytes, requirement: str, python: str) -> Lock:
+    """pip's report names exactly one file for each package."""
+    try:
+        written: Any = msgspec.json.decode(body)
+        wheels = tuple(sorted(map(_wheel, written["install"]), key=lambda wheel: wheel.project))
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise Failed(f"pip's report cannot be read: {error!r}") from error
+    project = normal_name(re.split(r"[\[=]", requirement)[0])
+    version = next((wheel.version for wheel in wheels if wheel.project == project), "")
+    if not version:
+        raise Failed(f"pip's report does not contain {project}")
+    return Lock(f"{project}=={version}", version, python, wheels)
+
+
+def explain(requirement: str, platform: str, ran: Ran) -> CorralError:
+    said = " ".join(ran.stderr.split())
+    if "Connection" in said or "connection" in said or "timed out" in said:
+        return Unreachable(f"{requirement} could not be looked up: {said[-500:]}")
+    if "No matching distribution" in said and "from versions: none" not in said:
+        return NotFound(f"{requirement} cannot be had: {said[-300:]}")
+    if "No matching distribution" in said:
+        return NoWheels(f"{requirement} has no wheels for {platform}, or there is no such package: {said[-300:]}")
+    return Failed(f"pip could not resolve {requirement}: {said[-500:]}")
+
+
+def own_platform() -> str:
+    os = "darwin" if sys.platform == "darwin" else "linux"
+    return f"{os}/{_ARCHES.get(host.machine().lower(), host.machine().lower())}"
+
+
+def own_python() -> str:
+    return sysconfig.get_python_version()
+
+
+def _wheel(written: Mapping[str, Any]) -> Wheel:
+    metadata, download = written["metadata"], written["download_info"]
+    hashes = download["archive_info"].get("hashes") or {}
+    name = unquote(urlsplit(download["url"]).path.rpartition("/")[2])
+    if urlsplit(download["url"]).scheme not in ("http", "https"):
+        raise Failed(f"{name} is a file on the controller, which nodes cannot fetch")
+    return Wheel(
+        name, download["url"], hashes["sha256"], project=normal_name(metadata["name"]), version=metadata["version"]
+    )

@@ -1,0 +1,44 @@
+"""How big locked wheels are, where the index did not say: people want to see it before they agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from corral.contract.sources import Wheel
+
+
+class WheelSizes:
+    """Asks each file's server. What it does not tell stays 0: a size is good to know, nothing depends on it."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, at_once: int = 16, timeout_s: float = 20.0) -> None:
+        self._session = session
+        self._at_once = at_once
+        self._timeout_s = timeout_s
+
+    async def fill(self, wheels: Sequence[Wheel]) -> tuple[Wheel, ...]:
+        turn = asyncio.Semaphore(self._at_once)
+        sizes: dict[str, int] = {}
+
+        async def ask(wheel: Wheel) -> None:
+            async with turn:
+                sizes[wheel.name] = await self._size(wheel.url)
+
+        try:
+            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as tasks:
+                for wheel in wheels:
+                    if not wheel.size:
+                        tasks.create_task(ask(wheel))
+        except TimeoutError:
+            pass  # what was told until now is used
+        return tuple(msgspec.structs.replace(each, size=each.size or sizes.get(each.name, 0)) for each in wheels)
+
+    async def _size(self, url: str) -> int:
+        try:
+            async with self._session.head(url, allow_redirects=True) as answer:
+                return answer.content_length or 0 if answer.status == 200 else 0
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return 0
