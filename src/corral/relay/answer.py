@@ -59,7 +59,7 @@ class Answer(Runner):
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
         if self.request_head.minor and not bodiless:
-            self.pass_on(LAST_CHUNK)
+            self._say(LAST_CHUNK)
         self.complete()
 
     async def _stream_pieces(self, pieces: AsyncIterator[bytes]) -> None:
@@ -67,7 +67,7 @@ class Answer(Runner):
             if self.gone:
                 raise ClientGone("the client left")
             if piece:
-                self.pass_on(frame(piece) if self.request_head.minor else piece)
+                self._say(frame(piece) if self.request_head.minor else piece)
             if self.conn.paused:
                 await self._drain()
 
@@ -107,7 +107,7 @@ class Answer(Runner):
 
     def _begin(self, status: int, headers: Headers, framing: bytes, body: bytes) -> None:
         start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason_of(status), write_fields(headers))
-        self.write_head(status, start, framing, body)
+        self._say(self.write_head(status, start, framing, body))
 
     def unknown_length(self) -> bytes:
         """The framing of a body whose end only its sender knows."""
@@ -116,10 +116,8 @@ class Answer(Runner):
         self.keep = False
         return b""
 
-    def write_head(self, status: int, start: bytes, framing: bytes, body: bytes) -> None:
-        """What every head of ours has in common. One write with the first bytes of the body."""
-        if self.gone:
-            return
+    def write_head(self, status: int, start: bytes, framing: bytes, body: bytes) -> bytes:
+        """What every head of ours has in common, and the first bytes of the body."""
         if not self.keep or not self.body.complete or self.conn.server.draining:
             self.keep = False
             end = b"\r\nconnection: close\r\n\r\n"
@@ -127,14 +125,13 @@ class Answer(Runner):
             end = b"\r\n\r\n" if self.request_head.minor else b"\r\nconnection: keep-alive\r\n\r\n"
         self.status = status
         self.progress = BEGUN
-        data = b"%b%bx-request-id: %b%b%b" % (start, framing, self.request_id, end, body)
-        self.bytes_sent += len(data)
-        self.conn.transport.write(data)
+        return b"%b%bx-request-id: %b%b%b" % (start, framing, self.request_id, end, body)
 
-    def pass_on(self, data: bytes) -> None:
+    def _say(self, data: bytes) -> None:
+        """Bytes of the handler's own: written at once, so that it knows when to wait."""
         if not self.gone:
             self.bytes_sent += len(data)
-            self.conn.transport.write(data)
+            self.conn.say(data)
 
     # Ends.
 

@@ -48,6 +48,7 @@ class ClientConnection(asyncio.Protocol):
         "_wheel",
         "exchange",
         "loop",
+        "outbox",
         "paused",
         "peer",
         "secure",
@@ -58,6 +59,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: RelayServer) -> None:
         self.server = server
         self.loop = server.loop
+        self.outbox = server.outbox
         self._wheel = server.wheel
         self.transport = cast(asyncio.Transport, None)  # until connected
         self.peer: tuple[str, int] | None = None
@@ -93,6 +95,7 @@ class ClientConnection(asyncio.Protocol):
         self._client_left()
 
     def eof_received(self) -> None:
+        self.outbox.flush()
         if self._tunnel is None:
             # Closing waits until the client has taken what was written; the work for it must not.
             self._client_left()
@@ -257,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._continue:
             self._continue = False
-            self.transport.write(_CONTINUE)
+            self.say(_CONTINUE)
         if self._deadline == NEVER:
             self._body_since = self._wheel.now  # time in which nobody asked is not the client's
         if self._holds & _HELD_WINDOW:
@@ -353,12 +356,17 @@ class ClientConnection(asyncio.Protocol):
 
     # Ends.
 
+    def say(self, data: bytes) -> None:
+        """Write at once, behind what was written before."""
+        self.outbox.flush()
+        self.transport.write(data)
+
     def is_idle(self) -> bool:
         return self.exchange is None
 
     def refuse(self, status: int, reason: str, *, extra: bytes = b"") -> None:
         """Answer what is no request, and close."""
-        self.transport.write(write_refusal(status, reason, extra=extra))
+        self.say(write_refusal(status, reason, extra=extra))
         self._linger()
 
     def close_after_answer(self) -> None:
@@ -374,6 +382,7 @@ class ClientConnection(asyncio.Protocol):
         """Let the client have what was written, then close."""
         if not self._closing:
             self._closing = True
+            self.outbox.flush()
             self._watch_stall()
             self.transport.close()
 
@@ -385,6 +394,7 @@ class ClientConnection(asyncio.Protocol):
             reset_on_close(self.transport.get_extra_info("socket"))
             self.transport.abort()
         else:
+            self.outbox.flush()
             self._watch_stall()
             self.transport.close()
 
@@ -394,6 +404,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self._buffer = b""
         self._body = None
+        self.outbox.flush()
         self._watch_stall()
         if not self.transport.can_write_eof():  # TLS
             self.transport.close()

@@ -295,7 +295,8 @@ class Exchange(Answer):
     # caller does: the handler may run to its end in here.
 
     def pass_answer(self, head: AnswerHead, framing: bytes, body: bytes) -> None:
-        self.write_head(head.status, self._replace(head) if self._replaced else head.wire, framing, body)
+        start = self._replace(head) if self._replaced else head.wire
+        self.pass_on(self.write_head(head.status, start, framing, body))
 
     def pass_whole(self, head: AnswerHead, length: int, body: bytes) -> None:
         """The same, for an answer that is all here. What nearly every client gets is written in one go."""
@@ -313,7 +314,12 @@ class Exchange(Answer):
         self.progress = BEGUN
         data = b"%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (head.wire, length, self.request_id, body)
         self.bytes_sent += len(data)
-        conn.transport.write(data)
+        conn.outbox.write(conn.transport, data)
+
+    def pass_on(self, data: bytes) -> None:
+        """Bytes that came from an upstream."""
+        self.bytes_sent += len(data)
+        self.conn.outbox.write(self.conn.transport, data)
 
     def _replace(self, head: AnswerHead) -> bytes:
         return head.wire_without(frozenset([name for name, _ in self._replaced])) + self._added

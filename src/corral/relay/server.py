@@ -15,6 +15,7 @@ from corral.relay.connection import ClientConnection
 from corral.relay.counters import Counters
 from corral.relay.head import RequestHeads
 from corral.relay.limits import Limits
+from corral.relay.outbox import Outbox
 from corral.relay.pool import UpstreamPool
 from corral.relay.sockets import watch_for_dead_peers
 from corral.relay.wheel import Wheel
@@ -43,6 +44,7 @@ class RelayServer:
         self.keep_alive_s = self.limits.timeouts.keep_alive_s + self.wheel.tick_s
         self.draining = False
         self.loop = asyncio.get_running_loop()
+        self.outbox = Outbox(self, self.loop)
         self._ssl = ssl
         self._listeners: list[asyncio.AbstractServer] = []
         self._paths: list[str] = []

@@ -126,19 +126,19 @@ class Upstream(asyncio.Protocol):
         first_byte_s, self._idle_s = exchange.patience
         self._deadline = NEVER if first_byte_s is None or not whole else self._wheel.deadline(first_byte_s)
         self._sent_at = time.monotonic()
-        self.transport.write(wire)
+        exchange.conn.outbox.write(self.transport, wire)
 
     def send_body(self, piece: bytes) -> None:
         exchange = self._exchange
         if exchange is not None and piece:
-            self.transport.write(frame(piece) if exchange.sends_chunks else piece)
+            exchange.conn.outbox.write(self.transport, frame(piece) if exchange.sends_chunks else piece)
 
     def end_body(self) -> None:
         exchange = self._exchange
         if exchange is None:
             return
         if exchange.sends_chunks:
-            self.transport.write(LAST_CHUNK)
+            exchange.conn.outbox.write(self.transport, LAST_CHUNK)
         self._sent = True
         self._sent_at = time.monotonic()
         if self._mode == _HEAD and exchange.patience.first_byte_s is not None:
@@ -174,7 +174,8 @@ class Upstream(asyncio.Protocol):
         if self._idle_s is not None:
             self._deadline = self._wheel.deadline(self._idle_s)
         exchange.bytes_sent += len(out)
-        exchange.conn.transport.write(out)
+        conn = exchange.conn
+        conn.outbox.write(conn.transport, out)
         if self._done:
             self._finish()
 
@@ -337,7 +338,8 @@ class Upstream(asyncio.Protocol):
     def send_tunnelled(self, data: bytes) -> None:
         if self._idle_s is not None:
             self._deadline = self._wheel.deadline(self._idle_s)
-        self.transport.write(data)
+        if self._exchange is not None:
+            self._exchange.conn.outbox.write(self.transport, data)
 
     def close_tunnel(self) -> None:
         """The client has said its last: let the upstream have what is on the way, then close."""

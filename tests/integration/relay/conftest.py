@@ -13,3 +13,10 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _ways_of_writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On asyncio's loop bytes are always written together, as they are when many requests are under way."""
+    if "asyncio" in request.node.name:
+        monkeypatch.setattr("corral.relay.outbox._FEW", -1)

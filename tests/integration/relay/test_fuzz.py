@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -104,7 +105,15 @@ async def feed(client: Client, pieces: list[bytes]) -> None:
         await asyncio.sleep(0)  # give each piece its own segment
 
 
-def test_random_splits_of_a_request_stream_change_nothing() -> None:
+@pytest.fixture(params=[4, -1], ids=["at-once", "together"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Up to so many requests under way, bytes are written at once."""
+    monkeypatch.setattr("corral.relay.outbox._FEW", request.param)
+    value: int = request.param
+    return value
+
+
+def test_random_splits_of_a_request_stream_change_nothing(few: int) -> None:
     handler = Notes()
     with stage(handler=handler) as s:
 
@@ -152,7 +161,7 @@ def garbage(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-def test_random_garbage_gets_an_answer_or_a_close_and_nothing_else() -> None:
+def test_random_garbage_gets_an_answer_or_a_close_and_nothing_else(few: int) -> None:
     handler = Notes()
     with stage(handler=handler, limits=Limits(head_bytes=2000, timeouts=quick(linger_s=0.05))) as s:
 
@@ -226,7 +235,7 @@ class Upstreams:
                 await asyncio.sleep(0)
 
 
-def test_random_splits_of_answers_change_nothing() -> None:
+def test_random_splits_of_answers_change_nothing(few: int) -> None:
     says = Upstreams()
     with stage(script=says.script) as s:
 
@@ -247,7 +256,7 @@ def test_random_splits_of_answers_change_nothing() -> None:
         assert len(s.rig.upstream.connections) == 1
 
 
-def test_random_garbage_from_an_upstream_never_reaches_the_next_client() -> None:
+def test_random_garbage_from_an_upstream_never_reaches_the_next_client(few: int) -> None:
     says = Upstreams()
 
     async def script(served: Served) -> None:

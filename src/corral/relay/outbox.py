@@ -1,0 +1,48 @@
+"""Relayed bytes are written together, once everything that has arrived was read.
+
+A write wakes the process at the other end. When it comes alone, that process does its little work and falls asleep
+again before the next one, and every request pays for waking it, twice; in a virtual machine that is a third of what
+relaying a request costs. Written together, one wake serves many. With few requests under way there is nothing to wait
+for, and bytes go out at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corral.relay.server import RelayServer
+
+_FEW = 4
+
+
+class Outbox:
+    """Of one server. The order of what goes to one transport is kept: whoever writes to it or closes it without the
+    outbox calls `flush` before."""
+
+    __slots__ = ("_loop", "_queue", "_server")
+
+    def __init__(self, server: RelayServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._queue: list[tuple[asyncio.Transport, bytes]] = []
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """For bytes that came over the wire: their number within one turn of the loop is bounded by what was read."""
+        queue = self._queue
+        if queue:
+            queue.append((transport, data))
+        elif self._server.running > _FEW:
+            queue.append((transport, data))
+            self._loop.call_soon(self.flush)  # runs when all that is readable now has been read
+        else:
+            transport.write(data)
+
+    def flush(self) -> None:
+        queue = self._queue
+        if queue:
+            self._queue = []
+            for transport, data in queue:
+                if not transport.is_closing():
+                    transport.write(data)
