@@ -114,6 +114,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_in_clear(url: str) -> bool:
+    """Whether what is said to this URL can be read on a network."""
+    return url.startswith("http://") and not is_loopback(urlsplit(url).hostname or "")
+
+
 def _port_of(address: str) -> int | None:
     return read_host_port(address).port if address else None
 

@@ -16,7 +16,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.settings import shown
-from corral.worker.addresses import listen_on, tell
+from corral.worker.addresses import is_in_clear, listen_on, tell
 from corral.worker.agent.agent import Agent
 from corral.worker.agent.bus_access import BusOpener
 from corral.worker.agent.certificate import IngressCertificate
@@ -53,6 +53,8 @@ async def serve(
         make_folders(settings)
         identity = IdentityFile.open(settings.data, name=settings.name)
         url = identity.settle_controller(settings.controller)
+        if is_in_clear(url):
+            log.warning("the controller's URL is plain http: tokens and credentials can be read on the way", url=url)
         metrics, server_clock = WorkerMetrics(), ServerClock(clock)
         standing = Standing(boot_id=str(uuid.uuid4()), name=identity.current.name)
         tokens = TokenCheck(server_clock.now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from corral.worker.addresses import HostPort, Told, is_loopback, listen_on, read_host_port, tell
+from corral.worker.addresses import HostPort, Told, is_in_clear, is_loopback, listen_on, read_host_port, tell
 
 
 @dataclass(frozen=True)
@@ -85,3 +85,18 @@ def test_no_address(text: str) -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8080", False),
+        ("http://[::1]:8080", False),
+        ("http://localhost:8080", False),
+        ("https://fleet:8080", False),
+        ("http://fleet:8080", True),
+        ("http://192.168.7.5:8080", True),
+    ],
+)
+def test_plain_http_beyond_this_machine_is_noticed(url: str, expected: bool) -> None:
+    assert is_in_clear(url) is expected
