@@ -1,0 +1,76 @@
+"""The code on the page docs/how-to/write-a-backend.md runs as it stands there, on both protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import grpc.aio
+import msgspec
+import pytest
+import yaml
+
+from corral.contract import backend_pb2 as pb
+from corral.contract.backend_pb2_grpc import BackendStub
+from corral.contract.manifest import Manifest, check_manifest
+from corral.worker.supervisor.spec import ProcessSpec
+from corral.worker.supervisor.supervisor import Supervisor
+from tests.integration.sdk.conftest import TOKEN, Run
+from tests.integration.sdk.test_http_backends import ask, say
+from tests.support.processes import wait_for
+from tests.support.supervising import ROOT, settings, swept
+
+PAGE = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.fixture
+def parrot(tmp_path: Path) -> Path:
+    path = tmp_path / "parrot" / "parrot.py"
+    path.parent.mkdir()
+    path.write_text(block("python"))
+    return path
+
+
+def test_it_is_twenty_lines() -> None:
+    code = [line for line in block("python").splitlines() if line.strip() and not line.startswith("#")]
+    assert len(code) <= 20
+
+
+def test_over_http(run: Run, parrot: Path) -> None:
+    _, port = run("--http", "--model", "parrot", program=parrot)
+    wait_for(lambda: ask(port, "/health")[0] == 200, "health")
+    status, answer = ask(port, "/v1/chat/completions", say("hello"))
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "You said: hello ")
+    assert ask(port, "/v1/chat/completions", say(""))[0] == 400
+    assert ask(port, "/v1/embeddings", {"input": "x"})[0] == 501
+
+
+async def test_over_grpc(run: Run, parrot: Path) -> None:
+    _, port = await asyncio.to_thread(run, "--addr", program=parrot)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        backend = BackendStub(channel)
+        authorized = (("authorization", f"Bearer {TOKEN}"),)
+        options = pb.ModelOptions(Model="parrot", Options=["greeting:Polly says:"])
+        assert (await backend.LoadModel(options, metadata=authorized)).success
+        stream = backend.PredictStream(pb.PredictOptions(Prompt="hi"), metadata=authorized)
+        assert b"".join([reply.message async for reply in stream]) == b"Polly says: hi "
+
+
+async def test_under_the_page_s_manifest(parrot: Path, tmp_path: Path) -> None:
+    manifest = msgspec.convert(yaml.safe_load(block("yaml"))["corral"], Manifest)
+    check_manifest(manifest)
+    with swept(tmp_path / "processes"):
+        async with Supervisor(settings(tmp_path / "processes")) as supervisor:
+            spec = ProcessSpec(backend="parrot", model="polly", directory=str(parrot.parent), manifest=manifest)
+            running = await supervisor.start(spec)
+            assert running.slots == 4
+            answer = await asyncio.to_thread(ask, running.port, "/v1/chat/completions", say("hello"), running.token)
+            assert answer[1]["choices"][0]["message"]["content"] == "You said: hello "
+            await supervisor.stop_all()
