@@ -172,3 +172,17 @@ async def test_a_released_port_rests_and_then_returns_to_its_key(opened: Open, t
     third = await supervisor.start(tiny(tmp_path / "b"))
     assert third.port in (first.port, second.port)
     assert other.port not in (first.port, second.port)
+
+
+async def test_starting_and_stopping_leaks_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
+    async def once() -> None:
+        running = await supervisor.start(tiny(tmp_path / "b"))
+        await supervisor.stop(running.process_id, force=True)
+
+    await once()
+    await asyncio.sleep(0)
+    files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    for _ in range(8):
+        await once()
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks, 5)
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]

@@ -44,6 +44,14 @@ class Refused:
 
 
 async def examine(folder: Path, *, timeout_s: float) -> Alive | Over | Refused:
+    """One folder that cannot be read must not keep a worker from starting."""
+    try:
+        return await _examine(folder, timeout_s)
+    except OSError as error:
+        return Refused(folder, str(error))
+
+
+async def _examine(folder: Path, timeout_s: float) -> Alive | Over | Refused:
     record = await asyncio.to_thread(Record.read, folder)
     over = await asyncio.to_thread(_bury_if_over, folder)
     if over is not None:

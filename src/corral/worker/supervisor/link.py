@@ -152,6 +152,8 @@ def _spawn(folder: Path, ready: int) -> int:
             (os.POSIX_SPAWN_DUP2, ready, _READY),
         ],
         setsigmask=[],
+        # At once: Ctrl-C in a terminal is for the worker. Elsewhere the shim does it itself, a moment later.
+        setsid=sys.platform == "linux",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from corral.kit.errors import CorralError
 
@@ -18,7 +19,7 @@ class NoFreePort(CorralError):
 
 @dataclass(frozen=True)
 class PortRange:
-    """`begin` is where growing starts; it goes round. Several workers of one machine begin at different places."""
+    """`begin` is where growing starts; it goes round. 0: at the first."""
 
     first: int = 20000
     last: int = 29999
@@ -27,6 +28,10 @@ class PortRange:
     def __post_init__(self) -> None:
         if not 0 < self.first <= self.last <= 65535:
             raise ValueError(f"{self.first}-{self.last} is no range of ports")
+
+    def spread(self, who: str) -> PortRange:
+        """The same range, begun elsewhere by everybody: two workers of one machine hardly ever try the same port."""
+        return PortRange(self.first, self.last, self.first + crc32(who.encode()) % (self.last - self.first + 1))
 
     def __contains__(self, port: int) -> bool:
         return self.first <= port <= self.last

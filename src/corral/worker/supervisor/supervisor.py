@@ -50,7 +50,8 @@ class Supervisor:
         self.logs = LogBook(lines=settings.log_lines)
         self._settings = settings
         self._table = Table()
-        self._ports = PortBook(settings.ports, settings.quarantine_s, settings.affinity_s)
+        ports = settings.ports if settings.ports.begin else settings.ports.spread(str(settings.folder))
+        self._ports = PortBook(ports, settings.quarantine_s, settings.affinity_s)
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
