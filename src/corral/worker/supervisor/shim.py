@@ -72,9 +72,7 @@ def start_time(pid: int) -> str:
 def write_whole(name: str, content: object) -> None:
     aside = f".{name}.new"
     with open(aside, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+        json.dump(content, file)  # not synced: what a power cut may tear, the next boot does not believe anyway
     os.rename(aside, name)
 
 
