@@ -18,7 +18,7 @@ from corral.blobs.digests import BLOCK_BYTES
 from corral.blobs.errors import TooLarge, WrongDigest, from_os
 from corral.blobs.partial import At, Note, Partial, Wanted, drop
 from corral.blobs.progress import human_bytes
-from corral.blobs.remote import Broken, Remote, translated
+from corral.blobs.remote import Broken, Remote, translated, unread
 from corral.blobs.space import Room
 from corral.blobs.threads import in_thread, to_the_end
 from corral.kit.backoff import Backoff
@@ -148,8 +148,11 @@ class Fetcher:
                 if partial.have - checked >= ROOM_CHECK_BYTES:
                     checked = partial.have
                     self._room.require(partial.path.parent, 0, partial.name)
+        except Broken:
+            waiting += unread(response)
+            raise
         finally:
-            # The line broke, or somebody cancelled: what came is worth keeping, and it is less than a block.
+            # The line broke, or somebody cancelled: what came is worth keeping, and it is less than a block or two.
             partial.write(waiting)
 
 

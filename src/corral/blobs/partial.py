@@ -79,11 +79,12 @@ class Partial:
         """How to ask for the rest."""
         if not self.have:
             return {}
-        headers = {"Range": f"bytes={self.have}-"}
+        span = {"Range": f"bytes={self.have}-"}
         # With a digest any server's bytes will do: they are checked in the end. Without, all must be of one piece.
-        if not self.wanted.digest:
-            headers["If-Range"] = self._note().validator
-        return headers
+        if self.wanted.digest:
+            return span
+        validator = self._note().validator
+        return span | {"If-Range": validator} if validator else {}
 
     def expect(self, total: int, most: int) -> None:
         """The server says how much there is."""

@@ -135,6 +135,12 @@ class Page:
             yield response
 
 
+def unread(response: aiohttp.ClientResponse) -> list[bytes]:
+    """What had arrived when the line broke. The driver raises before it hands that out, and has no public way to it;
+    where it keeps it elsewhere one day, it is merely fetched again."""
+    return list(getattr(response.content, "_buffer", ()))
+
+
 async def read_bounded(response: aiohttp.ClientResponse, most_bytes: int, what: str) -> bytes:
     """A small document, and never more than that."""
     parts: list[bytes] = []

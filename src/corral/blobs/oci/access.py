@@ -49,19 +49,22 @@ class Access:
             return {}
         return {"Authorization": known.header}
 
-    async def answer(self, host: str, repository: str, response: aiohttp.ClientResponse, *, plain: bool) -> bool:
-        """A 401 came. True when there is something new to show. Raises Broken, Denied, Failed."""
+    async def answer(
+        self, host: str, repository: str, response: aiohttp.ClientResponse, *, plain: bool
+    ) -> dict[str, str]:
+        """A 401 came. What to show instead; empty where we have nothing. Raises Broken, Denied, Failed."""
         challenge = read_challenge(", ".join(response.headers.getall("WWW-Authenticate", ())))
         # A login is kept under the name people use for the host, not under that of the machine that answers for it.
         login = await self._credentials.find(host)
         match challenge:
             case Bearer():
-                self._passes[host, repository] = await self._get_token(challenge, login, repository, plain=plain)
-                return True
+                got = await self._get_token(challenge, login, repository, plain=plain)
             case Basic() if login is not None and not login.is_token:
-                self._passes[host, repository] = _Pass(_basic(login), float("inf"))
-                return True
-        return False
+                got = _Pass(_basic(login), float("inf"))
+            case _:
+                return {}
+        self._passes[host, repository] = got
+        return {"Authorization": got.header}
 
     async def _get_token(self, challenge: Bearer, login: Login | None, repository: str, *, plain: bool) -> _Pass:
         what = shown(challenge.realm)

@@ -206,9 +206,8 @@ class RegistryClient:
             response = await self._session.get(url, headers={**headers, **shown_before})
         if response.status == 401:
             async with response:
-                again = await self._access.answer(host, reference.repository, response, plain=plain)
-            if again:
-                show = self._access.header(host, reference.repository)
+                show = await self._access.answer(host, reference.repository, response, plain=plain)
+            if show:
                 async with translated(what):
                     response = await self._session.get(url, headers={**headers, **show})
         try:
