@@ -88,7 +88,10 @@ def tiny(folder: Path, want: str = "", **changed: Any) -> ProcessSpec:
 
 
 def mock_manifest() -> Manifest:
-    return msgspec.convert(yaml.safe_load((MOCK / "corral.yaml").read_text())["corral"], Manifest)
+    """As the built-in gallery has it."""
+    entries = yaml.safe_load((ROOT / "src" / "corral" / "gallery" / "builtin.yaml").read_text())
+    (entry,) = [entry for entry in entries if entry["name"] == "mock"]
+    return msgspec.convert(entry["corral"], Manifest)
 
 
 def mock_openai(**changed: Any) -> ProcessSpec:

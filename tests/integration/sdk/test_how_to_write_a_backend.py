@@ -64,7 +64,8 @@ async def test_over_grpc(run: Run, parrot: Path) -> None:
 
 
 async def test_under_the_page_s_manifest(parrot: Path, tmp_path: Path) -> None:
-    manifest = msgspec.convert(yaml.safe_load(block("yaml"))["corral"], Manifest)
+    (entry,) = yaml.safe_load(block("yaml"))
+    manifest = msgspec.convert(entry["corral"], Manifest)
     check_manifest(manifest)
     with swept(tmp_path / "processes"):
         async with Supervisor(settings(tmp_path / "processes")) as supervisor:
