@@ -33,6 +33,7 @@ from corral.gateway.v1 import V1, NoReplicas, Router
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Invalid
 from corral.kit.files import read_text
+from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log
 from corral.kit.settings import shown
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
@@ -67,6 +68,9 @@ async def serve(settings: GatewaySettings, *, clock: Clock | None = None, stoppe
     """Until `stopped` is set. `CorralError` says in one line what a person must mend before it can start."""
     async with open_gateway(settings, clock or SystemClock()) as gateway:
         log.info("gateway serves", url=gateway.url, controller=settings.controller)
+        for whose, url in (("clients", gateway.url), ("the gateway", settings.controller)):
+            if is_in_clear(url):
+                log.warning("plain http beyond this machine: keys can be read on the way", keys_of=whose, url=url)
         await (stopped or asyncio.Event()).wait()
         await gateway.drain()
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from corral.kit.hosts import is_loopback
+
 INGRESS_PORT = 50050
 LOOPBACK = "127.0.0.1"
 
@@ -103,20 +105,6 @@ def tell(settings: AddressSettings, *, port: int, host_name: str) -> Told:
     http = HostPort(http.host or host_name, http.port or port)
     grpc = settings.advertise_address or settings.address or str(HostPort(http.host, port + 1))
     return Told(grpc, str(http), advertise=str(read_host_port(explicit)) if explicit else "")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_in_clear(url: str) -> bool:
-    """Whether what is said to this URL can be read on a network."""
-    return url.startswith("http://") and not is_loopback(urlsplit(url).hostname or "")
 
 
 def _port_of(address: str) -> int | None:

@@ -14,9 +14,10 @@ import uvloop
 from corral.contract.messages.nodes import RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
+from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.settings import shown
-from corral.worker.addresses import is_in_clear, listen_on, tell
+from corral.worker.addresses import listen_on, tell
 from corral.worker.agent.agent import Agent
 from corral.worker.agent.bus_access import BusOpener
 from corral.worker.agent.certificate import IngressCertificate

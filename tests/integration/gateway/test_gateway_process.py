@@ -139,3 +139,17 @@ async def test_a_missing_key_file_is_one_clear_line(tmp_path: Path) -> None:
         _, errors = await asyncio.wait_for(gateway.communicate(), 20)
     assert gateway.returncode == 1
     assert errors.decode().splitlines() == [f"corral gateway: the gateway key is not there: {missing} is absent"]
+
+
+async def test_plain_http_beyond_this_machine_is_warned_about(tmp_path: Path) -> None:
+    where = {"controller": "http://192.0.2.9:1", "host": "0.0.0.0", "port": str(free_port())}
+    async with process(**where, gateway_key_file=key_file(tmp_path)) as gateway, asyncio.timeout(20):
+        assert gateway.stderr is not None
+        warned: set[str] = set()
+        while len(warned) < 2:
+            line = (await gateway.stderr.readline()).decode()
+            assert line, "it ended without the warnings"
+            if "plain http beyond this machine" in line:
+                warned.add(line.partition("url=")[2].split()[0])
+    assert "http://192.0.2.9:1" in warned
+    assert any(url.startswith("http://0.0.0.0:") for url in warned)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from corral.worker.addresses import HostPort, Told, is_in_clear, is_loopback, listen_on, read_host_port, tell
+from corral.kit.hosts import is_in_clear, is_loopback
+from corral.worker.addresses import HostPort, Told, listen_on, read_host_port, tell
 
 
 @dataclass(frozen=True)

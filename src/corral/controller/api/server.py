@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from corral.controller.settings import ControllerSettings
+from corral.kit.hosts import is_loopback
 from corral.kit.log import get_log
 from corral.kit.settings import BadSettings
 
@@ -38,7 +38,7 @@ async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[lis
         doors.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
     if settings.port:
         secure = settings.tls_cert is not None
-        if not secure and not _is_loopback(settings.host):
+        if not secure and not is_loopback(settings.host):
             log.warning("served without TLS beyond this machine: keys can be read on the network", host=settings.host)
         scheme = "https" if secure else "http"
         doors.append((f"{scheme}://{settings.host}:{settings.port}", _tcp_socket(settings.host, settings.port), secure))
@@ -111,13 +111,6 @@ def _unix_socket(path: Path) -> socket.socket:
         door.close()
         raise BadSettings([f"--socket: {path}: {error.strerror}"]) from error
     return door
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
