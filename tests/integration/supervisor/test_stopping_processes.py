@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,30 @@ async def test_a_stop_at_any_moment_of_a_start_leaves_nothing(
         await supervisor.stop_all()
         assert supervisor.list_processes() == ()
         assert not any(alive(identity.pid) or alive(identity.shim_pid) for identity in identities(folder))
+
+
+async def test_a_process_that_will_not_go_keeps_its_row_and_its_port_and_serves_nobody(
+    opened: Open, folder: Path, tmp_path: Path
+) -> None:
+    """Its shim is stopped by SIGSTOP, so that no signal gets through: to us, as good as stuck in the kernel."""
+    supervisor = await opened(kill_wait_s=0.3)
+    running = await supervisor.start(tiny(tmp_path / "b"))
+    (identity,) = identities(folder)
+    os.kill(identity.shim_pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            stopped = await supervisor.stop(running.process_id, grace_s=0.1)
+            assert not stopped.terminated
+            assert "still there" in stopped.error
+        assert supervisor.find(running.process_id) is None
+        assert [row.state for row in supervisor.list_processes()] == ["stopping"]
+        with pytest.raises(Conflict, match="still stopping"):
+            await supervisor.start(tiny(tmp_path / "b"))
+    finally:
+        os.kill(identity.shim_pid, signal.SIGCONT)
+    await until(lambda: supervisor.list_processes() == ())
+    assert not alive(running.pid)
+    assert (await supervisor.start(tiny(tmp_path / "b"))).port != running.port
 
 
 async def test_two_stops_share_one_end(supervisor: Supervisor, tmp_path: Path) -> None:
