@@ -131,3 +131,162 @@ class BudgetBody(Message, frozen=True):
 
 class MaxReplicasBody(Message, frozen=True):
     value: int = always(int)
+
+
+class OperationNodeView(Message, frozen=True):
+    """One node in an operation: the contract's entry of `nodes[]`, then ours. `error` is also why it waits or was
+    skipped."""
+
+    node_id: str = always(str)
+    node_name: str = always(str)
+    status: str = always(str)
+    percentage: float = always(float)
+    file_name: str = ""
+    current: str = ""  # 412.0 MiB
+    total: str = ""
+    phase: str = ""
+    error: str = ""
+    current_bytes: int = 0  # ours from here on
+    total_bytes: int = 0
+    rate: float = 0.0  # bytes per second
+    failures: int = 0  # in a row
+    next_retry_at: str = ""
+    waits: bool = False  # nothing happens before its node returns or another one succeeds
+    variant: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+class OperationView(
+    Message,
+    frozen=True,
+    rename={
+        "full_name": "fullName",
+        "job_id": "jobID",
+        "task_type": "taskType",
+        "is_deletion": "isDeletion",
+        "is_backend": "isBackend",
+        "is_queued": "isQueued",
+        "node_id": "nodeID",
+        "current_bytes": "currentBytes",
+        "total_bytes": "totalBytes",
+    },
+):
+    """The contract's operation entry (http.md §3.2), then ours."""
+
+    id: str = always(str)  # the backend
+    name: str = always(str)
+    full_name: str = always(str)
+    job_id: str = always(str)
+    progress: int = always(int)
+    task_type: str = always(str)  # Installation, Waiting, deletion
+    is_deletion: bool = always(bool)
+    is_backend: bool = always(bool)
+    is_queued: bool = always(bool)
+    cancellable: bool = always(bool)
+    message: str = always(str)
+    node_id: str = ""
+    phase: str = ""
+    current_bytes: int = 0
+    total_bytes: int = 0
+    error: str = ""
+    nodes: tuple[OperationNodeView, ...] = ()
+    kind: str = ""  # ours from here on: install, upgrade, delete, rollback
+    backend: str = ""
+    scope: str = ""  # all, selector, node
+    scope_value: str = ""  # the selector, or the node's name
+    state: str = ""  # done, failing, waiting, under_way
+    settled: bool = False  # nothing moves: whoever watches may go, what remains goes on
+    processed: bool = False  # every node has answered, failed, or is known to take longer
+    outcome: str = ""  # completed, failed, cancelled
+    created_at: str = ""
+    created_by: str = ""
+    finished_at: str = ""
+    dismissed: bool = False
+
+
+class OperationList(Message, frozen=True):
+    operations: tuple[OperationView, ...] = always(tuple)
+
+
+class OperationRecord(
+    Message,
+    frozen=True,
+    rename={
+        "job_id": "jobID",
+        "is_backend": "isBackend",
+        "node_id": "nodeID",
+        "task_type": "taskType",
+        "started_at": "startedAt",
+        "finished_at": "finishedAt",
+    },
+):
+    """An operation of the past (contract: OpRecord)."""
+
+    id: str = always(str)
+    name: str = always(str)
+    job_id: str = always(str)
+    is_backend: bool = always(bool)
+    task_type: str = always(str)  # installation, deletion
+    outcome: str = always(str)  # completed, failed, cancelled
+    started_at: str = always(str)
+    finished_at: str = always(str)
+    node_id: str = ""
+    error: str = ""
+    kind: str = ""  # ours
+    created_by: str = ""
+
+
+class OperationHistory(Message, frozen=True):
+    operations: tuple[OperationRecord, ...] = always(tuple)
+
+
+class JobAccepted(Message, frozen=True, rename={"job_id": "jobID", "status_url": "statusUrl"}):
+    """What an accepted request answers."""
+
+    job_id: str = always(str)
+    message: str = always(str)
+    status_url: str = ""
+
+
+class BackendBody(Message, frozen=True):
+    """A request about a backend: the contract's fields, then ours."""
+
+    backend: str = ""
+    backend_galleries: str = ""
+    uri: str = ""
+    name: str = ""
+    alias: str = ""
+    id: str = ""  # the contract's word for `backend` under /backends/apply
+    force: bool = False
+    node: str = ""  # ours from here on: one node, by id or name
+    selector: str = ""  # nodes by label; with neither, every node
+    max_parallel: str = ""  # of an upgrade's switches: 25%, 3
+
+
+class PlanNode(Message, frozen=True):
+    """What a request would do on one node."""
+
+    node_id: str = always(str)
+    node_name: str = always(str)
+    action: str = always(str)  # install, upgrade, reinstall, delete, nothing, skip
+    reason: str = ""  # why it is skipped, waits, or has nothing to do
+    waits: bool = False  # it will be done when the node is back
+    variant: str = ""
+    version: str = ""
+    digest: str = ""
+    installed_version: str = ""
+    installed_digest: str = ""
+    fetch_bytes: int | None = None  # None: nobody can say
+    disk_after_bytes: int | None = None  # free then, as far as can be said
+    processes: str = ""  # what happens to those that run
+
+
+class PlanView(Message, frozen=True):
+    """`?plan=true`: nothing was stored, nothing was sent."""
+
+    kind: str = always(str)
+    backend: str = always(str)
+    nodes: tuple[PlanNode, ...] = always(tuple)
+    max_parallel: str = ""
+    notes: tuple[str, ...] = ()

@@ -27,7 +27,9 @@ from corral.store.api import Store, Transaction
 log = get_log(__name__)
 
 _QUEUE = 2000
-WORK = frozenset({"operations", "rules", "inventory"})  # counters that concern controllers only, see WORK_CHANGED
+WORK = frozenset(
+    {"operations", "rules", "inventory", "upgrades"}
+)  # counters that concern controllers only, see WORK_CHANGED
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class Watch:
     def on(self, counter: str, callback: Callable[[], None]) -> None:
         """Be woken when the counter has moved, here or on another controller."""
         self._callbacks.setdefault(counter, []).append(callback)
+
+    def off(self, counter: str, callback: Callable[[], None]) -> None:
+        self._callbacks[counter].remove(callback)
 
     def add(self, feed: Feed) -> None:
         self._feeds.append(feed)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, bindparam, func, select
 from sqlalchemy import delete as delete_from
+from sqlalchemy import update as update_table
 
 from corral.contract.hardware import Device
 from corral.kit.errors import NotFound
@@ -178,6 +179,11 @@ _UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_
 _OUTLINES = select(*(table.c[name] for name in NodeOutline.__struct_fields__)).order_by(table.c.name)
 _OUTLINES_OF = _OUTLINES.where(among(table.c.id, "node_ids"))
 _CHANGED = select(table.c.id).where(table.c.updated_at > bindparam("since", type_=Instant()))
+_SET_BOOT = (
+    update_table(table)
+    .where(table.c.id == bindparam("node_id"), table.c.boot_id != bindparam("told_boot_id"))
+    .values(boot_id=bindparam("told_boot_id"))
+)
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
 
 
@@ -236,6 +242,11 @@ async def list_outlines(tx: Transaction, node_ids: Sequence[str] | None = None) 
 async def list_changed(tx: Transaction, since: datetime) -> list[str]:
     """Nodes that changed after that, heartbeats apart."""
     return [row[0] for row in await tx.fetch_all(_CHANGED, {"since": since})]
+
+
+async def set_boot_id(tx: Transaction, node_id: str, boot_id: str) -> None:
+    """As a heartbeat tells it; like one, this is not a change of the node."""
+    await tx.execute(_SET_BOOT, {"node_id": node_id, "told_boot_id": boot_id})
 
 
 async def update(tx: Transaction, node_id: str, changes: Mapping[str, Any], *, expected: int) -> bool:

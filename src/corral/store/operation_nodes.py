@@ -78,6 +78,9 @@ _ORPHANS = _OPEN.where(table.c.node_id.not_in(select(nodes.table.c.id)))
 _UNFINISHED = (
     select(table.c.operation_id).where(table.c.status.not_in(ENDED), among(table.c.operation_id, "ids")).distinct()
 )
+_CANCELLED = select(table.c.operation_id, table.c.node_id).where(
+    table.c.status == "cancelled", among(table.c.operation_id, "ids")
+)
 _OPEN_ON = _OPEN.where(among(table.c.node_id, "node_ids"))
 
 
@@ -114,3 +117,8 @@ async def list_orphans(tx: Transaction) -> list[OperationNode]:
 async def list_unfinished(tx: Transaction, operation_ids: Sequence[str]) -> set[str]:
     """Those among the operations that have a row that has not ended."""
     return {row[0] for row in await tx.fetch_all(_UNFINISHED, {"ids": operation_ids})}
+
+
+async def list_cancelled(tx: Transaction, operation_ids: Sequence[str]) -> set[tuple[str, str]]:
+    """(operation, node) of the rows a person has cancelled."""
+    return {(row[0], row[1]) for row in await tx.fetch_all(_CANCELLED, {"ids": operation_ids})}

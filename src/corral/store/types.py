@@ -148,6 +148,15 @@ def among(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
     return _Among(column, bindparam(parameter, type_=_TextList()))
 
 
+def storable(text: str, most: int = 4096) -> str:
+    """What a peer says, cut to what can be kept and shown: its nonsense must not keep others' words from being written,
+    nor redraw the terminal of whoever reads it."""
+    text = text[:most]
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 def check_value(value: object) -> None:
     """Raises `Invalid` for what one of the databases cannot hold, before its driver meets it."""
     if isinstance(value, str):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-from corral.contract.labels import parse_selector
+from corral.contract.labels import Selector, parse_selector
 
 
 class Want(StrEnum):
@@ -42,7 +43,12 @@ class Scope:
             case ScopeKind.NODE:
                 return self.value == node_id
             case ScopeKind.SELECTOR:
-                return parse_selector(self.value).matches(labels)
+                return _selector(self.value).matches(labels)
+
+
+@lru_cache(maxsize=1024)
+def _selector(text: str) -> Selector:
+    return parse_selector(text)
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ class Heartbeats:
         recorded: Callable[[datetime], None],
         not_recorded: Callable[[], None],
         back: Callable[[], None],
+        told: Callable[[str, BusHeartbeat], None] | None = None,
     ) -> None:
         """`recorded` (with the database's time) and `not_recorded` tell the health monitor whether we can write at all;
-        `back` that a node which was away has been heard, so that it need not wait for the next round."""
+        `back` that a node which was away has been heard, so that it need not wait for the next round; `told` sees every
+        beat from the bus, for what it says beyond the node itself."""
         self._store = store
         self._bus = bus
         self._clock = clock
@@ -46,6 +48,7 @@ class Heartbeats:
         self._recorded = recorded
         self._not_recorded = not_recorded
         self._back = back
+        self._told = told
         self._waiting: dict[str, Heartbeat] = {}
         self._subscription: Subscription | None = None
         self.heard = 0
@@ -103,6 +106,8 @@ class Heartbeats:
             await subscription.unsubscribe()
 
     async def _heard_bus(self, beat: BusHeartbeat, tokens: Tokens) -> None:
+        if self._told is not None:
+            self._told(tokens["node"], beat)
         self._keep(
             Heartbeat(
                 node_id=tokens["node"],

@@ -1,0 +1,58 @@
+"""What the controller needs of the galleries: what exists, what it comes to on one kind of machine, what is newer.
+
+`gallery/` knows all this; `main.py` hands in what fits the Protocol. Everything here may wait for the network, so
+nothing of it is called inside a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from corral.contract.messages.backends import NodeBackend, UpgradeInfo
+from corral.controller.desired.plan import NoBuild
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Something that can be installed."""
+
+    name: str  # under which it is installed, without a gallery in front
+    hardware_specific: bool = False  # one build for one kind of machine: not for everybody
+    meta_alternative: str = ""  # the entry that chooses among such builds
+    asked: Asked | None = None  # the request in its normal form
+
+
+@dataclass(frozen=True)
+class NodeInventory:
+    """What one node has, for the upgrade check."""
+
+    node_id: str
+    node_name: str
+    capability: str
+    platform: str
+    backends: tuple[NodeBackend, ...]
+
+
+class Catalogue(Protocol):
+    async def look_up(self, asked: Asked) -> Listed:
+        """Raises NotFound naming what is near, Invalid for a request nobody can serve, Unavailable when no gallery can
+        be asked."""
+
+    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
+        """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
+
+    async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
+        """Entries as the contract shows them (gallery.md §2), that a machine of one of these kinds can use."""
+
+    async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
+        """By backend: what the galleries have that the nodes have not."""
+
+    async def refresh(self) -> None:
+        """Read the galleries anew."""
+
+    def galleries(self) -> Sequence[dict[str, Any]]:
+        """Name, url and mirrors of each, as LocalAI workers are sent them."""

@@ -1,0 +1,147 @@
+"""Keeps what the nodes say they have: from heartbeats of Corral workers, by asking LocalAI workers (DESIGN §3).
+
+Most heartbeats bring nothing new; what does is written, and raises the counter that wakes the reconciler wherever it
+runs. A LocalAI worker is asked every minute; a Corral worker only if it has never told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from corral.contract.messages.nodes import BusHeartbeat
+from corral.controller.desired.observations import Looked
+from corral.controller.desired.worker_calls import WorkerCalls
+from corral.controller.desired.world import is_current, takes_backends
+from corral.controller.leadership import Leadership
+from corral.controller.registry.reports import tame_text
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Unreachable
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store import node_backends, nodes, revisions
+from corral.store.api import Store, Transaction
+from corral.store.node_backends import Inventory, fingerprint_of
+
+log = get_log(__name__)
+
+_LEASE = "inventories"
+_AT_ONCE = 64
+_KEEP = 100_000
+COUNTER = "inventory"
+
+
+class Inventories:
+    name = "inventories"
+
+    def __init__(
+        self,
+        store: Store,
+        calls: WorkerCalls,
+        leadership: Leadership,
+        watch: Watch,
+        clock: Clock,
+        *,
+        not_reached: Callable[[str], Awaitable[None]],
+        flush_s: float,
+        ask_every_s: float = 60.0,
+        look_every_s: float = 5.0,
+    ) -> None:
+        self._store = store
+        self._calls = calls
+        self._leadership = leadership
+        self._watch = watch
+        self._clock = clock
+        self._not_reached = not_reached
+        self._flush_s = flush_s
+        self._ask_every = timedelta(seconds=ask_every_s)
+        self._look_every_s = look_every_s
+        self._waiting: dict[str, Inventory] = {}
+        self.wake = Wake()
+
+    def heard(self, node_id: str, beat: BusHeartbeat) -> None:
+        """The last of each node counts."""
+        if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
+            return
+        boot_id, seq = tame_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
+        self._waiting[node_id] = Inventory(node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or ())
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(
+                run_every("inventories", self._flush_s, self.flush, clock=self._clock, worst_wait_s=self._flush_s)
+            )
+            tasks.create_task(
+                run_every("asking for inventories", self._look_every_s, self.ask_due, clock=self._clock, wake=self.wake)
+            )
+
+    async def flush(self) -> None:
+        batch, self._waiting = self._waiting, {}
+        if not batch:
+            return
+        try:
+            async with self._store.read() as tx:
+                known = await node_backends.list_fingerprints(tx, list(batch))
+            news = [told for told in batch.values() if known.get(told.node_id) != fingerprint_of(told)]
+            await self._write(news)
+        except CorralError:
+            self._waiting = batch | self._waiting
+            raise
+
+    async def ask_due(self) -> None:
+        """One controller asks, and those only who would not tell by themselves."""
+        if not await self._leadership.lead(_LEASE, every_s=self._look_every_s):
+            return
+        async with self._store.read() as tx:
+            now = await tx.now()
+            told = {row.node_id: row for row in await node_backends.list_(tx)}
+            due = []
+            for outline in await nodes.list_outlines(tx):
+                row = told.get(outline.id)
+                silent = outline.protocol == 0 and (row is None or now - row.seen_at >= self._ask_every)
+                reachable = outline.status == "healthy" and not outline.bus_down and takes_backends(outline)
+                if reachable and (silent or not is_current(row, outline)):
+                    due.append(outline.id)
+        turn = asyncio.Semaphore(_AT_ONCE)
+        answers = await asyncio.gather(*(self._ask(node_id, turn) for node_id in due))
+        async with self._store.write() as tx:
+            heard = [await with_boot(tx, looked) for looked in answers if looked is not None]
+        await self._write([row for row in heard if row is not None])
+
+    async def _ask(self, node_id: str, turn: asyncio.Semaphore) -> Looked | None:
+        try:
+            async with turn:
+                listed = await self._calls.list_backends(node_id)
+        except Unreachable:
+            await self._not_reached(node_id)
+        except CorralError as error:  # no answer says nothing about what is there
+            log.warning("inventory could not be read", node=node_id, error=error.message)
+        else:
+            return Looked(node_id, listed.backends, listed.seq)
+        return None
+
+    async def _write(self, news: list[Inventory]) -> None:
+        if not news:
+            return
+        async with self._store.write() as tx:
+            there = {outline.id for outline in await nodes.list_outlines(tx, [told.node_id for told in news])}
+            for told in sorted(news, key=lambda row: row.node_id):
+                if told.node_id in there:
+                    await node_backends.put(tx, told)
+                    if told.boot_id:  # else its worker would look restarted until the heartbeat itself is written
+                        await nodes.set_boot_id(tx, told.node_id, told.boot_id)
+            await revisions.bump(tx, COUNTER)
+        self._watch.touched(COUNTER)
+
+
+async def with_boot(tx: Transaction, looked: Looked) -> Inventory | None:
+    """An answer tells no boot and no orders: the node's own, and those it last told. None when the node is gone."""
+    found = await nodes.list_outlines(tx, [looked.node_id])
+    if not found:
+        return None
+    outline = found[0]
+    before = await node_backends.find(tx, looked.node_id)
+    orders = before.orders if before is not None and is_current(before, outline) else ()
+    return Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends, orders)

@@ -1,0 +1,256 @@
+"""Brings about what the rules say: reads the world, asks `decide`, writes, and sends (DESIGN §5).
+
+One controller does it at a time, under a lease; every write is fenced by it. A pass is one transaction: what was heard
+since the last one, what it changes, and the claims of the orders that follow. The orders go out after the commit; if we
+die in between, whoever holds the lease next finds them claimed under an older epoch and sends them again, as the same
+attempt. Safe to call at any time, any number of times, for any reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from corral.bus.api import Bus
+from corral.contract.messages.backends import DELETE_RESULT, INSTALL_RESULT, UPGRADE_RESULT
+from corral.controller.desired.catalogue import Catalogue
+from corral.controller.desired.decide import Decided, Terms, decide
+from corral.controller.desired.dispatch import Dispatch, Lines
+from corral.controller.desired.inventories import COUNTER, with_boot
+from corral.controller.desired.observations import Looked, Observation
+from corral.controller.desired.targets import Targets
+from corral.controller.desired.worker_calls import Order, WorkerCalls
+from corral.controller.desired.world import World, read_world, row_of
+from corral.controller.leadership import Leadership
+from corral.controller.operations.bookkeeping import keep_rows
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.transitions import NodeEvent
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import Conflict, NotFound
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store import backend_intents, node_backends, nodes, operation_nodes, revisions
+from corral.store.api import Store, Transaction
+
+log = get_log(__name__)
+
+LEASE = "reconcile"
+_OVERLAP = timedelta(seconds=2)  # a change is stamped a little before it is committed
+
+
+@dataclass(frozen=True)
+class Pace:
+    every_s: float = 30.0  # every node is looked at, whatever was heard
+    renew_s: float = 5.0  # the lease
+    rest_s: float = 0.05  # between two passes, so that what comes together is handled together
+
+
+class Reconciler:
+    name = "reconcile"
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        calls: WorkerCalls,
+        catalogue: Catalogue,
+        leadership: Leadership,
+        changes: NodeChanges,
+        watch: Watch,
+        clock: Clock,
+        *,
+        pace: Pace | None = None,
+        lines: Lines | None = None,
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._calls = calls
+        self._catalogue = catalogue
+        self._leadership = leadership
+        self._changes = changes
+        self._watch = watch
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._wake = Wake()
+        self._heard: list[Observation] = []
+        self._looked: dict[str, Looked] = {}
+        self._everybody = True
+        self._nodes_moved = True
+        self._everybody_at: datetime | None = None
+        self._looked_at: datetime | None = None
+        self._rolling: frozenset[str] = frozenset()  # operations that go node by node
+        self._alarm: asyncio.TimerHandle | None = None
+        self.leading = False
+        self.dispatch = Dispatch(calls, heard=self.heard, not_reached=self.not_reached, lines=lines)
+        self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody)
+
+    # Who may wake us.
+
+    def look_at_everybody(self) -> None:
+        """A rule is new, a build was found, time has passed."""
+        self._everybody = True
+        self._wake.set()
+
+    def look_at_what_changed(self) -> None:
+        """A node or an inventory changed; the store knows which."""
+        self._nodes_moved = True
+        self._wake.set()
+
+    def heard(self, observation: Observation, looked: Looked | None) -> None:
+        self._heard.append(observation)
+        if looked is not None:
+            self._looked[looked.node_id] = looked
+        self._wake.set()
+
+    async def not_reached(self, node_id: str) -> None:
+        """Twice nobody listened: the node is unhealthy until its next heartbeat."""
+        try:
+            await self._changes.apply(node_id, NodeEvent.DID_NOT_ANSWER)
+        except (Conflict, NotFound):
+            return  # it moved by itself meanwhile
+
+    # The loop.
+
+    async def run(self) -> None:
+        forget = self._bus.on_change(lambda _: self.look_at_everybody())
+        self._watch.on("rules", self.look_at_everybody)
+        self._watch.on("nodes", self.look_at_what_changed)
+        self._watch.on(COUNTER, self.look_at_what_changed)
+        try:
+            async with self.dispatch, self.targets:
+                for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
+                    await self._bus.subscribe(event, self.dispatch.result)
+                await run_every(self.name, self._pace.renew_s, self._paced, clock=self._clock, wake=self._wake)
+        finally:
+            forget()
+            if self._alarm is not None:
+                self._alarm.cancel()
+
+    async def _paced(self) -> None:
+        await self.look()
+        await self._clock.sleep(self._pace.rest_s)
+
+    async def look(self) -> None:
+        self.leading = await self._leadership.lead(LEASE)
+        if not self.leading:
+            self._heard.clear()  # whoever leads finds it out from the heartbeats
+            self._looked.clear()
+            self._everybody = True
+            return
+        if self._bus.connected:  # without it nothing could be ordered, and everything would look as if it had failed
+            await self._pass()
+
+    async def _pass(self) -> None:
+        heard, self._heard = self._heard, []
+        looked, self._looked = self._looked, {}
+        everybody, self._everybody = self._everybody, False
+        try:
+            world, decided = await self._decide_and_write(heard, looked.values(), everybody)
+        except BaseException:
+            self._heard = heard + self._heard
+            self._looked = looked | self._looked
+            self._everybody = self._everybody or everybody
+            raise
+        if world is None or decided is None:
+            return
+        for node_id, send in decided.sends:
+            target = world.target_of(node_id, send.backend)
+            node = world.nodes[node_id]
+            self.dispatch.send(
+                Order(
+                    node_id,
+                    node.accepts,
+                    node.boot_id,
+                    send,
+                    world.asked[send.generation],
+                    target.build if target is not None else None,
+                    self._galleries(),
+                )
+            )
+        for order in decided.stops:
+            self.dispatch.stop(order)
+        self.targets.look_up(world.missing)
+
+    async def _decide_and_write(
+        self, heard: list[Observation], looked: Iterable[Looked], everybody: bool
+    ) -> tuple[World | None, Decided | None]:
+        told = False
+        async with self._store.write() as tx:
+            await self._leadership.require(tx, LEASE)
+            now = await tx.now()
+            await self._keep_inventories(tx, looked)
+            node_ids = await self._whom(tx, now, heard, everybody)
+            if node_ids is not None and not node_ids:
+                await self._set_alarm(tx, now)
+                return None, None
+            world = await read_world(tx, node_ids, self.targets.looking)
+            terms = Terms(self._leadership.epoch(LEASE), self._calls.answer_within_s, self.dispatch.free_lines)
+            decided = decide(world, heard, terms)
+            changed = [row_of(*key, intent, now) for key, intent in decided.intents.items()]
+            await backend_intents.put(tx, changed)
+            told = await keep_rows(tx, world, decided.steps, decided.intents)
+            await self._set_alarm(tx, now)
+            if told:
+                await revisions.bump(tx, "operations")
+        self._looked_at = now
+        if node_ids is None:
+            self._everybody_at = now
+        self._rolling = frozenset(
+            want.operation
+            for own in world.wanted.values()
+            for want in own.values()
+            if getattr(want, "max_parallel", "") and want.generation in world.peers
+        )
+        if told:
+            self._watch.touched("operations")
+        return world, decided
+
+    async def _whom(
+        self, tx: Transaction, now: datetime, heard: list[Observation], everybody: bool
+    ) -> list[str] | None:
+        """Nodes something may have happened to; None = all."""
+        long_ago = self._everybody_at is None or now - self._everybody_at >= timedelta(seconds=self._pace.every_s)
+        if everybody or long_ago or self._looked_at is None:
+            return None
+        found = {observation.order.node_id for observation in heard}
+        found.update(await backend_intents.list_due(tx, now))
+        since = self._looked_at - _OVERLAP
+        found.update(await nodes.list_changed(tx, since))
+        found.update(await node_backends.list_changed(tx, since))
+        if found:
+            for operation in sorted(self._rolling):
+                found.update(row.node_id for row in await operation_nodes.list_(tx, operation))
+        found.update(row.node_id for row in await operation_nodes.list_orphans(tx))
+        return sorted(found)
+
+    async def _keep_inventories(self, tx: Transaction, looked: Iterable[Looked]) -> None:
+        for answer in sorted(looked, key=lambda answer: answer.node_id):
+            inventory = await with_boot(tx, answer)
+            if inventory is not None:
+                await node_backends.put(tx, inventory)
+
+    async def _set_alarm(self, tx: Transaction, now: datetime) -> None:
+        """Wake when the next try is due, by the database's clock."""
+        due = await backend_intents.next_due(tx, now)
+        waits = [(due - now).total_seconds()] if due is not None else []
+        retry_s = self.targets.next_try_s()
+        if retry_s is not None:
+            waits.append(retry_s)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
+        if waits and min(waits) < self._pace.every_s:
+            self._alarm = asyncio.get_running_loop().call_later(max(0.05, min(waits)), self._alarmed)
+
+    def _alarmed(self) -> None:
+        if self.targets.next_try_s() == 0.0:
+            self._everybody = True
+        self._wake.set()
+
+    def _galleries(self) -> str:
+        return msgspec.json.encode(list(self._catalogue.galleries())).decode()

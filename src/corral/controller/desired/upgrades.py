@@ -1,0 +1,125 @@
+"""Which installed backends have something newer (contract: http.md §3.3): every few hours, on demand, after changes.
+
+What counts as newer is the galleries' word, given what the nodes report. One controller asks and writes the answer
+down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from corral.contract.messages.backends import UpgradeInfo
+from corral.controller.desired.catalogue import Catalogue, NodeInventory
+from corral.controller.desired.world import takes_backends
+from corral.controller.leadership import Leadership
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store import backend_targets, node_backends, nodes, revisions, settings_kv
+from corral.store.api import Store, Transaction
+
+log = get_log(__name__)
+
+_LEASE = "upgrades"
+_KEY = "backend_upgrades"
+
+
+class Checked(msgspec.Struct, frozen=True):
+    checked_at: str = ""
+    upgrades: dict[str, UpgradeInfo] = {}
+
+
+class UpgradeCheck:
+    name = "upgrades"
+
+    def __init__(
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        leadership: Leadership,
+        watch: Watch,
+        clock: Clock,
+        *,
+        interval_s: float,
+        rest_s: float = 10.0,
+        upgrade: Callable[[str], Awaitable[object]] | None = None,
+    ) -> None:
+        """`rest_s`: what changes within it is looked at together. `upgrade`: asked for each that has something newer;
+        None = people decide."""
+        self._store = store
+        self._catalogue = catalogue
+        self._leadership = leadership
+        self._watch = watch
+        self._clock = clock
+        self._interval_s = interval_s
+        self._rest_s = rest_s
+        self._upgrade = upgrade
+        self._wake = Wake()
+        self._refresh_at = float("-inf")
+
+    def check_soon(self) -> None:
+        """Something changed, or a person asked."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        self._watch.on("inventory", self.check_soon)
+        await self._clock.sleep(self._rest_s)
+        await run_every(self.name, self._interval_s, self._rested, clock=self._clock, wake=self._wake)
+
+    async def _rested(self) -> None:
+        if await self._leadership.lead(_LEASE, every_s=self._rest_s):
+            await self.check()
+        await self._clock.sleep(self._rest_s)
+
+    async def check(self, *, refresh: bool = False) -> dict[str, UpgradeInfo]:
+        """`refresh`: read the galleries anew, which is otherwise done once per interval."""
+        now = self._clock.monotonic()
+        if refresh or now - self._refresh_at >= self._interval_s:
+            self._refresh_at = now
+            await self._catalogue.refresh()
+            await self._look_again_for_missing()
+        async with self._store.read() as tx:
+            inventories = await read_inventories(tx)
+        found = await self._catalogue.upgrades(inventories)
+        async with self._store.write() as tx:
+            moment = (await tx.now()).isoformat(timespec="seconds").replace("+00:00", "Z")
+            await settings_kv.put(tx, _KEY, Checked(moment, dict(sorted(found.items()))))
+            await revisions.bump(tx, self.name)
+        self._watch.touched(self.name)
+        await self._act_on(found)
+        return found
+
+    async def read(self) -> Checked:
+        """As it was last found."""
+        async with self._store.read() as tx:
+            return await settings_kv.find(tx, _KEY, Checked) or Checked()
+
+    async def _look_again_for_missing(self) -> None:
+        """A gallery that was read anew may have a build where there was none."""
+        async with self._store.write() as tx:
+            if await backend_targets.forget_missing(tx):
+                await revisions.bump(tx, "rules")
+        self._watch.touched("rules")
+
+    async def _act_on(self, found: dict[str, UpgradeInfo]) -> None:
+        if self._upgrade is None:
+            return
+        for backend in sorted(found):
+            try:
+                await self._upgrade(backend)
+            except CorralError as error:
+                log.warning("automatic upgrade was not accepted", backend=backend, error=error.message)
+
+
+async def read_inventories(tx: Transaction) -> list[NodeInventory]:
+    """Of every node that takes backends and has told, in name order."""
+    told = {row.node_id: row for row in await node_backends.list_(tx)}
+    return [
+        NodeInventory(outline.id, outline.name, outline.capability, outline.platform, told[outline.id].backends)
+        for outline in await nodes.list_outlines(tx)
+        if takes_backends(outline) and outline.id in told
+    ]

@@ -1,0 +1,217 @@
+"""One order on its way to one worker, and what its answer means (contract: nats.md §3, §4, §7; DESIGN §3, §5).
+
+Corral workers answer at once whether they accept, and report later. LocalAI workers answer when they are done: their
+call may take as long as an install, and no answer in that time is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from corral.bus.api import Bus
+from corral.contract.messages.backends import (
+    CANCEL_BACKEND,
+    DELETE_BACKEND,
+    INSTALL_BACKEND,
+    LIST_BACKENDS,
+    UPGRADE_BACKEND,
+    BackendList,
+    BackendResult,
+    CancelBackend,
+    DeleteBackend,
+    InstallBackend,
+    InstallReply,
+    ListBackends,
+    Phase,
+    StoppedReply,
+    UpgradeBackend,
+)
+from corral.controller.desired.observations import (
+    Accepted,
+    Ended,
+    NotReached,
+    NotRunning,
+    NotSent,
+    Observation,
+    OrderId,
+    StillRunning,
+    Unsure,
+)
+from corral.controller.desired.plan import Kind, Send
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Denied, Failed, Invalid, OutcomeUnknown, Unavailable, Unreachable
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+
+T = TypeVar("T")
+Reply = InstallReply | StoppedReply
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    install_s: float = 900.0
+    upgrade_s: float = 900.0
+    delete_s: float = 120.0
+    accept_s: float = 10.0
+    list_s: float = 30.0
+    second_try_s: float = 0.25  # "nobody listens" counts only when it is so twice
+
+
+@dataclass(frozen=True)
+class Order:
+    node_id: str
+    accepts: bool
+    boot_id: str
+    send: Send
+    asked: Asked
+    build: TargetBuild | None
+    galleries: str  # JSON, for workers that look the build up themselves
+
+    @property
+    def id(self) -> OrderId:
+        return OrderId(self.node_id, self.send.backend, self.send.operation, self.send.attempt)
+
+
+class WorkerCalls:
+    def __init__(self, bus: Bus, clock: Clock, times: CallTimes) -> None:
+        self._bus = bus
+        self._clock = clock
+        self.times = times
+
+    def answer_within_s(self, kind: Kind) -> float:
+        """How long a worker that answers when it is done may take."""
+        match kind:
+            case Kind.INSTALL:
+                return self.times.install_s
+            case Kind.UPGRADE:
+                return self.times.upgrade_s
+            case Kind.DELETE:
+                return self.times.delete_s
+
+    async def order(self, order: Order) -> Observation:
+        """Never raises for what the other side or the bus does."""
+        timeout_s = self.times.accept_s if order.accepts else self.answer_within_s(order.send.kind)
+        try:
+            reply = await self._sent(order, timeout_s)
+        except Unreachable:
+            return NotReached(order.id, "nobody listens on the node")
+        except OutcomeUnknown as error:
+            if order.accepts:
+                return Unsure(order.id)
+            if order.send.kind is Kind.DELETE:
+                return _refused(order, error.message)
+            return StillRunning(order.id, timeout_s)
+        except Failed as error:  # an answer that cannot be read: it did answer, and it is not what we know
+            return _refused(order, error.message)
+        except (Unavailable, Denied) as error:
+            return NotSent(order.id, error.message)
+        except Invalid as error:
+            return _refused(order, error.message, permanent=True)
+        if reply.accepted and order.accepts:
+            return Accepted(order.id, order.boot_id)
+        return _finished(order, reply)
+
+    async def cancel(self, order: OrderId) -> NotRunning | None:
+        """None: it is being stopped, or nobody could say. Its outcome comes as that of any other order."""
+        asked = CancelBackend(op_id=order.operation, backend=order.backend)
+        try:
+            reply = await self._bus.call(CANCEL_BACKEND, asked, timeout_s=self.times.accept_s, node=order.node_id)
+        except CorralError:
+            return None
+        return NotRunning(order) if reply.success and not reply.running else None
+
+    async def list_backends(self, node_id: str) -> BackendList:
+        """Raises Unreachable only when nobody listens twice; Failed when the node says that it cannot tell."""
+
+        async def ask() -> BackendList:
+            return await self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)
+
+        listed = await self._twice(ask)
+        if listed.error:
+            raise Failed(f"the node cannot list its backends: {listed.error}")
+        return listed
+
+    async def _sent(self, order: Order, timeout_s: float) -> Reply:
+        match order.send.kind:
+            case Kind.INSTALL:
+                return await self._twice(lambda: self._install(order, timeout_s, force=order.send.force))
+            case Kind.UPGRADE if order.accepts:
+                return await self._twice(lambda: self._upgrade(order, timeout_s))
+            case Kind.UPGRADE:
+                return await self._upgrade_or_install(order, timeout_s)
+            case Kind.DELETE:
+                return await self._twice(lambda: self._delete(order, timeout_s))
+
+    async def _upgrade_or_install(self, order: Order, timeout_s: float) -> Reply:
+        """A worker from before there was an upgrade subject reinstalls by force. Any other failure is its answer."""
+        try:
+            return await self._upgrade(order, timeout_s)
+        except Unreachable:
+            return await self._twice(lambda: self._install(order, timeout_s, force=True))
+
+    async def _install(self, order: Order, timeout_s: float, *, force: bool) -> Reply:
+        request = InstallBackend(**_request(order), force=force)
+        return await self._bus.call(INSTALL_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
+
+    async def _upgrade(self, order: Order, timeout_s: float) -> Reply:
+        request = UpgradeBackend(**_request(order))
+        return await self._bus.call(UPGRADE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
+
+    async def _delete(self, order: Order, timeout_s: float) -> Reply:
+        request = DeleteBackend(backend=order.send.backend, **(_acceptance(order) if order.accepts else {}))
+        return await self._bus.call(DELETE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
+
+    async def _twice(self, ask: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await ask()
+        except Unreachable:
+            await self._clock.sleep(self.times.second_try_s)
+            return await ask()
+
+
+def _request(order: Order) -> dict[str, Any]:
+    """What installs and upgrades have in common. LocalAI workers look the build up themselves, so they are told where;
+    ours are told the build itself."""
+    asked, build = order.asked, order.build
+    fields: dict[str, Any] = {
+        "backend": order.send.backend,
+        "uri": asked.uri,
+        "name": order.send.backend if asked.uri else "",
+        "alias": asked.alias,
+        "op_id": order.send.operation,
+    }
+    if not order.accepts:
+        return fields | {"backend_galleries": asked.galleries or order.galleries}
+    fields |= _acceptance(order)
+    if build is not None:
+        fields |= {
+            "alias": asked.alias or build.alias,
+            "variant": build.variant,
+            "digest": build.digest,
+            "version": build.version,
+            "gallery_url": build.gallery_url,
+            "sources": build.sources,
+            "manifest": build.manifest,
+        }
+    return fields
+
+
+def _acceptance(order: Order) -> dict[str, Any]:
+    return {"op_id": order.send.operation, "accept": True, "attempt": order.send.attempt}
+
+
+def _finished(order: Order, reply: Reply) -> Ended:
+    """The order is over already: a worker that answers when it is done, or one that had done it before."""
+    return _ended(order, success=reply.success, error="" if reply.success else reply.error)
+
+
+def _refused(order: Order, reason: str, *, permanent: bool = False) -> Ended:
+    # An order that was not understood has switched nothing.
+    return _ended(order, success=False, error=reason, permanent=permanent, phase=Phase.RESOLVING)
+
+
+def _ended(order: Order, **known: Any) -> Ended:
+    named: dict[str, Any] = {"op_id": order.send.operation, "attempt": order.send.attempt, "node_id": order.node_id}
+    return Ended(order.id, BackendResult(**(named | known), backend=order.send.backend))

@@ -1,0 +1,289 @@
+"""Reads from the store what `plan` looks at: nodes with their inventories and intents, and what the rules say of them.
+
+Called in the transaction that will also write what was decided: an intent that was read is ours until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from corral.contract.messages.backends import BackendResult
+from corral.contract.messages.nodes import NodeType
+from corral.controller.desired.inventory import names_in
+from corral.controller.desired.plan import (
+    Build,
+    BuildOrNot,
+    Intent,
+    Kind,
+    NoBuild,
+    NodeWorld,
+    NotLookedUp,
+    Stage,
+)
+from corral.controller.desired.rollout import Peer
+from corral.controller.desired.rules import (
+    Origin,
+    Rule,
+    Scope,
+    ScopeKind,
+    Unwanted,
+    Want,
+    Wanted,
+    fold,
+    without_overruled,
+)
+from corral.store import (
+    backend_intents,
+    backend_rules,
+    backend_targets,
+    node_backends,
+    node_labels,
+    nodes,
+    operation_nodes,
+    operations,
+)
+from corral.store.api import Transaction
+from corral.store.backend_intents import BackendIntent
+from corral.store.backend_rules import Asked, BackendRule
+from corral.store.backend_targets import BackendTarget
+from corral.store.node_backends import Inventory
+from corral.store.nodes import NodeOutline
+from corral.store.types import storable
+
+
+@dataclass(frozen=True)
+class TargetKey:
+    """One target on one kind of machine."""
+
+    target: str
+    capability: str
+    platform: str
+
+
+@dataclass
+class World:
+    now: datetime
+    nodes: dict[str, NodeWorld] = field(default_factory=dict)
+    outlines: dict[str, NodeOutline] = field(default_factory=dict)
+    wanted: dict[str, dict[str, Wanted | Unwanted]] = field(default_factory=dict)  # by node, then backend
+    builds: dict[str, dict[str, BuildOrNot]] = field(default_factory=dict)
+    results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
+    targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
+    asked: dict[int, Asked] = field(default_factory=dict)  # by generation
+    missing: dict[TargetKey, Asked] = field(default_factory=dict)  # builds somebody has to look up
+    peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that go node by node
+    concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule is about
+
+    def target_of(self, node_id: str, backend: str) -> BackendTarget | None:
+        want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
+        if not isinstance(want, Wanted):
+            return None
+        return self.targets.get(TargetKey(want.target, outline.capability, outline.platform))
+
+
+Looking = Callable[[TargetKey], NotLookedUp]
+
+
+async def read_world(tx: Transaction, node_ids: Sequence[str] | None, looking: Looking) -> World:
+    """Of these nodes, or all. `looking` says how far the search for a build is that is not on file."""
+    world = World(await tx.now())
+    rules = await backend_rules.list_live(tx)
+    world.asked = {rule.generation: rule.asked for rule in rules}
+    pure = without_overruled(rule_of(rule) for rule in rules)
+    labelled = any(rule.scope.kind is ScopeKind.SELECTOR for rule in pure)
+    for outline in await nodes.list_outlines(tx, node_ids):
+        if takes_backends(outline):
+            world.outlines[outline.id] = outline
+    ids = list(world.outlines)
+    labels = await node_labels.list_for(tx, ids) if labelled else {}
+    inventories = {row.node_id: row for row in await node_backends.list_(tx, ids)}
+    intents: dict[str, dict[str, Intent]] = {}
+    for row in await backend_intents.list_(tx, ids):
+        intents.setdefault(row.node_id, {})[row.backend] = intent_of(row)
+    stopping = await _stopping(tx, intents)
+    for outline in world.outlines.values():
+        inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
+        node = _node_world(outline, inventory, own, stopping.get(outline.id, frozenset()))
+        world.nodes[outline.id] = node
+        world.results[outline.id] = _results(inventory)
+        world.wanted[outline.id] = fold(
+            pure, node_id=outline.id, labels=labels.get(outline.id, {}), installed=_installed(node)
+        )
+    await _read_builds(tx, world, looking)
+    await _read_rollouts(tx, world)
+    return world
+
+
+def takes_backends(outline: NodeOutline) -> bool:
+    """Agents do not, and a node nobody approved does not yet."""
+    return outline.approved and outline.node_type in ("", NodeType.BACKEND)
+
+
+def rule_of(row: BackendRule) -> Rule:
+    return Rule(
+        row.generation,
+        Scope(ScopeKind(row.scope_kind), row.scope_value),
+        row.backend,
+        Want(row.want),
+        row.target,
+        Origin(row.origin),
+        row.operation_id,
+        row.force,
+        row.max_parallel,
+        frozenset(row.excluded),
+    )
+
+
+def intent_of(row: BackendIntent) -> Intent:
+    return Intent(
+        kind=Kind(row.kind),
+        generation=row.generation,
+        operation=row.operation_id,
+        variant=row.variant,
+        digest=row.digest,
+        stage=Stage(row.stage),
+        attempt=row.attempt,
+        failures=row.failures,
+        reason=row.reason,
+        next_try_at=row.next_try_at,
+        updated_at=row.updated_at,
+        epoch=row.epoch,
+        sent_at=row.sent_at,
+        accepted_at=row.accepted_at,
+        boot_id=row.boot_id,
+        before=row.before,
+        running=row.running,
+        answered=row.answered,
+        switch_failed=row.switch_failed,
+    )
+
+
+def row_of(node_id: str, backend: str, intent: Intent, now: datetime) -> BackendIntent:
+    return BackendIntent(
+        node_id=node_id,
+        backend=backend,
+        kind=intent.kind,
+        stage=intent.stage,
+        generation=intent.generation,
+        operation_id=intent.operation,
+        attempt=intent.attempt,
+        updated_at=intent.updated_at or now,
+        variant=intent.variant,
+        digest=storable(intent.digest, 512),
+        failures=intent.failures,
+        reason=storable(intent.reason),
+        next_try_at=intent.next_try_at,
+        epoch=intent.epoch,
+        sent_at=intent.sent_at,
+        accepted_at=intent.accepted_at,
+        boot_id=intent.boot_id,
+        before=storable(intent.before, 512),
+        running=intent.running,
+        answered=intent.answered,
+        switch_failed=intent.switch_failed,
+    )
+
+
+def is_current(inventory: Inventory | None, outline: NodeOutline) -> bool:
+    """Whether it was told by the worker that runs now: after a restart, or on another machine, it must be told anew."""
+    return inventory is not None and inventory.boot_id in ("", outline.boot_id)
+
+
+def _node_world(
+    outline: NodeOutline, inventory: Inventory | None, intents: dict[str, Intent], stopping: frozenset[str]
+) -> NodeWorld:
+    known = is_current(inventory, outline)
+    return NodeWorld(
+        id=outline.id,
+        name=outline.name,
+        status=outline.status,
+        accepts=outline.protocol >= 1,
+        bus_down=outline.bus_down,
+        boot_id=outline.boot_id,
+        heard_at=outline.last_heartbeat,
+        known=known,
+        backends=inventory.backends if inventory is not None else (),
+        orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
+        if inventory is not None and known
+        else frozenset(),
+        intents=intents,
+        stopping=stopping,
+    )
+
+
+def _installed(node: NodeWorld) -> frozenset[str]:
+    """Also what an upgrade is just replacing: a worker in the middle of it may not list it."""
+    upgrading = (
+        backend
+        for backend, intent in node.intents.items()
+        if intent.kind is Kind.UPGRADE and intent.stage not in (Stage.DONE, Stage.IDLE)
+    )
+    return names_in(node.backends) | frozenset(upgrading)
+
+
+def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult]:
+    orders = inventory.orders if inventory is not None else ()
+    return {(order.op_id, order.attempt): order.result for order in orders if order.result is not None}
+
+
+async def _stopping(tx: Transaction, intents: dict[str, dict[str, Intent]]) -> dict[str, frozenset[str]]:
+    """By node, the operations that were cancelled, as a whole or there."""
+    sent = {
+        node_id: {intent.operation for intent in own.values() if intent.stage is Stage.SENT}
+        for node_id, own in intents.items()
+    }
+    named = sorted(set[str]().union(*sent.values()))
+    if not named:
+        return {}
+    whole = set(await operations.list_cancelled(tx, named))
+    there = await operation_nodes.list_cancelled(tx, named)
+    return {
+        node_id: frozenset(name for name in own if name in whole or (name, node_id) in there)
+        for node_id, own in sent.items()
+    }
+
+
+async def _read_builds(tx: Transaction, world: World, looking: Looking) -> None:
+    wanted = {want.target for own in world.wanted.values() for want in own.values() if isinstance(want, Wanted)}
+    for row in await backend_targets.list_for(tx, sorted(wanted)):
+        world.targets[TargetKey(row.id, row.capability, row.platform)] = row
+    for node_id, own in world.wanted.items():
+        world.builds[node_id] = {
+            backend: _build(world, node_id, want, looking) for backend, want in own.items() if isinstance(want, Wanted)
+        }
+
+
+def _build(world: World, node_id: str, want: Wanted, looking: Looking) -> BuildOrNot:
+    outline = world.outlines[node_id]
+    key = TargetKey(want.target, outline.capability, outline.platform)
+    found = world.targets.get(key)
+    if found is None:
+        world.missing[key] = world.asked[want.generation]
+        return looking(key)
+    if found.build is None:
+        return NoBuild(found.reason)
+    return Build(found.build.variant, found.build.digest)
+
+
+async def _read_rollouts(tx: Transaction, world: World) -> None:
+    by_generation = {
+        want.generation: want
+        for own in world.wanted.values()
+        for want in own.values()
+        if isinstance(want, Wanted) and want.max_parallel
+    }
+    for generation, want in by_generation.items():
+        rows = await operation_nodes.list_(tx, want.operation)
+        names = {row.node_id: row.node_name for row in rows}
+        world.concerned[generation] = sum(row.status not in ("skipped", "withdrawn") for row in rows)
+        world.peers[generation] = [
+            Peer(row.node_id, names.get(row.node_id, row.node_id), intent_of(row))
+            for row in await backend_intents.list_generation(tx, generation)
+        ]
+
+
+def kinds_of(outlines: Iterable[NodeOutline]) -> set[tuple[str, str]]:
+    """The kinds of machine among them, as builds are chosen by: capability and platform."""
+    return {(outline.capability, outline.platform) for outline in outlines}

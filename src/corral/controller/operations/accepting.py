@@ -1,0 +1,165 @@
+"""Accepts what people ask for: operation, rule and node rows in one transaction. From then on a crash loses nothing.
+
+The same wish again, while it is being fulfilled, is the same operation.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+
+from corral.contract.admin import PlanNode, PlanView
+from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.rules import Want
+from corral.controller.desired.targets import add_target
+from corral.controller.desired.world import TargetKey
+from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
+from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, preview, read_candidates
+from corral.controller.operations.requests import OperationKind, Wish
+from corral.controller.operations.state import Row, RowStatus, settle
+from corral.controller.watch import Watch
+from corral.kit.log import get_log
+from corral.store import backend_rules, backend_targets, operation_nodes, operations, revisions
+from corral.store.api import Store, Transaction
+from corral.store.backend_rules import BackendRule
+from corral.store.operations import Operation, OperationRequest
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    operation_id: str
+    joined: bool = False  # the same was already being done
+
+
+class Accepting:
+    def __init__(self, store: Store, preparing: Preparing, watch: Watch) -> None:
+        self._store = store
+        self._preparing = preparing
+        self._watch = watch
+
+    async def plan(self, wish: Wish) -> PlanView:
+        """What it would do. Nothing is stored, nothing is sent."""
+        prepared = await self._preparing.prepare(wish)
+        notes = list(prepared.notes)
+        if prepared.wish.max_parallel:
+            notes.append(
+                f"one node per variant switches first, then {prepared.wish.max_parallel} of the nodes at once; "
+                "the first that fails to switch stops the rest"
+            )
+        return PlanView(wish.kind.value, prepared.backend, preview(prepared), prepared.wish.max_parallel, tuple(notes))
+
+    async def accept(self, wish: Wish) -> Accepted:
+        prepared = await self._preparing.prepare(wish)
+        async with self._store.write() as tx:
+            same = await _same_operation(tx, prepared)
+            if same is not None:
+                return Accepted(same, joined=True)
+            operation = await self._store_all(tx, prepared)
+            await revisions.bump(tx, "operations")
+        log.info(
+            "operation accepted",
+            operation=operation.id,
+            kind=operation.kind,
+            backend=operation.backend,
+            scope=operation.scope_kind,
+            by=operation.created_by,
+        )
+        self._watch.touched("rules", operation.id)
+        self._watch.touched("operations", operation.id)
+        return Accepted(operation.id)
+
+    async def _store_all(self, tx: Transaction, prepared: Prepared) -> Operation:
+        wish, now = prepared.wish, await tx.now()
+        operation_id, target = str(uuid.uuid4()), prepared.target
+        if prepared.want is not Want.ABSENT and not target:
+            target = str(uuid.uuid4())
+            for (capability, platform), build in sorted(prepared.builds.items()):
+                await add_target(tx, TargetKey(target, capability, platform), build)
+        generation = await revisions.bump(tx, "rules")
+        operation = Operation(
+            operation_id,
+            wish.kind.value,
+            prepared.backend,
+            wish.scope.kind.value,
+            wish.scope.value,
+            generation,
+            now,
+            OperationRequest(wish.asked, wish.force, wish.max_parallel),
+            wish.by,
+        )
+        await operations.insert(tx, operation)
+        await backend_rules.insert(tx, _rule(prepared, operation, target))
+        rows = [record_of(operation_id, row, now) for row in await _rows(tx, prepared)]
+        await operation_nodes.put(tx, rows)
+        await finish_or_reopen(tx, [operation], now)
+        return operation
+
+
+def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
+    wish = prepared.wish
+    # Those who cannot be told which version to run would run to the newest instead.
+    rollback = wish.kind is OperationKind.ROLLBACK
+    excluded = [row.outline.id for row in prepared.candidates if rollback and row.outline.protocol == 0]
+    return BackendRule(
+        operation.generation,
+        operation.id,
+        operation.scope_kind,
+        operation.scope_value,
+        operation.backend,
+        prepared.want.value,
+        target,
+        operation.created_at,
+        wish.asked,
+        force=wish.force,
+        max_parallel=wish.max_parallel,
+        excluded=tuple(sorted(excluded)),
+    )
+
+
+async def _rows(tx: Transaction, prepared: Prepared) -> list[Row]:
+    """One per node, as of this transaction: who joined or left while we prepared is seen."""
+    chosen = {candidate.outline.id for candidate in prepared.candidates}
+    everybody = prepared.want in (Want.PRESENT, Want.ABSENT)
+    present = [row for row in await read_candidates(tx, prepared.wish) if everybody or row.outline.id in chosen]
+    shown = preview(replace(prepared, candidates=tuple(present)))
+    return [_row(node, candidate, prepared.want) for node, candidate in zip(shown, present, strict=True)]
+
+
+def _row(node: PlanNode, candidate: Candidate, want: Want) -> Row:
+    row = Row(node.node_id, node.node_name, variant=node.variant, version=node.version, digest=node.digest)
+    if node.action == "skip" or (node.action == "nothing" and want is Want.ABSENT):
+        return settle(row, RowStatus.SKIPPED, node.reason)
+    if node.waits:
+        return replace(row, reason=f"node {candidate.outline.status}, will retry when healthy", waits=True)
+    return row
+
+
+async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:
+    """The operation that is doing just this, if there is one. Forcing means once more, so that is never the same."""
+    wish = prepared.wish
+    rules = await backend_rules.list_live(tx, prepared.backend)
+    if not rules or wish.force:
+        return None
+    last = rules[-1]
+    asked = (prepared.want, wish.scope.kind, wish.scope.value, wish.max_parallel, wish.asked)
+    if (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.asked) != asked or last.force:
+        return None
+    if not await _has_builds(tx, last.target, prepared.builds):
+        return None
+    operation = await operations.find(tx, last.operation_id)
+    return operation.id if operation is not None and operation.finished_at is None else None
+
+
+async def _has_builds(tx: Transaction, target: str, builds: Builds) -> bool:
+    rows = await backend_targets.list_for(tx, [target]) if target else []
+    stored = {(row.capability, row.platform): row.build for row in rows}
+    for kind, build in builds.items():
+        found = stored.get(kind)
+        if isinstance(build, NoBuild):
+            if found is not None:
+                return False
+        elif found is None or found.digest != build.digest:
+            return False
+    return True

@@ -1,0 +1,184 @@
+"""Writes down, in the reconciler's own transaction, what its steps mean for the operations people watch.
+
+Rows follow the steps; a row whose rule no longer decides on its node ends; an operation without open rows is finished,
+and open again when a node that joined later gets its order. Nothing here is decided: that is `rows.py` and `state.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import msgspec
+
+from corral.controller.desired.plan import Done, Drop, Intent, Send, Stage, Step, Stop
+from corral.controller.desired.rules import Unwanted, Wanted
+from corral.controller.desired.world import World
+from corral.controller.operations.rows import after_step
+from corral.controller.operations.state import Row, RowStatus, settle
+from corral.store import operation_nodes, operations
+from corral.store.api import Transaction
+from corral.store.operation_nodes import OperationNode
+from corral.store.operations import Operation
+from corral.store.types import storable
+
+SUPERSEDED = "a later operation decides about this node"
+NO_RULE = "no rule asks for it on this node any more"
+NODE_GONE = "the node was deleted"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the plan says about one backend on one node."""
+
+    want: Wanted | Unwanted | None
+    step: Step | None
+    intent: Intent | None
+
+
+def row_of(record: OperationNode) -> Row:
+    return Row(
+        record.node_id,
+        record.node_name,
+        RowStatus(record.status),
+        record.reason,
+        record.phase,
+        record.file_name,
+        record.percentage,
+        record.current_bytes,
+        record.total_bytes,
+        record.rate,
+        record.attempt,
+        record.seq,
+        record.failures,
+        record.next_try_at,
+        record.waits,
+        record.variant,
+        record.version,
+        record.digest,
+    )
+
+
+def record_of(operation_id: str, row: Row, now: datetime) -> OperationNode:
+    return OperationNode(
+        operation_id,
+        row.node_id,
+        row.node_name,
+        row.status,
+        now,
+        storable(row.reason),
+        storable(row.phase, 64),
+        storable(row.file_name, 512),
+        row.percentage,
+        row.current_bytes,
+        row.total_bytes,
+        row.rate,
+        row.attempt,
+        row.seq,
+        row.failures,
+        row.next_try_at,
+        row.waits,
+        row.variant,
+        row.version,
+        storable(row.digest, 512),
+    )
+
+
+async def keep_rows(
+    tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], Intent]
+) -> bool:
+    """True if anything changed that people can see. `intents`: those that changed in this pass."""
+    rows = await operation_nodes.list_open(tx, list(world.nodes))
+    orphans = await operation_nodes.list_orphans(tx)
+    sends = [(node_id, step) for node_id, own in steps.items() for step in own if isinstance(step, Send)]
+    named = {row.operation_id for row in (*rows, *orphans)} | {step.operation for _, step in sends}
+    if not named:
+        return False
+    known = {operation.id: operation for operation in await operations.list_for(tx, sorted(named))}
+    changed = [record_of(row.operation_id, _gone(row_of(row)), world.now) for row in orphans]
+    for record in rows:
+        before = row_of(record)
+        after = _after(before, known[record.operation_id], world, steps, intents)
+        if after != before:
+            changed.append(record_of(record.operation_id, after, world.now))
+    changed.extend(_late_rows(world, sends, {(row.operation_id, row.node_id) for row in rows}, known))
+    await operation_nodes.put(tx, changed)
+    await finish_or_reopen(tx, (known[id] for id in {row.operation_id for row in changed}), world.now)
+    return bool(changed)
+
+
+async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: datetime) -> None:
+    ended = {operation.id: operation for operation in touched}
+    unfinished = await operation_nodes.list_unfinished(tx, sorted(ended))
+    for operation in ended.values():
+        if operation.id in unfinished and operation.finished_at is not None:
+            await operations.replace(
+                tx, msgspec.structs.replace(operation, finished_at=None, outcome="", dismissed=False)
+            )
+        elif operation.id not in unfinished and operation.finished_at is None:
+            stopped = operation.cancelled_at is not None or operation.withdrawn_at is not None
+            outcome = "cancelled" if stopped else "completed"
+            await operations.replace(tx, msgspec.structs.replace(operation, finished_at=now, outcome=outcome, error=""))
+
+
+def _after(
+    row: Row,
+    operation: Operation,
+    world: World,
+    steps: Mapping[str, Sequence[Step]],
+    intents: Mapping[tuple[str, str], Intent],
+) -> Row:
+    shown = _shown(row.node_id, operation.backend, world, steps, intents)
+    if shown.want is None:
+        return settle(row, RowStatus.WITHDRAWN, NO_RULE)
+    if shown.want.operation != operation.id:
+        return settle(row, RowStatus.SUPERSEDED, SUPERSEDED)
+    failures = shown.intent.failures if shown.intent is not None else 0
+    row = _with_build(row, world, operation.backend, failures)
+    if shown.step is not None:
+        assert not isinstance(shown.step, Stop | Drop)
+        return after_step(row, shown.step)
+    mine = shown.intent is not None and shown.intent.generation == shown.want.generation
+    if mine and shown.intent is not None and shown.intent.stage is Stage.DONE:
+        done = Done(operation.backend, operation.id, shown.want.generation, digest=shown.intent.digest)
+        return after_step(row, done)
+    return row
+
+
+def _shown(
+    node_id: str,
+    backend: str,
+    world: World,
+    steps: Mapping[str, Sequence[Step]],
+    intents: Mapping[tuple[str, str], Intent],
+) -> _Shown:
+    own = [step for step in steps.get(node_id, ()) if step.backend == backend and not isinstance(step, Stop | Drop)]
+    intent = intents.get((node_id, backend)) or world.nodes[node_id].intents.get(backend)
+    return _Shown(world.wanted[node_id].get(backend), own[0] if own else None, intent)
+
+
+def _with_build(row: Row, world: World, backend: str, failures: int) -> Row:
+    target = world.target_of(row.node_id, backend)
+    if target is None or target.build is None:
+        return replace(row, failures=failures)
+    return replace(row, failures=failures, variant=target.build.variant, version=target.build.version)
+
+
+def _late_rows(
+    world: World,
+    sends: Sequence[tuple[str, Send]],
+    shown: set[tuple[str, str]],
+    known: Mapping[str, Operation],
+) -> list[OperationNode]:
+    """Of nodes that came under the rule after it was made. One whose row has ended keeps it: an end is an end."""
+    rows = []
+    for node_id, send in sends:
+        if send.operation in known and (send.operation, node_id) not in shown:
+            row = _with_build(Row(node_id, world.nodes[node_id].name), world, send.backend, 0)
+            rows.append(record_of(send.operation, after_step(row, send), world.now))
+    return rows
+
+
+def _gone(row: Row) -> Row:
+    return settle(row, RowStatus.WITHDRAWN, NODE_GONE)

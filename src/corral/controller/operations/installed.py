@@ -1,0 +1,121 @@
+"""What is installed where, as the contract lists it (http.md §3.1, §3.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.upgrades import UpgradeCheck
+from corral.controller.desired.world import takes_backends
+from corral.controller.operations.requests import did_you_mean
+from corral.kit.errors import NotFound
+from corral.store import backend_intents, node_backends, nodes
+from corral.store.api import Store
+from corral.store.backend_intents import BackendIntent
+from corral.store.nodes import NodeOutline
+
+
+class InstalledBackends:
+    def __init__(self, store: Store, upgrades: UpgradeCheck) -> None:
+        self._store = store
+        self._upgrades = upgrades
+
+    async def on_node(self, id_or_name: str) -> list[dict[str, Any]]:
+        """The node's own list, and beside each what is still to be done for it."""
+        async with self._store.read() as tx:
+            outlines = {row.id: row for row in await nodes.list_outlines(tx)}
+            chosen = outlines.get(id_or_name) or next(
+                (row for row in outlines.values() if row.name == id_or_name), None
+            )
+            if chosen is None:
+                names = [row.name for row in outlines.values()]
+                raise NotFound(f"there is no node {id_or_name!r}{did_you_mean(id_or_name, names)}")
+            inventory = await node_backends.find(tx, chosen.id)
+            intents = {row.backend: row for row in await backend_intents.list_(tx, [chosen.id])}
+        rows = [_listed(row, intents.get(row.name)) for row in (inventory.backends if inventory else ())]
+        there = {row["name"] for row in rows}
+        for backend, intent in sorted(intents.items()):
+            if backend not in there and intent.stage in ("waiting", "sent", "parked"):
+                row = {"name": backend, "is_system": False, "is_meta": False, "intent": _intent(intent)}
+                rows.append(row | {"installed": False})
+        return rows
+
+    async def everywhere(self) -> list[dict[str, Any]]:
+        """By backend, in name order; the top-level metadata is that of the first node that has it."""
+        async with self._store.read() as tx:
+            told = {row.node_id: row for row in await node_backends.list_(tx)}
+            outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row) and row.id in told]
+        newer = (await self._upgrades.read()).upgrades
+        found: dict[str, dict[str, Any]] = {}
+        for outline in outlines:
+            for row in told[outline.id].backends:
+                entry = found.setdefault(row.name, _entry(row))
+                entry["nodes"].append(node_reference(outline, row))
+        for name, entry in found.items():
+            if name in newer:
+                entry |= {"upgrade_available": True, "available_version": newer[name].available_version}
+        return [found[name] for name in sorted(found)]
+
+    async def kinds(self) -> set[tuple[str, str]]:
+        """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""
+        async with self._store.read() as tx:
+            outlines = await nodes.list_outlines(tx)
+        return {(row.capability, row.platform) for row in outlines if takes_backends(row) and row.status == "healthy"}
+
+
+def node_reference(outline: NodeOutline, row: NodeBackend) -> dict[str, Any]:
+    told = {"version": row.version, "digest": row.digest, "uri": row.uri, "installed_at": row.installed_at}
+    named = {"node_id": outline.id, "node_name": outline.name, "node_status": outline.status}
+    return named | {key: value for key, value in told.items() if value}
+
+
+def _entry(row: NodeBackend) -> dict[str, Any]:
+    metadata = {
+        "name": row.name,
+        "alias": row.alias,
+        "meta_backend_for": row.meta_backend_for,
+        "gallery_url": row.gallery_url,
+        "installed_at": row.installed_at,
+        "version": row.version,
+        "uri": row.uri,
+        "digest": row.digest,
+    }
+    return {
+        "Name": row.name,
+        "RunFile": "",  # it lies on the nodes, not here
+        "IsMeta": row.is_meta,
+        "IsSystem": row.is_system,
+        "Metadata": {key: value for key, value in metadata.items() if value},
+        "nodes": [],
+    }
+
+
+def _listed(row: NodeBackend, intent: BackendIntent | None) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": row.name,
+        "is_system": row.is_system,
+        "is_meta": row.is_meta,
+        "installed_at": row.installed_at,
+        "gallery_url": row.gallery_url,
+        "version": row.version,
+        "uri": row.uri,
+        "digest": row.digest,
+        "alias": row.alias,
+        "meta_backend_for": row.meta_backend_for,
+        "previous": list(row.previous),
+    }
+    kept = {key: value for key, value in told.items() if value or key in ("name", "is_system", "is_meta")}
+    if intent is not None and intent.stage in ("waiting", "sent", "parked"):
+        kept["intent"] = _intent(intent)
+    return kept
+
+
+def _intent(intent: BackendIntent) -> dict[str, Any]:
+    told = {
+        "kind": intent.kind,
+        "stage": intent.stage,
+        "operation": intent.operation_id,
+        "failures": intent.failures,
+        "reason": intent.reason,
+    }
+    return {key: value for key, value in told.items() if value}

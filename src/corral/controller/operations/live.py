@@ -1,0 +1,152 @@
+"""Progress as it happens. Every controller hears every event and keeps the last of each node in memory; the one that
+reconciles writes them down, at most once a second per operation. So all show the same, and none writes too much.
+
+Events carry an attempt and a number; merging never goes backwards (`state.merge_tick`). LocalAI workers do not number:
+theirs are numbered by the time they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import timedelta
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.admin import OperationView
+from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
+from corral.controller.desired.reconcile import LEASE
+from corral.controller.leadership import Leadership
+from corral.controller.operations.bookkeeping import record_of, row_of
+from corral.controller.operations.state import LAST_OF_ATTEMPT, Row, Tick, merge_tick
+from corral.controller.operations.views import operation_view, parse_size
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.tasks import run_every
+from corral.store import operation_nodes, operations, revisions
+from corral.store.api import Store, Transaction
+from corral.store.operations import Operation
+
+_PER_NODE = 16  # operations one node is at, at most: what a node makes up costs nobody else
+_SHOWN_FOR = timedelta(minutes=5)  # an operation that has ended is still told about for so long
+
+
+class Progress:
+    """Also the feed of operations: what followers are told."""
+
+    name = "progress"
+    event = "operation"
+    counter = "operations"
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        leadership: Leadership,
+        watch: Watch,
+        clock: Clock,
+        *,
+        tell_s: float = 0.25,
+        write_s: float = 1.0,
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._leadership = leadership
+        self._watch = watch
+        self._clock = clock
+        self._tell_s = tell_s
+        self._write_s = write_s
+        self._ticks: dict[str, OrderedDict[str, Tick]] = {}  # by node, then operation
+        self._untold: set[str] = set()
+        self._unwritten: set[str] = set()
+        self._base: dict[str, tuple[Operation, list[Row]]] = {}  # as last read from the store
+        watch.add(self)
+
+    async def run(self) -> None:
+        await self._bus.subscribe(INSTALL_PROGRESS, self.heard)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run_every("progress", self._tell_s, self.tell, clock=self._clock))
+            tasks.create_task(run_every("writing progress", self._write_s, self.write, clock=self._clock))
+
+    async def heard(self, event: InstallProgress, tokens: Tokens) -> None:
+        # Whose subject it came on is certain; what it says of itself is not.
+        own = self._ticks.setdefault(tokens["node"], OrderedDict())
+        tick = _tick(event, self._clock)
+        before = own.get(event.op_id)
+        if before is None or (tick.attempt, tick.seq) > (before.attempt, before.seq):
+            own[event.op_id] = tick
+            own.move_to_end(event.op_id)
+            while len(own) > _PER_NODE:
+                own.popitem(last=False)
+            self._untold.add(event.op_id)
+            self._unwritten.add(event.op_id)
+
+    def merged(self, operation_id: str, rows: Sequence[Row]) -> list[Row]:
+        """Rows with what was heard since they were written."""
+        result = []
+        for row in rows:
+            own = self._ticks.get(row.node_id)
+            tick = own.get(operation_id) if own is not None else None
+            result.append(row if tick is None else merge_tick(row, tick))
+        return result
+
+    async def read(self, tx: Transaction) -> dict[str, OperationView]:
+        """For followers: what is under way, and what has just ended."""
+        since = await tx.now() - _SHOWN_FOR
+        shown = await operations.list_shown(tx, finished_since=since)
+        self._base = {operation.id: (operation, rows) for operation, rows in await self.read_rows(tx, shown)}
+        return {id: self.view(operation, rows) for id, (operation, rows) in self._base.items()}
+
+    async def read_rows(self, tx: Transaction, chosen: Sequence[Operation]) -> list[tuple[Operation, list[Row]]]:
+        records = await operation_nodes.list_for(tx, [operation.id for operation in chosen])
+        return [(operation, [row_of(record) for record in records.get(operation.id, ())]) for operation in chosen]
+
+    def view(self, operation: Operation, rows: Sequence[Row]) -> OperationView:
+        about_one = operation.scope_kind == "node" and len(rows) == 1
+        name = rows[0].node_name if about_one else ""
+        return operation_view(operation, self.merged(operation.id, rows), scope_name=name)
+
+    async def tell(self) -> None:
+        """At most four times a second, and only while somebody follows."""
+        untold, self._untold = self._untold, set()
+        if not self._watch.followers:
+            return
+        for operation_id in untold & self._base.keys():
+            operation, rows = self._base[operation_id]
+            self._watch.tell(self.event, operation_id, self.view(operation, rows))
+
+    async def write(self) -> None:
+        """The one that reconciles writes; the others only remember."""
+        unwritten, self._unwritten = self._unwritten, set()
+        if not unwritten or not self._leadership.epoch(LEASE):
+            return
+        async with self._store.write() as tx:
+            await self._leadership.require(tx, LEASE)
+            now = await tx.now()
+            changed = []
+            for operation, rows in await self.read_rows(tx, await operations.list_for(tx, sorted(unwritten))):
+                for before, after in zip(rows, self.merged(operation.id, rows), strict=True):
+                    if after != before:
+                        changed.append(record_of(operation.id, after, now))
+            await operation_nodes.put(tx, changed)
+            if changed:
+                await revisions.bump(tx, self.counter)
+        if changed:
+            self._watch.touched(self.counter)
+
+
+def _tick(event: InstallProgress, clock: Clock) -> Tick:
+    return Tick(
+        _sane(event.attempt),
+        _sane(event.seq) or int(clock.now().timestamp() * 1000),
+        event.phase,
+        event.file_name,
+        min(100.0, max(0.0, event.percentage)),
+        _sane(event.current_bytes) or parse_size(event.current),
+        _sane(event.total_bytes) or parse_size(event.total),
+        max(0.0, event.rate),
+    )
+
+
+def _sane(number: int) -> int:
+    return number if 0 <= number < LAST_OF_ATTEMPT else 0

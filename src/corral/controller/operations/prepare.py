@@ -1,0 +1,303 @@
+"""What a request would mean, node by node, before anything is stored: to accept it, or to show it (`?plan=true`).
+
+Reading and asking the galleries happens here; what it comes to on each node is decided by the pure functions below.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from corral.contract.admin import PlanNode
+from corral.controller.desired.catalogue import Catalogue
+from corral.controller.desired.inventory import (
+    Installed,
+    concrete_name,
+    find_installed,
+    names_in,
+    previous_digests,
+)
+from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
+from corral.controller.desired.targets import Targets
+from corral.controller.desired.world import is_current, kinds_of, rule_of, takes_backends
+from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
+from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.store import backend_rules, backend_targets, node_backends, node_labels, nodes
+from corral.store.api import Store, Transaction
+from corral.store.backend_rules import Asked, BackendRule
+from corral.store.backend_targets import TargetBuild
+from corral.store.node_backends import Inventory
+from corral.store.nodes import NodeOutline
+
+MachineKind = tuple[str, str]
+Builds = Mapping[MachineKind, TargetBuild | NoBuild]
+CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node the request is about, and what it has."""
+
+    outline: NodeOutline
+    inventory: Inventory | None
+    want: Wanted | Unwanted | None  # what the rules so far say of the backend
+
+    @property
+    def kind(self) -> MachineKind:
+        return self.outline.capability, self.outline.platform
+
+    @property
+    def known(self) -> bool:
+        return is_current(self.inventory, self.outline)
+
+    def find(self, backend: str, variant: str = "") -> Installed | None:
+        return find_installed(self.inventory.backends, backend, variant) if self.inventory is not None else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    wish: Wish  # in its normal form
+    want: Want
+    candidates: tuple[Candidate, ...]
+    builds: Builds = field(default_factory=dict)
+    target: str = ""  # an earlier target that is taken as it is; empty = a new one from `builds`
+    notes: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        return self.wish.asked.backend
+
+
+class Preparing:
+    def __init__(self, store: Store, catalogue: Catalogue, targets: Targets, *, budget_s: float = 5.0) -> None:
+        """`budget_s`: how long a request may wait for galleries and registries; the rest is found out later."""
+        self._store = store
+        self._catalogue = catalogue
+        self._targets = targets
+        self._budget_s = budget_s
+
+    async def prepare(self, wish: Wish) -> Prepared:
+        """Raises NotFound, Invalid or Conflict for what would make no sense: then nothing is stored."""
+        match wish.kind:
+            case OperationKind.INSTALL:
+                return await self._install(wish)
+            case OperationKind.UPGRADE:
+                return await self._upgrade(wish)
+            case OperationKind.DELETE:
+                return await self._delete(wish)
+            case OperationKind.ROLLBACK:
+                return await self._rollback(wish)
+
+    async def _install(self, wish: Wish) -> Prepared:
+        listed = await self._catalogue.look_up(wish.asked)
+        if listed.hardware_specific and wish.scope.kind is not ScopeKind.NODE:
+            hint = f"; install {listed.meta_alternative} instead" if listed.meta_alternative else ""
+            raise ConcreteNeedsTarget(
+                f"{listed.name} is a build for one kind of machine: choose a node for it{hint}", listed.meta_alternative
+            )
+        asked = listed.asked or msgspec.structs.replace(wish.asked, backend=listed.name)
+        wish = replace(wish, asked=asked)
+        async with self._store.read() as tx:
+            candidates = await read_candidates(tx, wish)
+        builds = await self._targets.resolve(asked, _kinds(candidates), budget_s=self._budget_s)
+        return Prepared(wish, Want.PRESENT, candidates, builds)
+
+    async def _upgrade(self, wish: Wish) -> Prepared:
+        async with self._store.read() as tx:
+            candidates = await read_candidates(tx, wish)
+            rules = await backend_rules.list_live(tx, wish.asked.backend)
+        concerned = _concerned(candidates, wish.asked.backend)
+        if not any(candidate.find(wish.asked.backend) for candidate in candidates):
+            raise NotFound(_nobody_has(wish, candidates))
+        wish = replace(wish, asked=_asked_before(rules) or wish.asked)
+        builds = await self._targets.resolve(wish.asked, _kinds(concerned), budget_s=self._budget_s)
+        _refuse_hopeless(builds, concerned)
+        return Prepared(wish, Want.UPGRADED, concerned, builds)
+
+    async def _delete(self, wish: Wish) -> Prepared:
+        async with self._store.read() as tx:
+            candidates = await read_candidates(tx, wish)
+        backend = wish.asked.backend
+        there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
+        wanted = any(isinstance(candidate.want, Wanted) for candidate in candidates)
+        if candidates and not there and not wanted and all(candidate.known for candidate in candidates):
+            raise NotFound(_nobody_has(wish, candidates))
+        if there and all(found is not None and found.system for found in there) and not wanted:
+            raise Invalid(f"{backend} belongs to the system where it is installed and cannot be removed")
+        return Prepared(wish, Want.ABSENT, candidates)
+
+    async def _rollback(self, wish: Wish) -> Prepared:
+        async with self._store.read() as tx:
+            candidates = await read_candidates(tx, wish)
+            rules = await backend_rules.list_live(tx, wish.asked.backend)
+            earlier = await _earlier_target(tx, rules)
+        concerned = _concerned(candidates, wish.asked.backend)
+        if not any(candidate.find(wish.asked.backend) for candidate in candidates):
+            raise NotFound(_nobody_has(wish, candidates))
+        if earlier is not None:
+            rule, builds = earlier
+            return Prepared(replace(wish, asked=rule.asked), Want.UPGRADED, concerned, builds, rule.target)
+        builds = kept_versions(concerned, wish.asked.backend)
+        if not builds:
+            raise Conflict(f"no earlier version of {wish.asked.backend} is known, and no node keeps one")
+        asked = msgspec.structs.replace(_asked_before(rules) or wish.asked, pinned=True)
+        return Prepared(replace(wish, asked=asked), Want.UPGRADED, concerned, builds)
+
+
+async def read_candidates(tx: Transaction, wish: Wish) -> tuple[Candidate, ...]:
+    """The nodes the wish is about, in name order."""
+    outlines = [outline for outline in await nodes.list_outlines(tx) if takes_backends(outline)]
+    labels = await node_labels.list_for(tx)
+    covered = [row for row in outlines if wish.scope.matches(row.id, labels.get(row.id, {}))]
+    told = {row.node_id: row for row in await node_backends.list_(tx, [row.id for row in covered])}
+    rules = [rule_of(rule) for rule in await backend_rules.list_live(tx, wish.asked.backend)]
+    return tuple(
+        _candidate(outline, told.get(outline.id), rules, labels.get(outline.id, {}), wish.asked.backend)
+        for outline in covered
+    )
+
+
+def preview(prepared: Prepared) -> tuple[PlanNode, ...]:
+    """What happens on each node. Pure."""
+    return tuple(_preview_node(prepared, candidate) for candidate in prepared.candidates)
+
+
+def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:
+    """Per kind of machine, the version most nodes keep beside the current one. Pure."""
+    kept: dict[MachineKind, Counter[tuple[str, str]]] = {}
+    for candidate in candidates:
+        rows = candidate.inventory.backends if candidate.inventory is not None else ()
+        for digest in previous_digests(rows, backend)[:1]:
+            kept.setdefault(candidate.kind, Counter())[concrete_name(rows, backend), digest] += 1
+    builds: dict[MachineKind, TargetBuild | NoBuild] = {}
+    for kind, votes in kept.items():
+        variant, digest = min(votes, key=lambda vote: (-votes[vote], vote))
+        builds[kind] = TargetBuild(variant, digest)
+    return builds
+
+
+def _candidate(
+    outline: NodeOutline, inventory: Inventory | None, rules: list[Rule], labels: Mapping[str, str], backend: str
+) -> Candidate:
+    installed = names_in(inventory.backends) if inventory is not None else frozenset[str]()
+    folded = fold(rules, node_id=outline.id, labels=labels, installed=installed)
+    return Candidate(outline, inventory, folded.get(backend))
+
+
+def _concerned(candidates: Sequence[Candidate], backend: str) -> tuple[Candidate, ...]:
+    """An upgrade is for those who have it, or are about to."""
+    return tuple(row for row in candidates if row.find(backend) or isinstance(row.want, Wanted))
+
+
+def _kinds(candidates: Sequence[Candidate]) -> set[MachineKind]:
+    return kinds_of(candidate.outline for candidate in candidates)
+
+
+def _asked_before(rules: Sequence[BackendRule]) -> Asked | None:
+    """A backend from a uri is upgraded from that uri: no gallery knows it."""
+    asked = next((rule.asked for rule in reversed(rules) if rule.want != Want.ABSENT), None)
+    return msgspec.structs.replace(asked, pinned=False) if asked is not None and asked.uri else None
+
+
+async def _earlier_target(tx: Transaction, rules: Sequence[BackendRule]) -> tuple[BackendRule, Builds] | None:
+    """The last rule whose builds differ from those that hold now."""
+    chain = [rule for rule in rules if rule.want != Want.ABSENT and rule.target]
+    builds: dict[str, dict[MachineKind, TargetBuild | NoBuild]] = {}
+    for row in await backend_targets.list_for(tx, sorted({rule.target for rule in chain})):
+        found = row.build if row.build is not None else NoBuild(row.reason)
+        builds.setdefault(row.id, {})[row.capability, row.platform] = found
+    if not chain:
+        return None
+    now = _digests(builds.get(chain[-1].target, {}))
+    for rule in reversed(chain[:-1]):
+        before = _digests(builds.get(rule.target, {}))
+        if before and any(now.get(kind) != digest for kind, digest in before.items()):
+            return rule, builds[rule.target]
+    return None
+
+
+def _digests(builds: Builds) -> dict[MachineKind, str]:
+    return {kind: build.digest for kind, build in builds.items() if isinstance(build, TargetBuild)}
+
+
+def _refuse_hopeless(builds: Builds, candidates: Sequence[Candidate]) -> None:
+    """Nothing is stored when no node could ever get it."""
+    if builds and len(builds) == len(_kinds(candidates)):
+        reasons = [build.reason for build in builds.values() if isinstance(build, NoBuild)]
+        if len(reasons) == len(builds):
+            raise Invalid("; ".join(sorted(set(reasons))))
+
+
+def _nobody_has(wish: Wish, candidates: Sequence[Candidate]) -> str:
+    backend = wish.asked.backend
+    names = {name for row in candidates if row.inventory is not None for name in names_in(row.inventory.backends)}
+    where = {ScopeKind.ALL: "on any node", ScopeKind.SELECTOR: "on any of these nodes", ScopeKind.NODE: "on this node"}
+    return f"backend {backend!r} is not installed {where[wish.scope.kind]}{did_you_mean(backend, names)}"
+
+
+def _preview_node(prepared: Prepared, candidate: Candidate) -> PlanNode:
+    outline = candidate.outline
+    build = prepared.builds.get(candidate.kind)
+    variant = build.variant if isinstance(build, TargetBuild) else ""
+    there = candidate.find(prepared.backend, variant)
+    known: dict[str, Any] = {
+        "node_id": outline.id,
+        "node_name": outline.name,
+        "installed_version": there.version if there is not None else "",
+        "installed_digest": there.digest if there is not None else "",
+    }
+    away = outline.status != "healthy" or outline.bus_down
+    if away:
+        known |= {"waits": True, "reason": f"node {outline.status}, will be done when it is healthy"}
+    if prepared.want is Want.ABSENT:
+        return _preview_delete(known, candidate, there)
+    if prepared.wish.kind is OperationKind.ROLLBACK and outline.protocol == 0:
+        return PlanNode(**(known | {"action": "skip", "reason": CANNOT_CHOOSE}))
+    match build:
+        case None:
+            return PlanNode(
+                **(known | {"action": "upgrade" if there else "install", "reason": "its build is looked up"})
+            )
+        case NoBuild(reason):
+            return PlanNode(**(known | {"action": "skip", "reason": reason, "waits": False}))
+        case TargetBuild():
+            return _preview_build(prepared, known, candidate, there, build)
+
+
+def _preview_delete(known: dict[str, Any], candidate: Candidate, there: Installed | None) -> PlanNode:
+    if candidate.known and there is None and not isinstance(candidate.want, Wanted):
+        return PlanNode(**(known | {"action": "nothing", "reason": "not installed there", "waits": False}))
+    if there is not None and there.system:
+        reason = "it belongs to the system there and cannot be removed"
+        return PlanNode(**(known | {"action": "skip", "reason": reason, "waits": False}))
+    return PlanNode(**known, action="delete", processes="those that run are stopped first")
+
+
+def _preview_build(
+    prepared: Prepared, known: dict[str, Any], candidate: Candidate, there: Installed | None, build: TargetBuild
+) -> PlanNode:
+    force, outline = prepared.wish.force, candidate.outline
+    known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
+    same = there is not None and bool(build.digest) and there.digest == build.digest
+    if same and not force:
+        return PlanNode(**(known | {"action": "nothing", "reason": "it has this very build", "waits": False}))
+    rows = candidate.inventory.backends if candidate.inventory is not None else ()
+    kept = bool(build.digest) and build.digest in previous_digests(rows, prepared.backend)
+    fetch = 0 if kept and not force else build.size_bytes or None
+    known["fetch_bytes"] = fetch
+    if fetch is not None and outline.total_disk:
+        # What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
+        known["disk_after_bytes"] = max(0, outline.available_disk - 2 * fetch)
+    if there is None:
+        return PlanNode(**known, action="install")
+    known["processes"] = (
+        "those that run keep the old version until they are started again"
+        if outline.protocol >= 1
+        else "the worker stops them before it fetches anything"
+    )
+    return PlanNode(**known, action="reinstall" if force else "upgrade")

@@ -1,0 +1,104 @@
+"""What people may ask of backends, checked. Pure but for the one function that looks a node up."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from corral.contract.labels import parse_selector
+from corral.controller.desired.rollout import DEFAULT, parse_max_parallel
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.store import nodes
+from corral.store.api import Transaction
+from corral.store.backend_rules import Asked
+
+_NAME_MAX = 255
+_URI_MAX = 4096
+_OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")  # it becomes a folder's name
+
+
+class OperationKind(StrEnum):
+    INSTALL = "install"
+    UPGRADE = "upgrade"
+    DELETE = "delete"
+    ROLLBACK = "rollback"
+
+
+class ConcreteNeedsTarget(Conflict):
+    """One build for one kind of machine was asked for on all of them."""
+
+    code = "concrete_backend_requires_target"
+
+    def __init__(self, message: str, meta_alternative: str) -> None:
+        super().__init__(message)
+        self.meta_alternative = meta_alternative
+
+
+@dataclass(frozen=True)
+class Wish:
+    kind: OperationKind
+    asked: Asked
+    scope: Scope
+    force: bool = False
+    max_parallel: str = ""
+    by: str = ""  # the API key; empty = Corral itself
+
+
+def make_wish(
+    kind: OperationKind,
+    asked: Asked,
+    *,
+    scope: Scope,
+    force: bool = False,
+    max_parallel: str = "",
+    by: str = "",
+) -> Wish:
+    """Raises Invalid for what cannot be meant."""
+    if not asked.backend and not asked.uri:
+        raise Invalid("say which backend: its name, or a uri")
+    for text, most in ((asked.backend, _NAME_MAX), (asked.alias, _NAME_MAX), (asked.uri, _URI_MAX)):
+        if len(text) > most:
+            raise Invalid(f"{text[:40]!r}… is longer than {most} characters")
+        if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+            raise Invalid("names must not hold control characters")
+    if asked.uri and asked.backend and not _OWN_NAME.match(asked.backend):
+        raise Invalid(f"{asked.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside")
+    if asked.alias and not _OWN_NAME.match(asked.alias):
+        raise Invalid(f"{asked.alias!r} cannot be an alias: use letters, digits, and . _ + - inside")
+    if force and kind is not OperationKind.INSTALL:
+        raise Invalid("only an install can be forced")
+    if max_parallel:
+        max_parallel = parse_max_parallel(max_parallel)
+    elif kind is OperationKind.UPGRADE:
+        max_parallel = DEFAULT
+    return Wish(kind, asked, scope, force, max_parallel, by)
+
+
+async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> Scope:
+    """One node by id or name, nodes by label, or every node."""
+    if node and selector:
+        raise Invalid("give a node or a selector, not both")
+    if selector:
+        try:
+            parse_selector(selector)
+        except ValueError as error:
+            raise Invalid(str(error)) from error
+        return Scope(ScopeKind.SELECTOR, selector)
+    if not node:
+        return Scope(ScopeKind.ALL)
+    found = await nodes.find(tx, node) or await nodes.find_by_name(tx, node)
+    if found is None:
+        names = [outline.name for outline in await nodes.list_outlines(tx)]
+        raise NotFound(f"there is no node {node!r}{did_you_mean(node, names)}")
+    if found.node_type not in ("", "backend"):
+        raise Invalid(f"{found.name} is of type {found.node_type}: it takes no backends")
+    return Scope(ScopeKind.NODE, found.id)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -1,0 +1,217 @@
+"""Operations as people steer them: look, cancel, retry, withdraw, dismiss, history (DESIGN §5).
+
+What is said here is only written down; the reconciler carries it out. So a cancel survives the controller that took it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import msgspec
+
+from corral.contract.admin import OperationHistory, OperationView
+from corral.controller.desired.plan import Stage
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.operations.accepting import Accepted, Accepting
+from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
+from corral.controller.operations.live import Progress
+from corral.controller.operations.requests import OperationKind, Wish, did_you_mean
+from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
+from corral.controller.operations.views import record_view
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid, NotFound
+from corral.kit.log import get_log
+from corral.store import backend_intents, backend_rules, backend_targets, operation_nodes, operations, revisions
+from corral.store.api import Store, Transaction
+from corral.store.operations import Operation
+
+log = get_log(__name__)
+
+_SHOWN = 200
+_POLL_S = 1.0
+
+
+class Operations:
+    def __init__(self, store: Store, accepting: Accepting, progress: Progress, watch: Watch, clock: Clock) -> None:
+        self._store = store
+        self._accepting = accepting
+        self._progress = progress
+        self._watch = watch
+        self._clock = clock
+        self.plan = accepting.plan
+
+    async def accept(self, wish: Wish) -> Accepted:
+        return await self._accepting.accept(wish)
+
+    async def list_views(self, *, everything: bool = False, limit: int = _SHOWN) -> list[OperationView]:
+        """Those that are not done or failed and were not dismissed; in the contract's order. Or all, newest first."""
+        async with self._store.read() as tx:
+            if everything:
+                chosen = await operations.list_(tx, limit=limit)
+            else:
+                chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1))
+            found = await self._progress.read_rows(tx, chosen)
+        views = [self._progress.view(operation, rows) for operation, rows in found]
+        return views if everything else sorted(views, key=lambda view: (view.progress, view.job_id))
+
+    async def view(self, operation_id: str) -> OperationView:
+        found = await self.find_view(operation_id)
+        if found is None:
+            raise NotFound(f"there is no operation {operation_id}")
+        return found
+
+    async def find_view(self, operation_id: str) -> OperationView | None:
+        async with self._store.read() as tx:
+            operation = await operations.find(tx, operation_id)
+            rows = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)] if operation else []
+        return self._progress.view(operation, rows) if operation is not None else None
+
+    async def wait_settled(self, operation_id: str, *, timeout_s: float) -> OperationView:
+        """Until nothing moves any more, or the time is over: for calls of the contract that answer when all is done."""
+        moved = asyncio.Event()
+        self._watch.on("operations", moved.set)  # also raised by another controller
+        try:
+            deadline = self._clock.monotonic() + timeout_s
+            while True:
+                moved.clear()
+                view = await self.view(operation_id)
+                left_s = deadline - self._clock.monotonic()
+                if view.settled or left_s <= 0:
+                    return view
+                try:
+                    async with asyncio.timeout(min(left_s, _POLL_S)):
+                        await moved.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._watch.off("operations", moved.set)
+
+    async def cancel(self, operation_id: str, *, node: str = "") -> str:
+        """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule."""
+        return await self._take_back(operation_id, RowStatus.CANCELLED, node=node)
+
+    async def withdraw(self, operation_id: str) -> str:
+        """Takes the rule back; what runs may end."""
+        return await self._take_back(operation_id, RowStatus.WITHDRAWN)
+
+    async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> Accepted:
+        """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
+        async with self._store.write() as tx:
+            intents = await backend_intents.lock_operation(tx, operation_id)
+            operation = await operations.get(tx, operation_id)
+            if operation.cancelled_at is not None or operation.withdrawn_at is not None:
+                wish = _wish_of(operation, by)
+            else:
+                wish = None
+                rows = await self._rows(tx, operation_id, node)
+                failing = {row.node_id for row in rows if row.status is RowStatus.ERROR}
+                if not failing:
+                    raise Invalid("nothing of it is failing")
+                now = await tx.now()
+                due = [row for row in intents if row.node_id in failing and row.stage in (Stage.WAITING, Stage.PARKED)]
+                await backend_intents.put(
+                    tx, [msgspec.structs.replace(row, stage=Stage.WAITING, next_try_at=None) for row in due]
+                )
+                await _forget_missing(tx, operation)
+                await self._write(tx, operation, _waiting_again(rows, failing), now)
+        if wish is not None:
+            return await self.accept(wish)
+        self._told(operation_id)
+        return Accepted(operation_id)
+
+    async def dismiss(self, operation_id: str) -> None:
+        """Nobody wants to see it any more; what it asked for goes on. What is not there needs no dismissing."""
+        async with self._store.write() as tx:
+            operation = await operations.find(tx, operation_id)
+            if operation is None or operation.dismissed:
+                return
+            rows = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)]
+            outcome = operation.outcome or "failed"
+            changed = msgspec.structs.replace(operation, dismissed=True, outcome=outcome, error=error_text(rows))
+            await operations.replace(tx, changed)
+            await revisions.bump(tx, "operations")
+        self._watch.touched("operations", operation_id)
+
+    async def history(self) -> OperationHistory:
+        async with self._store.read() as tx:
+            return OperationHistory(tuple(record_view(row) for row in await operations.list_history(tx)))
+
+    async def clear_history(self) -> None:
+        async with self._store.write() as tx:
+            await operations.clear_history(tx)
+            await revisions.bump(tx, "operations")
+        self._watch.touched("operations")
+
+    async def _take_back(self, operation_id: str, status: RowStatus, *, node: str = "") -> str:
+        async with self._store.write() as tx:
+            operation = await operations.get(tx, operation_id)
+            if operation.finished_at is not None:
+                raise Invalid(f"the operation has already ended: {operation.outcome}")
+            now = await tx.now()
+            rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in TERMINAL]
+            if node and not rows:
+                raise Invalid(f"nothing is left to do on {node}")
+            reason = "cancelled" if status is RowStatus.CANCELLED else "the rule was withdrawn"
+            if node:
+                await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
+            else:
+                await backend_rules.withdraw(tx, operation.generation)
+                field = "cancelled_at" if status is RowStatus.CANCELLED else "withdrawn_at"
+                operation = msgspec.structs.replace(operation, **{field: now})
+                await operations.replace(tx, operation)
+            await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
+        log.info("operation taken back", operation=operation_id, how=status.value, node=node)
+        self._told(operation_id)
+        return operation_id
+
+    async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[Row]:
+        """With what was heard since they were written, so that nothing of it is lost; of one node when it is named."""
+        stored = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)]
+        rows = self._progress.merged(operation_id, stored)
+        if not node:
+            return rows
+        chosen = [row for row in rows if node in (row.node_id, row.node_name)]
+        if not chosen:
+            names = [row.node_name for row in rows]
+            raise NotFound(f"there is no node {node!r} in this operation{did_you_mean(node, names)}")
+        return chosen
+
+    async def _write(self, tx: Transaction, operation: Operation, rows: list[Row], now: datetime) -> None:
+        await operation_nodes.put(tx, [record_of(operation.id, row, now) for row in rows])
+        await finish_or_reopen(tx, [operation], now)
+        await revisions.bump(tx, "operations")
+        await revisions.bump(tx, "rules")
+
+    def _told(self, operation_id: str) -> None:
+        self._watch.touched("rules", operation_id)
+        self._watch.touched("operations", operation_id)
+
+
+def _wish_of(operation: Operation, by: str) -> Wish:
+    request = operation.request
+    return Wish(
+        OperationKind(operation.kind),
+        request.asked,
+        Scope(ScopeKind(operation.scope_kind), operation.scope_value),
+        request.force,
+        request.max_parallel,
+        by,
+    )
+
+
+async def _forget_missing(tx: Transaction, operation: Operation) -> None:
+    """Where there was no build, there may be one now."""
+    rule = await backend_rules.find_for_operation(tx, operation.id)
+    if rule is not None and rule.target:
+        await backend_targets.forget_missing(tx, rule.target)
+
+
+def _waiting_again(rows: list[Row], failing: set[str]) -> list[Row]:
+    return [
+        replace(row, status=RowStatus.QUEUED, reason="will be tried again now", next_try_at=None)
+        for row in rows
+        if row.node_id in failing
+    ]

@@ -1,0 +1,199 @@
+"""Operations as people see them: the contract's shapes from stored rows (http.md §3.2). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
+from corral.controller.operations.state import (
+    Outcome,
+    Row,
+    RowStatus,
+    error_text,
+    is_processed,
+    is_settled,
+    judge,
+    progress,
+    running_text,
+)
+from corral.store.operations import Operation
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+STILL_AT_IT = "worker still installing in background"
+
+
+def human_size(size_bytes: int) -> str:
+    """As the contract writes sizes: `17 B`, `412.0 MiB`."""
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in _UNITS:
+        size /= 1024
+        if size < 1024 or unit == _UNITS[-1]:
+            return f"{size:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def parse_size(text: str) -> int:
+    """The same read back, as good as it goes; 0 for what cannot be read. Workers of old send nothing better."""
+    number, _, unit = text.strip().partition(" ")
+    try:
+        power: int = ("B", *_UNITS).index(unit or "B")
+        return max(0, int(float(number) * 1024**power))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def rfc3339(moment: datetime | None) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else ""
+
+
+def operation_view(operation: Operation, rows: Sequence[Row], *, scope_name: str = "") -> OperationView:
+    """`rows` in name order. `scope_name`: of the node, for an operation about one."""
+    state = judge(rows)
+    latest = _latest(rows)
+    deletion = operation.kind == "delete"
+    queued = bool(rows) and all(row.status is RowStatus.QUEUED for row in rows)
+    finished = operation.finished_at is not None
+    return OperationView(
+        id=operation.backend,
+        name=operation.backend.rpartition("@")[2],
+        full_name=operation.backend,
+        job_id=operation.id,
+        progress=int(progress(rows)),
+        task_type="deletion" if deletion else "Waiting" if queued else "Installation",
+        is_deletion=deletion,
+        is_backend=True,
+        is_queued=queued,
+        cancellable=not finished,
+        message=message_of(operation, rows),
+        node_id=operation.scope_value if operation.scope_kind == "node" else "",
+        phase=latest.phase if latest else "",
+        current_bytes=sum(row.current_bytes for row in rows),
+        total_bytes=sum(row.total_bytes for row in rows),
+        error=error_text(rows) or operation.error,
+        nodes=tuple(node_view(row) for row in rows),
+        kind=operation.kind,
+        backend=operation.backend,
+        scope=operation.scope_kind,
+        scope_value=scope_name or operation.scope_value,
+        state=state.value,
+        settled=is_settled(rows),
+        processed=is_processed(rows),
+        outcome=operation.outcome,
+        created_at=rfc3339(operation.created_at),
+        created_by=operation.created_by,
+        finished_at=rfc3339(operation.finished_at),
+        dismissed=operation.dismissed,
+    )
+
+
+def node_view(row: Row) -> OperationNodeView:
+    return OperationNodeView(
+        node_id=row.node_id,
+        node_name=row.node_name,
+        status=row.status.value,
+        percentage=round(row.percentage, 1),
+        file_name=row.file_name,
+        current=human_size(row.current_bytes) if row.current_bytes else "",
+        total=human_size(row.total_bytes) if row.total_bytes else "",
+        phase=row.phase,
+        error=row.reason,
+        current_bytes=row.current_bytes,
+        total_bytes=row.total_bytes,
+        rate=row.rate,
+        failures=row.failures,
+        next_retry_at=rfc3339(row.next_try_at),
+        waits=row.waits,
+        variant=row.variant,
+        version=row.version,
+        digest=row.digest,
+    )
+
+
+def message_of(operation: Operation, rows: Sequence[Row]) -> str:
+    """One sentence; `completed` is the contract's own word."""
+    if operation.cancelled_at is not None or operation.withdrawn_at is not None:
+        return "cancelled" if operation.cancelled_at is not None else "withdrawn"
+    match judge(rows):
+        case Outcome.DONE:
+            return "completed"
+        case Outcome.FAILING:
+            return f"failing on {_count(rows, RowStatus.ERROR)}; will be tried again"
+        case Outcome.WAITING:
+            waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
+            return f"waits for {waiting}"
+        case Outcome.UNDER_WAY:
+            if is_processed(rows):
+                return f"{STILL_AT_IT}: {running_text(rows)}"
+            done = sum(row.status is RowStatus.SUCCESS for row in rows)
+            return f"{done} of {len(rows)} nodes done"
+
+
+def record_view(operation: Operation) -> OperationRecord:
+    return OperationRecord(
+        id=operation.backend,
+        name=operation.backend.rpartition("@")[2],
+        job_id=operation.id,
+        is_backend=True,
+        task_type="deletion" if operation.kind == "delete" else "installation",
+        outcome=operation.outcome,
+        started_at=rfc3339(operation.created_at),
+        finished_at=rfc3339(operation.finished_at),
+        node_id=operation.scope_value if operation.scope_kind == "node" else "",
+        error=operation.error,
+        kind=operation.kind,
+        created_by=operation.created_by,
+    )
+
+
+def op_status(view: OperationView) -> dict[str, object]:
+    """The contract's OpStatus (nats.md §8, http.md §3.3)."""
+    status: dict[str, object] = {
+        "deletion": view.is_deletion,
+        "file_name": next((node.file_name for node in view.nodes if node.file_name), ""),
+        "processed": view.processed,
+        "message": view.message,
+        "progress": view.progress,
+        "file_size": human_size(view.total_bytes) if view.total_bytes else "",
+        "downloaded_size": human_size(view.current_bytes) if view.current_bytes else "",
+        "gallery_element_name": view.id,
+        "cancelled": view.outcome == "cancelled",
+        "cancellable": view.cancellable,
+    }
+    optional: dict[str, object] = {
+        "error": view.error,
+        "phase": view.phase,
+        "current_bytes": view.current_bytes,
+        "total_bytes": view.total_bytes,
+        "nodes": view.nodes,
+    }
+    return status | {name: value for name, value in optional.items() if value}
+
+
+def job_status(view: OperationView) -> dict[str, object]:
+    """What `/api/backends/job/:uid` answers."""
+    status: dict[str, object] = {
+        "progress": view.progress,
+        "message": view.message,
+        "galleryElementName": view.id,
+        "processed": view.processed,
+        "deletion": view.is_deletion,
+        "queued": view.is_queued,
+    }
+    if view.error:
+        status["error"] = view.error
+    if view.state == Outcome.DONE:
+        status["completed"] = True
+    return status
+
+
+def _latest(rows: Sequence[Row]) -> Row | None:
+    moving = [row for row in rows if row.phase]
+    return max(moving, key=lambda row: row.percentage, default=None)
+
+
+def _count(rows: Sequence[Row], status: RowStatus) -> str:
+    count = sum(row.status is status for row in rows)
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,299 @@
+"""Controllers that install backends, in this process, on one database and the bus's twin, with scripted workers.
+
+async with open_fleet(f"sqlite:///{tmp_path}/corral.db") as fleet:
+    barn = await fleet.corral("barn")
+    done = await fleet.install("vllm")
+    await fleet.until(done, "done")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corral.bus.api import Bus
+from corral.bus.local import LocalBus, LocalHub
+from corral.contract.admin import OperationNodeView, OperationView
+from corral.controller.backends import BackendOptions, Backends
+from corral.controller.desired.dispatch import Lines
+from corral.controller.desired.reconcile import Pace
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.desired.worker_calls import CallTimes
+from corral.controller.health.classify import Guard
+from corral.controller.health.listening import Listening
+from corral.controller.health.monitor import HealthMonitor
+from corral.controller.leadership import Leadership
+from corral.controller.operations.requests import OperationKind, Wish, make_wish
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock, SystemClock
+from corral.store import Store, backend_intents, node_backends, node_labels, nodes, open_store
+from corral.store.backend_intents import BackendIntent
+from corral.store.backend_rules import Asked
+from corral.store.nodes import Node
+from tests.support.scripted_catalogue import ScriptedCatalogue
+from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedWorker
+
+QUICK = BackendOptions(
+    times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=1.0, list_s=1.0, second_try_s=0.02),
+    pace=Pace(every_s=0.5, renew_s=0.1, rest_s=0.002),
+    lines=Lines(),
+    inventory_flush_s=0.02,
+    ask_inventory_every_s=0.2,
+    look_for_silent_every_s=0.05,
+    progress_tell_s=0.02,
+    progress_write_s=0.05,
+    accept_budget_s=1.0,
+    upgrade_check_every_s=3600.0,
+    upgrade_check_rest_s=0.05,
+)
+DEADLINE_S = 15.0
+
+
+@dataclass
+class Controller:
+    name: str
+    store: Store
+    bus: LocalBus
+    watch: Watch
+    leadership: Leadership
+    changes: NodeChanges
+    heartbeats: Heartbeats
+    health: HealthMonitor
+    backends: Backends
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def start(self) -> None:
+        parts = (self.watch, self.heartbeats, self.health, *self.backends.parts)
+        self.tasks = [asyncio.create_task(part.run(), name=f"{self.name} {part.name}") for part in parts]
+
+    async def kill(self) -> None:
+        """As `kill -9` does it: nothing is released, nothing is said."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks = []
+
+
+class Fleet:
+    def __init__(self, store: Store, hub: LocalHub, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
+        self.store = store
+        self.hub = hub
+        self.clock = clock
+        self.catalogue = ScriptedCatalogue()
+        self.controllers: list[Controller] = []
+        self.workers: dict[str, ScriptedWorker] = {}
+        self._stack = stack
+
+    @property
+    def first(self) -> Controller:
+        return self.controllers[0]
+
+    @property
+    def operations(self) -> Any:
+        return self.first.backends.operations
+
+    async def controller(
+        self,
+        name: str = "c1",
+        *,
+        options: BackendOptions = QUICK,
+        start: bool = True,
+        lease_s: float = 1.0,
+        url: str = "",
+    ) -> Controller:
+        store = await self._stack.enter_async_context(open_store(url)) if url else self.store
+        bus = self.hub.join(name)
+        self._stack.push_async_callback(bus.close)
+        watch = Watch(store, bus, self.clock, interval_s=0.1)
+        changes = NodeChanges(store, watch)
+        leadership = Leadership(store, f"{name}/{uuid.uuid4().hex[:6]}", ttl_s=lease_s)
+        backends = Backends(store, bus, self.catalogue, leadership, changes, watch, self.clock, options)
+        listening = Listening(bus, self.clock, longest_gap_s=3600)
+        health = HealthMonitor(
+            store,
+            changes,
+            listening,
+            leadership,
+            self.clock,
+            interval_s=0.1,
+            stale_after_s=3600,
+            guard=Guard(40, 3),
+            live_for_s=15,
+        )
+        heartbeats = Heartbeats(
+            store,
+            bus,
+            self.clock,
+            flush_s=0.02,
+            recorded=listening.recorded,
+            not_recorded=listening.not_recorded,
+            back=health.wake.set,
+            told=backends.inventories.heard,
+        )
+        made = Controller(name, store, bus, watch, leadership, changes, heartbeats, health, backends)
+        self.controllers.append(made)
+        self._stack.push_async_callback(made.kill)
+        if start:
+            made.start()
+        return made
+
+    async def node(self, name: str, **known: Any) -> str:
+        """A node as the registry would have left it."""
+        labels = known.pop("labels", {})
+        async with self.store.write() as tx:
+            now = await tx.now()
+            usual: dict[str, Any] = {
+                "id": f"id-of-{name}",
+                "name": name,
+                "created_at": now,
+                "updated_at": now,
+                "status_changed_at": now,
+                "last_heartbeat": now,
+                "status": "healthy",
+                "approved": True,
+                "protocol": 1,
+                "capability": "default",
+                "os": "linux",
+                "arch": "amd64",
+                "boot_id": "boot-1",
+                "total_disk": 10**12,
+                "available_disk": 10**11,
+            }
+            node = Node(**(usual | known))
+            await nodes.insert(tx, node)
+            await node_labels.merge(tx, node.id, labels, origin="admin")
+        return node.id
+
+    async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
+        """A node with a Corral worker that has told its inventory."""
+        node_id = await self.node(name, **known)
+        worker = CorralWorker(self._bus(f"worker-{name}"), node_id)
+        self.workers[name] = worker
+        self._stack.push_async_callback(worker.stop)
+        if joins:
+            await worker.start()
+            await worker.beat()
+        return worker
+
+    async def localai(self, name: str, *, upgrades: bool = True, **known: Any) -> LocalAIWorker:
+        node_id = await self.node(name, **({"protocol": 0, "os": "", "arch": "", "boot_id": ""} | known))
+        worker = LocalAIWorker(self._bus(f"worker-{name}"), node_id, upgrades=upgrades)
+        self.workers[name] = worker
+        self._stack.push_async_callback(worker.stop)
+        await worker.start()
+        return worker
+
+    async def set_node(self, name: str, **columns: Any) -> None:
+        async with self.store.write() as tx:
+            node = await nodes.find_by_name(tx, name)
+            assert node is not None
+            await nodes.update(tx, node.id, columns, expected=node.row_version)
+        for controller in self.controllers:
+            controller.backends.reconciler.look_at_what_changed()
+
+    async def ask(self, kind: str, backend: str, on: Controller | None = None, **more: Any) -> str:
+        controller = on or self.first
+        accepted = await controller.backends.operations.accept(wish(kind, backend, **more))
+        return accepted.operation_id
+
+    async def install(self, backend: str = "vllm", **more: Any) -> str:
+        return await self.ask("install", backend, **more)
+
+    async def view(self, operation: str, on: Controller | None = None) -> OperationView:
+        found: OperationView = await (on or self.first).backends.operations.view(operation)
+        return found
+
+    async def row(self, operation: str, name: str) -> OperationNodeView:
+        return next(row for row in (await self.view(operation)).nodes if row.node_name == name)
+
+    async def intent(self, name: str, backend: str = "vllm") -> BackendIntent:
+        async with self.store.read() as tx:
+            found = await backend_intents.list_(tx, [f"id-of-{name}"])
+        return next(row for row in found if row.backend == backend)
+
+    async def time_passes(self, name: str, backend: str = "vllm") -> None:
+        """The next try is due."""
+        async with self.store.write() as tx:
+            (row,) = [row for row in await backend_intents.list_(tx, [f"id-of-{name}"]) if row.backend == backend]
+            await backend_intents.put(tx, [msgspec.structs.replace(row, next_try_at=await tx.now())])
+
+    async def until(self, operation: str, state: str, deadline_s: float = DEADLINE_S) -> OperationView:
+        async def reached() -> bool:
+            return (await self.view(operation)).state == state
+
+        try:
+            await eventually(reached, deadline_s)
+        except TimeoutError:
+            raise AssertionError(f"not {state} but {await self.view(operation)}") from None
+        return await self.view(operation)
+
+    async def until_row(self, operation: str, name: str, status: str, deadline_s: float = DEADLINE_S) -> Any:
+        async def reached() -> bool:
+            return any(row.status == status for row in (await self.view(operation)).nodes if row.node_name == name)
+
+        try:
+            await eventually(reached, deadline_s)
+        except TimeoutError:
+            raise AssertionError(f"{name} is not {status}: {await self.view(operation)}") from None
+        return await self.row(operation, name)
+
+    async def quiet(self, passes: int = 3) -> None:
+        """The reconciler has looked at everybody so often, and nothing is on its way."""
+        for _ in range(passes):
+            for controller in self.controllers:
+                if controller.tasks:
+                    await controller.backends.reconciler.look()
+
+    async def inventory(self, name: str) -> list[str]:
+        async with self.store.read() as tx:
+            found = await node_backends.find(tx, f"id-of-{name}")
+        return sorted(row.name for row in found.backends) if found else []
+
+    def _bus(self, name: str) -> Bus:
+        bus = self.hub.join(name)
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+
+def wish(kind: str, backend: str, **more: Any) -> Wish:
+    node, selector = more.pop("node", ""), more.pop("selector", "")
+    scope = Scope(ScopeKind.ALL)
+    if node:
+        scope = Scope(ScopeKind.NODE, f"id-of-{node}")
+    elif selector:
+        scope = Scope(ScopeKind.SELECTOR, selector)
+    asked = Asked(backend, more.pop("uri", ""), more.pop("alias", ""))
+    return make_wish(OperationKind(kind), asked, scope=scope, **more)
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: float = DEADLINE_S) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not await condition():  # noqa: ASYNC110 - what is waited for happens in the store
+            await asyncio.sleep(0.005)
+
+
+def quick(**changes: Any) -> BackendOptions:
+    return replace(QUICK, **changes)
+
+
+@contextlib.asynccontextmanager
+async def open_fleet(url: str, *, clock: Clock | None = None, start: bool = True) -> AsyncIterator[Fleet]:
+    clock = clock or SystemClock()
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(url))
+        fleet = Fleet(store, LocalHub(clock), clock, stack)
+        await fleet.controller(start=start)
+        yield fleet
+
+
+def sqlite_url(folder: Path) -> str:
+    return f"sqlite:///{folder}/corral.db"

@@ -1,0 +1,88 @@
+"""A catalogue that says what a test wrote into it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from corral.contract.messages.backends import UpgradeInfo
+from corral.contract.sources import Source
+from corral.controller.desired.catalogue import Listed, NodeInventory
+from corral.controller.desired.plan import NoBuild
+from corral.kit.errors import CorralError, Invalid, NotFound
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+
+
+def build(variant: str, digest: str = "", **more: Any) -> TargetBuild:
+    digest = digest or f"sha256:{variant}-1"
+    return TargetBuild(
+        variant, digest, **({"version": "1.0", "sources": (Source("oci", f"registry.test/{variant}:1"),)} | more)
+    )
+
+
+class ScriptedCatalogue:
+    """`builds[name]` by (capability, platform), by capability, or under `*` for every machine."""
+
+    def __init__(self) -> None:
+        self.builds: dict[str, dict[Any, TargetBuild | NoBuild | CorralError]] = {
+            "vllm": {"*": build("cpu-vllm"), "nvidia": build("cuda-vllm")},
+            "llama-cpp": {"*": build("cpu-llama-cpp")},
+        }
+        self.concrete: dict[str, str] = {"cuda-vllm": "vllm"}
+        self.slow: asyncio.Event | None = None  # resolving waits for it
+        self.asked: list[tuple[Asked, str, str]] = []
+        self.newer: dict[str, UpgradeInfo] = {}
+        self.refreshed = 0
+
+    def publish(self, name: str, digest: str, capability: str = "*", version: str = "2.0") -> None:
+        """The gallery has a new build."""
+        before = self.builds[name][capability]
+        assert isinstance(before, TargetBuild)
+        self.builds[name][capability] = msgspec.structs.replace(before, digest=digest, version=version)
+
+    async def look_up(self, asked: Asked) -> Listed:
+        if asked.uri:
+            if not asked.backend:
+                raise Invalid("an image needs a name")
+            return Listed(asked.backend, asked=asked)
+        name = asked.backend.rpartition("@")[2]
+        if name in self.concrete:
+            return Listed(name, hardware_specific=True, meta_alternative=self.concrete[name])
+        if name not in self.builds:
+            near = difflib.get_close_matches(name, self.builds)
+            raise NotFound(f"no backend is called {name!r}; near it: {', '.join(near)}")
+        return Listed(name, asked=msgspec.structs.replace(asked, backend=name))
+
+    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
+        self.asked.append((asked, capability, platform))
+        if self.slow is not None:
+            await self.slow.wait()
+        if asked.uri:
+            return build(asked.backend, "", sources=(Source("oci", asked.uri),))
+        name = asked.backend
+        if name in self.concrete:
+            return build(name)
+        known = self.builds.get(name)
+        if known is None:
+            raise NotFound(f"no backend is called {name!r}")
+        found = known.get((capability, platform)) or known.get(capability) or known["*"]
+        if isinstance(found, CorralError):
+            raise found
+        return found
+
+    async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
+        return [{"name": name, "description": f"the {name}", "tags": ["llm"]} for name in sorted(self.builds)]
+
+    async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
+        return dict(self.newer)
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+
+    def galleries(self) -> Sequence[dict[str, Any]]:
+        return [{"name": "test", "url": "https://gallery.test/index.yaml"}]
