@@ -37,6 +37,14 @@ def test_up_gives_one_healthy_node_and_says_how_to_go_on(fleet: Fleet) -> None:
     assert table.returncode == 0
     assert "healthy" in table.stdout
 
+    own = listed[0]["name"]
+    for path, mark in (
+        ("/metrics", "corral_gateway"),
+        ("/controller/metrics", "corral_nodes"),
+        (f"/api/nodes/{own}/metrics", "corral_worker"),
+    ):
+        assert mark in fleet.api("GET", path).body.decode(), path
+
 
 def test_a_second_machine_joins_waits_is_approved_dies_and_comes_back(fleet: Fleet) -> None:
     fleet.start()

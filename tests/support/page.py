@@ -116,7 +116,7 @@ async def open_page_app(
         presence = Presence(store, "here", clock, interval_s=60)
         overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
         services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
-        unused = {"node_api": None, "views": None, "readiness": None, "controller_metrics": None}
+        unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
         with warnings.catch_warnings():
             # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
             warnings.simplefilter("ignore", LitestarDeprecationWarning)

@@ -25,6 +25,7 @@ from corral.controller.health.ingress_check import IngressCheck
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.housekeeping import Housekeeping
+from corral.controller.ingress_client import IngressClient
 from corral.controller.leadership import Leadership
 from corral.controller.metrics import ControllerMetrics
 from corral.controller.overview import Overview
@@ -93,15 +94,10 @@ async def serve(
             guard=Guard(settings.guard_share, settings.guard_floor),
             live_for_s=settings.lease_ttl_s,
         )
-        ingress_check = IngressCheck(
-            store,
-            ingress_tokens,
-            leadership,
-            clock,
-            interval_s=settings.ingress_check_interval_s,
-            timeout_s=settings.ingress_check_timeout_s,
-            ca_pem=ca.certificate_pem if ca else "",
+        ingresses = IngressClient(
+            ingress_tokens, timeout_s=settings.ingress_check_timeout_s, ca_pem=ca.certificate_pem if ca else ""
         )
+        ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         heartbeats = Heartbeats(
             store,
             bus,
@@ -143,6 +139,7 @@ async def serve(
                 "join_tokens": JoinTokens(store, watch, public_url=settings.public_url, ca=ca),
                 "node_api": NodeApi(store, changes, heartbeats, issuer, revoked, ingress_tokens, ca, clock, rules),
                 "nodes": node_admin,
+                "ingresses": ingresses,
                 "watch": watch,
                 "views": Views(store, issuer, ingress_tokens, clock),
                 "overview": overview,

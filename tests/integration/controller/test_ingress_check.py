@@ -17,6 +17,7 @@ from aiohttp import web
 from corral.contract.messages.nodes import IngressOffer
 from corral.controller.health import ingress_check
 from corral.controller.health.ingress_check import IngressCheck
+from corral.controller.ingress_client import IngressClient
 from corral.controller.leadership import Leadership
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Conflict
@@ -47,15 +48,8 @@ async def answering(handler: Handler, tls: ssl.SSLContext | None = None) -> Asyn
 
 
 def check_of(registry: Registry, *, ca_pem: str = "", timeout_s: float = 5.0) -> IngressCheck:
-    return IngressCheck(
-        registry.store,
-        registry.ingress_tokens,
-        registry.leadership,
-        registry.clock,
-        interval_s=30,
-        timeout_s=timeout_s,
-        ca_pem=ca_pem,
-    )
+    ingresses = IngressClient(registry.ingress_tokens, timeout_s=timeout_s, ca_pem=ca_pem)
+    return IngressCheck(registry.store, ingresses, registry.leadership, registry.clock, interval_s=30)
 
 
 async def checked(registry: Registry, port: int, *, timeout_s: float = 5.0) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.params import Parameter
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from corral.contract.admin import BudgetBody, MaxReplicasBody, NodeView
 from corral.controller.api.auth import admins, viewers
+from corral.controller.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
 
 Limit = Annotated[int | None, Parameter(ge=1, le=10_000, description="At most so many, in name order")]
@@ -36,6 +38,10 @@ class Nodes(Controller):
     async def models(self, nodes: NodeAdmin, node: str) -> list[dict[str, object]]:
         await nodes.view(node)
         return []
+
+    @get("/{node:str}/metrics", summary="The worker's own metrics, in Prometheus' text", media_type="text/plain")
+    async def metrics(self, nodes: NodeAdmin, ingresses: IngressClient, node: str) -> Response[bytes]:
+        return Response(await ingresses.metrics(await nodes.node(node)), media_type=CONTENT_TYPE_LATEST)
 
     @delete("/{node:str}", guards=(admins,), status_code=200, summary="Forget a node; its credentials end at once")
     async def remove(self, nodes: NodeAdmin, node: str) -> dict[str, str]:

@@ -42,6 +42,9 @@ class NodeAdmin:
             node = await _find(tx, id_or_name)
             return node_view(node, await node_labels.get(tx, node.id))
 
+    async def node(self, id_or_name: str) -> Node:
+        return await self._found(id_or_name)
+
     async def approve(self, id_or_name: str) -> NodeView:
         node = await self._found(id_or_name)
         if node.approved:
