@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet
-from tests.support.processes import wait_for
+from tests.support.processes import Process, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -150,22 +150,28 @@ def test_a_read_only_disk_is_told(fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_first_start_that_ran_out_of_room_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_a_first_start_that_ran_out_of_room_waits_for_some_and_leaves_nothing_half_made(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     with small_disk(tmp_path / "tiny", "160k") as tiny:  # enough to begin with
         cluster = Cluster(tmp_path, f"sqlite:///{tiny.folder}/corral.db", members=1)
         member = cluster.members[0]
+        full = f"the database {tiny.folder}/corral.db cannot be used: database or disk is full"
+
+        def start_without_room() -> Process:
+            cluster.start_controller(member)
+            controller = member.controller
+            assert controller is not None
+            wait_for(lambda: full in controller.output(), "word about the disk", 30)
+            return controller
+
         try:
-            cluster.start_controller(member)
-            assert member.controller is not None
-            assert member.controller.wait(20) == 1
-            said = [line for line in member.controller.output().splitlines() if line.startswith("corral")]
-            full = f"the database {tiny.folder}/corral.db cannot be used: database or disk is full"
-            assert said == [f"corral controller: {full}"]
+            start_without_room().kill()
+            patient = start_without_room()
             tiny.resize("16m")
-            cluster.start_controller(member)
-            cluster.wait_ready(member)
+            cluster.wait_ready(member, 30)
+            assert patient.running
+            assert "Traceback" not in patient.output()
         finally:
             cluster.close()
 
