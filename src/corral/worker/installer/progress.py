@@ -102,7 +102,8 @@ class ProgressPublisher:
         self._window: Window[InstallProgress] = Window(window_s)
         self._last: Progress | None = None
         self._seq = 0
-        self._next: InstallProgress | None = None  # one place: who is slow to send gets the latest, not a backlog
+        # Two places, the second for the latest: a bus that is slow gets no backlog of what is long past.
+        self._outgoing: list[InstallProgress] = []
         self._wake = asyncio.Event()
         self._over = False
         self._sender: asyncio.Task[None] | None = None
@@ -151,16 +152,16 @@ class ProgressPublisher:
             self._send(event)
 
     def _send(self, event: InstallProgress) -> None:
-        self._next = event
+        self._outgoing = [*self._outgoing[:1], event]
         self._wake.set()
 
     async def _send_all(self) -> None:
-        while self._next is not None or not self._over:
-            if self._next is None:
+        while self._outgoing or not self._over:
+            if not self._outgoing:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            event, self._next = self._next, None
+            event = self._outgoing.pop(0)
             self._seq += 1  # numbered in the order they go out: one that was overwritten leaves no gap
             try:
                 await self._publish(msgspec.structs.replace(event, seq=self._seq))

@@ -1,0 +1,205 @@
+"""Progress as the contract has it (nats.md §6): at once, then at most one in 250 ms, the latest, and always a last."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.blobs.progress import Progress
+from corral.contract.codec import encode
+from corral.contract.messages.backends import InstallProgress, Phase
+from corral.kit.errors import Unavailable
+from corral.worker.installer.progress import OrderName, ProgressPublisher, Window, never_back, percentage
+from tests.support.manual_clock import ManualClock
+from tests.support.waiting import until
+
+DOWN, EXTRACT, VERIFY = Phase.DOWNLOADING, Phase.EXTRACTING, Phase.VERIFYING
+
+
+def test_the_first_goes_out_at_once_and_the_rest_waits_as_one() -> None:
+    window: Window[int] = Window(0.25)
+    seen: list[object] = [window.tick(1, 10.0), window.due_s]
+    assert seen == [1, None]
+    seen = [window.tick(2, 10.1), window.tick(3, 10.2), window.due_s]
+    assert seen == [None, None, 10.25]
+    seen = [window.close(10.25), window.due_s]
+    assert seen == [3, None]
+    assert window.close(10.3) is None  # nothing is pending: nothing is sent
+
+
+def test_after_a_quiet_window_it_is_at_once_again() -> None:
+    window: Window[int] = Window(0.25)
+    assert window.tick(1, 10.0) == 1
+    assert window.tick(2, 10.25) == 2
+    assert window.tick(3, 99.0) == 3
+
+
+def test_a_trailing_one_opens_a_window_of_its_own() -> None:
+    window: Window[int] = Window(0.25)
+    window.tick(1, 10.0)
+    window.tick(2, 10.1)
+    assert window.close(10.25) == 2
+    assert window.tick(3, 10.4) is None
+    assert window.due_s == 10.5
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1.0), st.integers()), min_size=1, max_size=30))
+def test_never_more_than_one_in_a_window_and_the_last_is_always_sent(ticks: list[tuple[float, int]]) -> None:
+    window: Window[int] = Window(0.25)
+    now, sent = 0.0, list[tuple[float, int]]()
+    for step, value in ticks:
+        later = now + step
+        if (due := window.due_s) is not None and due <= later and (event := window.close(due)) is not None:
+            sent.append((due, event))
+        now = later
+        if (event := window.tick(value, now)) is not None:
+            sent.append((now, event))
+    in_time = list(sent)
+    if (event := window.close(now)) is not None:
+        sent.append((now, event))
+    assert sent[-1][1] == ticks[-1][1]
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(in_time)]
+    assert all(gap >= 0.25 - 1e-9 for gap in gaps)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (None, Progress(DOWN, "a", 5, 10), Progress(DOWN, "a", 5, 10)),
+        (Progress(DOWN, "a", 5, 10), Progress(DOWN, "b", 3, 10), Progress(DOWN, "b", 5, 10)),
+        (Progress(DOWN, "a", 5, 10), Progress(DOWN, "a", 7, 0), Progress(DOWN, "a", 7, 10)),
+        (Progress(DOWN, "a", 5, 10), Progress(EXTRACT, "a", 0, 10), Progress(EXTRACT, "a", 0, 10)),
+        # a second source begins anew: nobody's bar goes back for that
+        (Progress(DOWN, "a", 5, 10), Progress(Phase.RESOLVING, "b"), Progress(DOWN, "a", 5, 10)),
+        (Progress(EXTRACT, "a", 5, 10, 3.0), Progress(DOWN, "b", 1, 9, 7.0), Progress(EXTRACT, "a", 5, 10, 7.0)),
+        (Progress(DOWN, "a", 12, 12), Progress(DOWN, "b", 3, 10), Progress(DOWN, "b", 12, 12)),
+    ],
+)
+def test_progress_never_goes_back(before: Progress | None, now: Progress, told: Progress) -> None:
+    assert never_back(before, now) == told
+
+
+@pytest.mark.parametrize(
+    ("current", "total", "shown"), [(0, 0, 0.0), (1, 3, 33.3), (476, 1000, 47.6), (10, 10, 100.0), (11, 10, 100.0)]
+)
+def test_percentages(current: int, total: int, shown: float) -> None:
+    assert percentage(Progress(DOWN, "a", current, total)) == shown
+
+
+class Bus:
+    def __init__(self) -> None:
+        self.sent: list[InstallProgress] = []
+        self.down = False
+
+    async def publish(self, event: InstallProgress) -> None:
+        if self.down:
+            raise Unavailable("the bus is away")
+        self.sent.append(event)
+
+
+ORDER = OrderName("op 1", "node.1", "llama-cpp", 2)
+
+
+async def test_an_event_on_the_wire() -> None:
+    bus = Bus()
+    async with ProgressPublisher(ORDER, bus.publish, ManualClock()) as publisher:
+        publisher.tell(Progress(DOWN, "layer", 412 << 20, 2254857830, 1000.04))
+    assert encode(bus.sent[0]) == (
+        b'{"op_id":"op 1","node_id":"node.1","backend":"llama-cpp","file_name":"layer","current":"412.0 MiB",'
+        b'"total":"2.1 GiB","percentage":19.2,"phase":"downloading","attempt":2,"seq":1,'
+        b'"current_bytes":432013312,"total_bytes":2254857830,"rate":1000.0}'
+    )
+
+
+async def test_the_last_event_is_out_before_the_work_is_over() -> None:
+    bus, clock = Bus(), ManualClock()
+    async with ProgressPublisher(ORDER, bus.publish, clock) as publisher:
+        publisher.tell(Progress(DOWN, "a", 1, 10))
+        for done in range(2, 11):
+            publisher.tell(Progress(DOWN, "a", done, 10))
+    assert [(event.seq, event.current_bytes) for event in bus.sent] == [(1, 1), (2, 10)]
+
+
+async def test_it_is_out_after_a_failure_too() -> None:
+    bus = Bus()
+    publisher = ProgressPublisher(ORDER, bus.publish, ManualClock())
+
+    async def fail() -> None:
+        async with publisher:
+            publisher.tell(Progress(DOWN, "a", 1, 10))
+            publisher.tell(Progress(VERIFY, "a", 10, 10))
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await fail()
+    assert [event.phase for event in bus.sent] == ["downloading", "verifying"]
+    assert publisher.phase == "verifying"
+
+
+async def test_nothing_pending_nothing_sent_and_nothing_after_the_end() -> None:
+    bus = Bus()
+    async with ProgressPublisher(ORDER, bus.publish, ManualClock()) as publisher:
+        publisher.tell(Progress(DOWN, "a", 1, 10))
+    publisher.tell(Progress(DOWN, "a", 2, 10))
+    assert len(bus.sent) == 1
+
+
+async def test_the_trailing_timer_sends_the_latest() -> None:
+    bus = Bus()
+    async with ProgressPublisher(ORDER, bus.publish, ManualClock(), window_s=0.02) as publisher:
+        for done in range(1, 6):
+            publisher.tell(Progress(DOWN, "a", done, 10))
+        await until(lambda: len(bus.sent) == 2)
+        assert [event.current_bytes for event in bus.sent] == [1, 5]
+    assert len(bus.sent) == 2
+
+
+async def test_a_bus_that_is_away_stops_no_work() -> None:
+    bus, clock = Bus(), ManualClock()
+    bus.down = True
+    async with ProgressPublisher(ORDER, bus.publish, clock) as publisher:
+        publisher.tell(Progress(DOWN, "a", 1, 10))
+        await asyncio.sleep(0)
+        bus.down = False
+        clock.advance(1)
+        publisher.tell(Progress(DOWN, "a", 2, 10))
+    assert [event.current_bytes for event in bus.sent] == [2]
+    assert bus.sent[0].seq > 1  # a lost one leaves a gap: who merges by number is not fooled
+
+
+async def test_a_slow_bus_gets_the_latest_not_a_backlog() -> None:
+    sent: list[int] = []
+    go = asyncio.Event()
+
+    async def slow(event: InstallProgress) -> None:
+        await go.wait()
+        sent.append(event.current_bytes)
+
+    clock = ManualClock()
+    async with ProgressPublisher(ORDER, slow, clock) as publisher:
+        for done in range(1, 10):
+            publisher.tell(Progress(DOWN, "a", done, 10))
+            clock.advance(1)
+            await asyncio.sleep(0)
+        go.set()
+    assert sent == [1, 2, 9]  # the one under way, the one behind it, and then the latest
+
+
+async def test_a_bus_that_hangs_does_not_hold_up_the_reply() -> None:
+    async def hang(_event: InstallProgress) -> None:
+        await asyncio.Event().wait()
+
+    async with ProgressPublisher(ORDER, hang, ManualClock(), flush_timeout_s=0.01) as publisher:
+        publisher.tell(Progress(DOWN, "a", 1, 10))
+
+
+async def test_without_an_operation_nobody_is_told() -> None:
+    bus = Bus()
+    async with ProgressPublisher(OrderName("", "n", "b"), bus.publish, ManualClock()) as publisher:
+        publisher.tell(Progress(DOWN, "a", 1, 10))
+    assert bus.sent == []
+    assert publisher.phase == "downloading"
