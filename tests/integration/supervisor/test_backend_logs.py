@@ -23,14 +23,12 @@ def texts(supervisor: Supervisor, name: str) -> list[str]:
     return [line.text for line in supervisor.logs.read(name)]
 
 
-async def test_both_streams_are_kept_in_order_with_their_time(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_both_streams_are_kept_each_in_order_with_their_time(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Between the two no order can be promised: they are two pipes."""
     await supervisor.start(tiny(tmp_path / "b", "lines=2 slow=1"))
     lines = supervisor.logs.read("m#0")
-    assert [(line.stream, line.text) for line in lines] == [
-        ("stderr", "tiny line 1"),
-        ("stderr", "tiny line 2"),
-        ("stdout", "still loading"),
-    ]
+    assert [line.text for line in lines if line.stream == "stderr"] == ["tiny line 1", "tiny line 2"]
+    assert [line.text for line in lines if line.stream == "stdout"] == ["still loading"]
     assert all(len(line.timestamp) == 27 and line.timestamp.endswith("Z") for line in lines)
     assert supervisor.logs.names() == ["m"]
 
