@@ -30,8 +30,8 @@ RAW_GITHUB = "https://raw.githubusercontent.com"
 HUB = "https://huggingface.co"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?\Z")
 _REFERENCE = re.compile(
-    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?)/)?"
     r"(?P<path>[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z"
@@ -113,14 +113,13 @@ class ImageReference(Message, frozen=True):
 
 def parse_reference(text: str) -> ImageReference:
     """`host/path:tag@digest`; without a host it is the public hub's, without tag and digest it is `latest`."""
-    found = _REFERENCE.match(text)
+    host, slash, rest = text.partition("/")
+    if not slash or not _is_host(host):
+        host, rest = IMAGE_HOSTS[-1], text
+    found = _REFERENCE.match(rest)
     if found is None:
         raise Invalid(f"{text[:200]!r} is not an image reference; write host/path:tag or host/path@sha256:…")
-    host, path, tag, digest = found["host"], found["path"], found["tag"] or "", found["digest"] or ""
-    if host is not None and not _is_host(host):
-        host, path = None, f"{host}/{path}"
-    if host is None:
-        host = IMAGE_HOSTS[-1]
+    path, tag, digest = found["path"], found["tag"] or "", found["digest"] or ""
     if host == IMAGE_HOSTS[-1] and "/" not in path:
         path = f"library/{path}"  # the hub's own images have no owner
     return ImageReference(host, path, tag or ("" if digest else "latest"), digest)
@@ -223,4 +222,4 @@ def _path(text: str) -> str:
 
 
 def _is_host(text: str) -> bool:
-    return "." in text or ":" in text or text == "localhost"
+    return ("." in text or ":" in text or text == "localhost") and _HOST.match(text) is not None

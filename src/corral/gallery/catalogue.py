@@ -63,7 +63,7 @@ class Catalogue:
             if name in shelf:
                 return shelf[name]
         builds = [entry for shelf in shelves for entry in shelf.values() if entry.alias.lower() == name and entry.uri]
-        if builds:
+        if name and builds:
             return AliasGroup(name, tuple(builds))
         return Unknown(query, self.nearest(name), self.unread)
 

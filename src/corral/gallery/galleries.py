@@ -53,7 +53,7 @@ BUILT_IN = Gallery(BUILT_IN_NAME, "builtin://index.yaml")
 
 def parse_galleries(text: str) -> tuple[Gallery, ...]:
     """The setting's JSON list. Raises Invalid naming the gallery that will not do; empty text means none."""
-    if not text.strip():
+    if text.strip() in ("", "null"):  # what a Go peer writes for no list
         return ()
     try:
         galleries = decode(tuple[Gallery, ...], text.encode())

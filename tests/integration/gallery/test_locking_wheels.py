@@ -1,0 +1,256 @@
+"""Locking with the real uv and the real pip, from an index in a temporary folder."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import http.server
+import os
+import shutil
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from corral.gallery.pypi.finding import NoLocker, find_locker
+from corral.gallery.pypi.locking import NoWheels, WheelLocker
+from corral.gallery.pypi.pip import PipLocker, own_platform, own_python
+from corral.gallery.pypi.sizes import WheelSizes
+from corral.gallery.pypi.tools import run_tool, tool_environment
+from corral.gallery.pypi.uv import UvLocker
+from corral.gallery.pypi.wheels import digest_of_lock
+from corral.kit.errors import Failed, NotFound, Unreachable
+from tests.support.waiting import until
+
+
+class Shelf:
+    """A simple index (PEP 503) in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+
+    def add(self, project: str, version: str, tag: str, requires: tuple[str, ...] = ()) -> Path:
+        name = project.replace("-", "_")
+        path = self.folder / project / f"{name}-{version}-{tag}.whl"
+        path.parent.mkdir(exist_ok=True)
+        info = f"{name}-{version}.dist-info"
+        lines = [f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"]
+        lines += [f"Requires-Dist: {each}\n" for each in requires]
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr(f"{info}/METADATA", "".join(lines))
+            wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: {tag}\n")
+            wheel.writestr(f"{info}/RECORD", "")
+        self.write_page(project)
+        return path
+
+    def write_page(self, project: str) -> None:
+        folder = self.folder / project
+        links = (
+            f'<a href="{path.name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a>'
+            for path in sorted(folder.iterdir())
+            if path.name != "index.html"
+        )
+        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Not a word."""
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    folder = tmp_path / "simple"
+    folder.mkdir()
+    shelf = Shelf(folder)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    shelf.url = f"http://127.0.0.1:{server.server_port}/simple"
+    shelf.add(
+        "app", "1.0", "py3-none-any", ("engine>=2", "helper; sys_platform == 'linux'", "mac; sys_platform == 'darwin'")
+    )
+    shelf.add("engine", "2.0", "cp310-abi3-manylinux_2_17_x86_64")
+    shelf.add("engine", "2.0", "cp310-abi3-manylinux_2_17_aarch64")
+    shelf.add("engine", "2.0", "cp310-abi3-macosx_13_0_arm64")
+    shelf.add("engine", "2.1", "cp310-abi3-manylinux_2_17_x86_64")
+    shelf.add("engine", "2.1", "cp312-cp312-manylinux_2_17_x86_64")
+    shelf.add("helper", "0.1", "py3-none-any")
+    shelf.add("mac", "0.1", "py3-none-any")
+    (folder / "sdist-only").mkdir()
+    (folder / "sdist-only" / "sdist_only-1.0.tar.gz").write_bytes(b"not even an archive")
+    shelf.write_page("sdist-only")
+    yield shelf
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def environment(shelf: Shelf, tmp_path: Path) -> dict[str, str]:
+    """The index comes from the tools' own configuration, here from their environment."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PIP_"))}
+    return plain | {
+        "UV_DEFAULT_INDEX": shelf.url,
+        "PIP_INDEX_URL": shelf.url,
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_CONFIG_DIRS": str(tmp_path / "config"),
+    }
+
+
+@pytest.fixture
+def uv(shelf: Shelf, tmp_path: Path) -> UvLocker:
+    locker = find_locker(environment(shelf, tmp_path), cache_folder=tmp_path / "cache")
+    if not isinstance(locker, UvLocker):
+        pytest.skip("uv is not installed on this machine")
+    return locker
+
+
+@pytest.fixture
+def pip(shelf: Shelf, tmp_path: Path) -> WheelLocker:
+    """What a controller without uv has: Python's own."""
+    locker = find_locker(environment(shelf, tmp_path) | {"PATH": str(tmp_path)})
+    if not isinstance(locker, PipLocker):
+        pytest.skip("this Python has neither pip nor ensurepip, or uv is beside it")
+    return locker
+
+
+def names(wheels: tuple[object, ...]) -> list[str]:
+    return [wheel.name for wheel in wheels]  # type: ignore[attr-defined]
+
+
+async def test_a_lock_is_for_the_machine_that_was_asked_for(uv: UvLocker) -> None:
+    amd = await uv.lock("app", platform="linux/amd64", python="3.11")
+    assert (amd.requirement, amd.version, amd.python) == ("app==1.0", "1.0", "3.11")
+    assert names(amd.wheels) == [
+        "app-1.0-py3-none-any.whl",
+        "engine-2.1-cp310-abi3-manylinux_2_17_x86_64.whl",
+        "helper-0.1-py3-none-any.whl",
+    ]
+    newer = await uv.lock("app", platform="linux/amd64", python="3.12")
+    assert "engine-2.1-cp312-cp312-manylinux_2_17_x86_64.whl" in names(newer.wheels)
+    arm = await uv.lock("app", platform="linux/arm64", python="3.11")
+    assert "engine-2.0-cp310-abi3-manylinux_2_17_aarch64.whl" in names(arm.wheels)
+    mac = await uv.lock("app", platform="darwin/arm64", python="3.11")
+    assert names(mac.wheels) == [
+        "app-1.0-py3-none-any.whl",
+        "engine-2.0-cp310-abi3-macosx_13_0_arm64.whl",
+        "mac-0.1-py3-none-any.whl",
+    ]
+    assert len({digest_of_lock(lock.wheels) for lock in (amd, newer, arm, mac)}) == 4
+
+
+async def test_hashes_are_those_of_the_files(uv: UvLocker, shelf: Shelf) -> None:
+    lock = await uv.lock("helper==0.1", platform="linux/amd64", python="3.11")
+    (wheel,) = lock.wheels
+    path = shelf.folder / "helper" / wheel.name
+    assert wheel.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert wheel.url == f"{shelf.url}/helper/{wheel.name}"
+    async with aiohttp.ClientSession() as session:
+        (measured,) = await WheelSizes(session).fill(lock.wheels)
+        assert measured.size == path.stat().st_size
+        shutil.rmtree(path.parent)
+        assert (await WheelSizes(session).fill(lock.wheels))[0].size == 0
+
+
+async def test_what_cannot_be_had(uv: UvLocker) -> None:
+    with pytest.raises(NoWheels, match="darwin/amd64"):
+        await uv.lock("app", platform="darwin/amd64", python="3.11")
+    with pytest.raises(NoWheels):
+        await uv.lock("sdist-only", platform="linux/amd64", python="3.11")
+    with pytest.raises(NotFound):
+        await uv.lock("nothing-there", platform="linux/amd64", python="3.11")
+    with pytest.raises(NotFound):
+        await uv.lock("app==9", platform="linux/amd64", python="3.11")
+
+
+async def test_an_index_that_does_not_answer(shelf: Shelf, tmp_path: Path, uv: UvLocker) -> None:
+    env = environment(shelf, tmp_path) | {"UV_DEFAULT_INDEX": "http://127.0.0.1:1/simple", "UV_HTTP_RETRIES": "0"}
+    locker = find_locker(env, cache_folder=tmp_path / "other-cache")
+    with pytest.raises(Unreachable):
+        await locker.lock("app", platform="linux/amd64", python="3.11")
+
+
+async def test_a_project_around_the_controller_does_not_matter(
+    uv: UvLocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uv.toml").write_text("index-url = 'http://127.0.0.1:1/simple'\n")
+    monkeypatch.chdir(tmp_path)
+    await uv.lock("helper", platform="linux/amd64", python="3.11")
+
+
+@pytest.mark.skipif(own_platform() != "linux/amd64", reason="the little index has wheels for linux/amd64 only")
+async def test_pip_locks_for_machines_like_ours(pip: WheelLocker) -> None:
+    lock = await pip.lock("app", platform=own_platform(), python=own_python())
+    assert [wheel.project for wheel in lock.wheels] == ["app", "engine", "helper"]
+    assert all(len(wheel.sha256) == 64 for wheel in lock.wheels)
+    with pytest.raises(Failed, match="install uv"):
+        await pip.lock("app", platform="linux/arm64", python=own_python())
+    with pytest.raises(NoWheels):
+        await pip.lock("sdist-only", platform=own_platform(), python=own_python())
+
+
+@pytest.mark.skipif(own_platform() != "linux/amd64", reason="the little index has wheels for linux/amd64 only")
+async def test_uv_and_pip_lock_the_same(uv: UvLocker, pip: WheelLocker) -> None:
+    by_uv = await uv.lock("app", platform=own_platform(), python=own_python())
+    by_pip = await pip.lock("app", platform=own_platform(), python=own_python())
+    assert digest_of_lock(by_uv.wheels) == digest_of_lock(by_pip.wheels)
+
+
+async def test_no_tool_at_all() -> None:
+    with pytest.raises(Failed, match="neither uv nor pip"):
+        await NoLocker().lock("app", platform="linux/amd64", python="3.11")
+
+
+async def test_a_tool_that_hangs_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="did not end"):
+        await run_tool([sys.executable, "-c", SLEEP], env=os.environ, folder=tmp_path, timeout_s=0.2)
+
+
+async def test_a_tool_is_killed_with_its_children_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    words = [sys.executable, "-c", WITH_A_CHILD, SLEEP, str(told)]
+    waiting = asyncio.create_task(run_tool(words, env=os.environ, folder=tmp_path, timeout_s=60))
+    await until(told.exists)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    pids = [int(pid) for pid in told.read_text().split()]
+    await until(lambda: not any(_runs(pid) for pid in pids))
+
+
+SLEEP = "import time; time.sleep(60)"
+WITH_A_CHILD = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+with open(sys.argv[2] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[2] + ".new", sys.argv[2])
+time.sleep(60)
+"""
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_tool_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="cannot be started"):
+        await run_tool(["/nonexistent"], env={}, folder=tmp_path, timeout_s=1)
+
+
+def test_tools_are_told_none_of_our_secrets() -> None:
+    env = {"PATH": "/bin", "UV_DEFAULT_INDEX": "x", "CORRAL_ADMIN_KEY": "s", "LOCALAI_REGISTRATION_TOKEN": "s"}
+    assert tool_environment(env) == {"PATH": "/bin", "UV_DEFAULT_INDEX": "x"}

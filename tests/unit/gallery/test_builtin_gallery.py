@@ -1,0 +1,176 @@
+"""The gallery that comes with Corral (DESIGN §11)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from corral.contract.manifest import Placeholders, check_manifest, fill_command
+from corral.gallery.builtin import backends_folder, read_built_in
+from corral.gallery.catalogue import Catalogue
+from corral.gallery.entries import BackendEntry
+from corral.gallery.variants import Chosen, NoVariant, choose_variant
+
+BACKENDS = Path(__file__).parents[3] / "backends"
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    index = read_built_in()
+    assert not index.problems
+    return Catalogue([index])
+
+
+def entry(catalogue: Catalogue, name: str) -> BackendEntry:
+    found = catalogue.find(name)
+    assert isinstance(found, BackendEntry)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "platform", "build"),
+    [
+        ("llama-cpp", "default", "linux/amd64", "llama-cpp-pypi"),
+        ("llama-cpp", "default", "linux/arm64", "llama-cpp-pypi"),
+        ("llama-cpp", "nvidia-cuda-12", "linux/amd64", "llama-cpp-pypi"),  # as long as LocalAI's gallery is not there
+        ("vllm", "nvidia-cuda-13", "linux/amd64", "vllm-cuda-pypi"),
+        ("vllm", "nvidia-l4t-cuda-13", "linux/arm64", "vllm-cuda-pypi"),
+        ("mlx-lm", "metal", "darwin/arm64", "mlx-lm-metal-pypi"),
+        ("mock", "default", "linux/amd64", "mock"),
+        ("mock-grpc", "amd", "linux/arm64", "mock-grpc"),
+    ],
+)
+def test_which_build_a_machine_gets(
+    catalogue: Catalogue, name: str, capability: str, platform: str, build: str
+) -> None:
+    choice = choose_variant(entry(catalogue, name), catalogue, capability=capability, platform=platform, platforms={})
+    assert isinstance(choice, Chosen)
+    assert choice.entry.name == build
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "platform"),
+    [
+        ("vllm", "default", "linux/amd64"),
+        ("mlx-lm", "default", "linux/amd64"),
+        ("mlx-lm", "darwin-x86", "darwin/amd64"),
+    ],
+)
+def test_who_gets_none(catalogue: Catalogue, name: str, capability: str, platform: str) -> None:
+    choice = choose_variant(entry(catalogue, name), catalogue, capability=capability, platform=platform, platforms={})
+    assert isinstance(choice, NoVariant)
+
+
+def test_every_gpu_of_the_contract_has_localais_build(catalogue: Catalogue) -> None:
+    mapped = entry(catalogue, "llama-cpp").capabilities
+    for key in (
+        "nvidia-cuda-12",
+        "nvidia-cuda-13",
+        "nvidia-l4t-cuda-12",
+        "nvidia-l4t-cuda-13",
+        "amd",
+        "intel",
+        "metal",
+    ):
+        assert mapped[key].startswith("localai@")
+
+
+def test_manifests_can_be_run(catalogue: Catalogue) -> None:
+    here = Placeholders(
+        host="127.0.0.1", port=20001, model_name="m", model_file="/d/m.gguf", model_dir="/d", slots=1, device_count=1
+    )
+    for each in catalogue.entries:
+        if each.manifest is not None:
+            check_manifest(each.manifest)
+            words = fill_command(each.manifest.command, here)
+            assert any("20001" in word for word in words)
+
+
+def test_our_backends_come_whole(catalogue: Catalogue) -> None:
+    mock = {file.path: file for file in entry(catalogue, "mock").files}
+    assert {"mock.py", "run.sh", "VERSION"} <= set(mock)
+    assert mock["run.sh"].executable
+    assert not mock["mock.py"].executable
+    assert not any("__pycache__" in path for path in mock)
+    assert mock["mock.py"].text == (BACKENDS / "mock" / "mock.py").read_text()
+    serve = entry(catalogue, "llama-cpp-pypi").files[0]
+    assert (serve.path, serve.text) == ("serve.py", (BACKENDS / "llama_cpp" / "serve.py").read_text())
+
+
+def test_the_mock_speaks_both_protocols(catalogue: Catalogue) -> None:
+    manifest = entry(catalogue, "mock").manifest
+    assert manifest is not None
+    assert manifest.protocol == "openai"
+    assert entry(catalogue, "mock-grpc").manifest is None
+    assert entry(catalogue, "mock-grpc").files == entry(catalogue, "mock").files
+
+
+def test_backends_are_found_in_a_checkout() -> None:
+    assert Path(str(backends_folder())) == BACKENDS
+
+
+@pytest.fixture(scope="module")
+def serve() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("llama_cpp_serve", BACKENDS / "llama_cpp" / "serve.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def params() -> SimpleNamespace:
+    return SimpleNamespace(model=SimpleNamespace(path=""), mmproj=SimpleNamespace(path=""), cpuparams=SimpleNamespace())
+
+
+def arguments_of(serve: ModuleType, catalogue: Catalogue, here: Placeholders) -> argparse.Namespace:
+    manifest = entry(catalogue, "llama-cpp-pypi").manifest
+    assert manifest is not None
+    words = fill_command(manifest.command, here)
+    assert words[:2] == ("python", "serve.py")
+    parsed = serve.read_arguments(words[2:])
+    assert isinstance(parsed, argparse.Namespace)
+    return parsed
+
+
+def test_llama_cpp_understands_its_manifest(serve: ModuleType, catalogue: Catalogue) -> None:
+    here = Placeholders(
+        host="127.0.0.1", port=20001, model_name="m", model_file="/d/m.gguf", context_size=2048, slots=4
+    )
+    into = params()
+    serve.fill_params(into, arguments_of(serve, catalogue, here))
+    assert into.model.path == "/d/m.gguf"
+    assert into.model_alias == {"m"}
+    assert (into.hostnames, into.port) == (["127.0.0.1"], 20001)
+    # Each of four requests has the whole context; llama.cpp would share one out among them.
+    assert (into.n_ctx, into.n_parallel) == (8192, 4)
+    assert not into.embedding
+
+
+def test_llama_cpp_takes_the_models_own_context_when_nobody_says(serve: ModuleType, catalogue: Catalogue) -> None:
+    here = Placeholders(host="127.0.0.1", port=20001, model_file="/d/m.gguf", slots=1)
+    into = params()
+    serve.fill_params(into, arguments_of(serve, catalogue, here))
+    assert into.n_ctx == 0
+    assert into.model_alias == {"m.gguf"}
+
+
+@pytest.mark.parametrize("words", [[], ["--port", "1"], ["--port", "70000", "--model", "m"], ["--port", "x"]])
+def test_llama_cpp_refuses_what_it_does_not_understand(
+    serve: ModuleType, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        serve.read_arguments(words)
+    assert left.value.code == 2
+    assert "usage: llama-cpp" in capsys.readouterr().err
+
+
+def test_llama_cpp_without_its_model(serve: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--port", "1", "--model", "/nonexistent.gguf"]) == 2
+    assert capsys.readouterr().err == "there is no file /nonexistent.gguf\n"
+    assert "xllamacpp" not in sys.modules

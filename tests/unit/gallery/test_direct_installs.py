@@ -1,0 +1,44 @@
+"""Installs from a URI of somebody's own (contract: gallery.md §8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from corral.gallery.direct import direct_entry
+from corral.kit.errors import Invalid
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "expected"),
+    [
+        ("/srv/backends/mock", "", "mock"),
+        ("/srv/backends/mock/", "", "mock"),
+        ("/srv/backends/mock", "other", "other"),
+        ("ocifile:///srv/images/voice.tar", "", "voice"),
+        ("file:///srv/voice.tar.gz", "", "voice"),
+        ("https://example.com/d/voice-1.2.tar.zst?x=1", "", "voice-1.2"),
+        ("oci://r.example/a/b:1", "mine", "mine"),
+    ],
+)
+def test_names(uri: str, name: str, expected: str) -> None:
+    entry = direct_entry(uri, name=name, alias="short")
+    assert (entry.name, entry.alias, entry.uri) == (expected, "short", uri)
+    assert entry.gallery.url == ""
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "alias", "word"),
+    [
+        ("oci://r.example/a/b:1", "", "", "needs a name"),
+        ("quay.io/a/b:1", "", "", "needs a name"),
+        ("/", "", "", "needs a name"),
+        ("https://example.com", "", "", "needs a name"),
+        ("llama-cpp", "", "", "not a source"),
+        ("/srv/x", "../x", "", "folder"),
+        ("/srv/x", "", "a/b", "folder"),
+        ("pypi://vllm", "vllm", "", "manifest"),
+    ],
+)
+def test_what_is_missing_is_said(uri: str, name: str, alias: str, word: str) -> None:
+    with pytest.raises(Invalid, match=word):
+        direct_entry(uri, name=name, alias=alias)

@@ -1,0 +1,274 @@
+"""Reading galleries lazily, remembering them, and doing without them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from corral.gallery.catalogue import AliasGroup, Unknown
+from corral.gallery.entries import BackendEntry, Index, read_index
+from corral.gallery.galleries import BUILT_IN, Gallery
+from corral.gallery.library import Library, LibraryOptions, usable_candidates
+from corral.gallery.sharing import SharedWork
+from corral.kit.errors import Failed, Unavailable, Unreachable
+from tests.support.manual_clock import ManualClock
+from tests.support.waiting import until
+
+ONE = b"- {name: one, uri: 'https://example.com/1.tar'}\n- {name: shared, uri: 'https://example.com/s1.tar'}\n"
+TWO = b"- {name: two, alias: pair, uri: 'https://example.com/2.tar'}\n- {name: shared, uri: 'https://example.com/s2.tar'}\n"
+OWN = b"""
+- {name: own, uri: 'https://example.com/o.tar'}
+- {name: chooser, capabilities: {default: own, nvidia: "g@one", amd: "h@two"}}
+"""
+G = Gallery("g", "https://g/index.yaml", ("https://mirror/g.yaml",))
+H = Gallery("h", "https://h/index.yaml")
+
+
+class Web:
+    """Answers by URL; what it has none for cannot be reached. A URL in `holding` answers when it is let go."""
+
+    def __init__(self, **_: object) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.holding: dict[str, asyncio.Event] = {}
+
+    async def fetch(self, url: str) -> bytes:
+        self.asked.append(url)
+        if url in self.holding:
+            await self.holding[url].wait()
+        if url not in self.pages:
+            raise Unreachable(f"{url} is down")
+        return self.pages[url]
+
+
+def own() -> Index:
+    return read_index(BUILT_IN, OWN)
+
+
+class Room:
+    def __init__(self, tmp_path: Path, **options: float) -> None:
+        self.web = Web()
+        self.clock = ManualClock()
+        self.folder = tmp_path
+        self.options = LibraryOptions(**options)
+        self.library = self.again()
+
+    def again(self) -> Library:
+        """A process that has just started."""
+        return Library([G, H], self.web, clock=self.clock, cache_folder=self.folder, options=self.options, built_in=own)
+
+    async def find(self, query: str) -> BackendEntry | AliasGroup | Unknown:
+        return (await self.library.find(query))[0]
+
+    async def found(self, query: str) -> str:
+        got = await self.find(query)
+        return got.id if isinstance(got, BackendEntry) else type(got).__name__
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    room = Room(tmp_path)
+    room.web.pages = {G.url: ONE, H.url: TWO}
+    return room
+
+
+async def test_what_is_built_in_waits_for_nobody(room: Room) -> None:
+    assert await room.found("own") == "corral@own"
+    assert room.web.asked == []
+
+
+async def test_galleries_are_read_in_order_and_no_further_than_needed(room: Room) -> None:
+    assert await room.found("shared") == "g@shared"
+    assert room.web.asked == [G.url]
+    assert await room.found("h@shared") == "h@shared"
+    assert await room.found("two") == "h@two"
+    assert room.web.asked == [G.url, H.url]
+
+
+async def test_a_named_gallery_is_the_only_one_read(room: Room) -> None:
+    assert await room.found("H@two") == "h@two"
+    assert room.web.asked == [H.url]
+
+
+async def test_aliases_come_after_the_names_of_all_galleries(room: Room) -> None:
+    group = await room.find("pair")
+    assert isinstance(group, AliasGroup)
+    assert [build.id for build in group.builds] == ["h@two"]
+
+
+async def test_an_unknown_gallery(room: Room) -> None:
+    got = await room.find("nowhere@two")
+    assert isinstance(got, Unknown)
+    assert got.reason == "no gallery is called 'nowhere'; there are corral, g, h"
+    assert room.web.asked == []
+
+
+async def test_only_the_galleries_a_machine_needs_are_read_for_a_meta(room: Room) -> None:
+    meta, catalogue = await room.library.find("chooser")
+    assert isinstance(meta, BackendEntry)
+    await room.library.with_builds(meta, catalogue, [("default", "linux/amd64")])
+    assert room.web.asked == []
+    more = await room.library.with_builds(meta, catalogue, [("nvidia-cuda-12", "linux/amd64")])
+    assert room.web.asked == [G.url]
+    assert [index.gallery.name for index in more.indexes] == ["corral", "g"]
+
+
+async def test_an_index_is_remembered_for_an_hour(room: Room) -> None:
+    await room.library.catalogue()
+    room.clock.advance(3599)
+    await room.library.catalogue()
+    assert len(room.web.asked) == 2
+    room.clock.advance(1)
+    room.web.pages[G.url] = TWO
+    assert [entry.name for entry in (await room.library.catalogue("g")).entries] == ["two", "shared"]
+
+
+async def test_forgetting_reads_again(room: Room) -> None:
+    await room.library.catalogue()
+    room.library.forget()
+    await room.library.catalogue()
+    assert room.web.asked.count(G.url) == 2
+
+
+async def test_the_mirror_is_asked_when_the_primary_fails(room: Room) -> None:
+    room.web.pages = {"https://mirror/g.yaml": ONE}
+    assert await room.found("one") == "g@one"
+    assert room.web.asked == [G.url, "https://mirror/g.yaml"]
+
+
+async def test_a_failed_candidate_is_passed_over_for_ten_minutes(tmp_path: Path) -> None:
+    room = Room(tmp_path, fresh_s=1, skip_s=600)
+    room.web.pages = {"https://mirror/g.yaml": ONE}
+    await room.library.index(G)
+    room.clock.advance(599)
+    await room.library.index(G)
+    assert room.web.asked == [G.url, "https://mirror/g.yaml", "https://mirror/g.yaml"]
+    room.clock.advance(2)
+    await room.library.index(G)
+    assert room.web.asked[3:] == [G.url, "https://mirror/g.yaml"]
+
+
+def test_candidates_that_all_failed_are_all_tried() -> None:
+    assert usable_candidates(("a", "b"), {"a": 5.0, "b": 8.0}, 10.0, 10.0) == ("a", "b")
+    assert usable_candidates(("a", "b"), {"a": 5.0}, 10.0, 10.0) == ("b",)
+    assert usable_candidates(("a", "b"), {"a": 5.0}, 15.0, 10.0) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "page", [b"", b"[]", b"a: b", b"<html>Please sign in</html>", b"- just\n- words\n", b"\xff\xfe\x00", b"- x: [\n"]
+)
+async def test_a_page_that_is_no_index_counts_as_a_failure(room: Room, page: bytes) -> None:
+    room.web.pages = {G.url: page, "https://mirror/g.yaml": ONE}
+    assert await room.found("one") == "g@one"
+
+
+async def test_a_candidate_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    room = Room(tmp_path, candidate_s=0.05)
+    room.web.pages = {G.url: ONE, "https://mirror/g.yaml": ONE}
+    room.web.holding[G.url] = asyncio.Event()
+    assert await room.found("one") == "g@one"
+    assert room.web.asked == [G.url, "https://mirror/g.yaml"]
+
+
+async def test_absence_is_harmless_and_said(room: Room) -> None:
+    room.web.pages = {H.url: TWO}
+    catalogue = await room.library.catalogue()
+    assert [entry.name for entry in catalogue.entries] == ["own", "chooser", "two", "shared"]
+    assert catalogue.unread == {"g": "https://g/index.yaml is down; https://mirror/g.yaml is down"}
+    got = await room.find("ones")
+    assert isinstance(got, Unknown)
+    assert "the gallery g could not be read" in got.reason
+
+
+async def test_nobody_waits_again_for_what_has_just_failed(room: Room) -> None:
+    room.web.pages = {}
+    await room.library.catalogue("g")
+    await room.library.catalogue("g")
+    assert room.web.asked == [G.url, "https://mirror/g.yaml"]
+    room.web.pages = {G.url: ONE}
+    room.clock.advance(60)
+    assert await room.found("one") == "g@one"
+
+
+async def test_the_last_good_copy_outlives_the_process(room: Room) -> None:
+    await room.library.catalogue()
+    copy = room.folder / "gallery" / f"{hashlib.sha256(G.url.encode()).hexdigest()}.yaml"
+    assert copy.read_bytes() == ONE
+    room.web.pages = {}
+    room.library = room.again()
+    assert await room.found("one") == "g@one"
+
+
+async def test_an_old_copy_in_memory_is_used_when_reading_again_fails(room: Room) -> None:
+    await room.library.catalogue()
+    room.web.pages = {}
+    room.clock.advance(4000)
+    assert await room.found("one") == "g@one"
+    assert await room.found("two") == "h@two"
+
+
+async def test_a_bad_page_does_not_replace_the_good_copy(room: Room) -> None:
+    await room.library.catalogue()
+    room.web.pages = {G.url: b"[]"}
+    room.clock.advance(4000)
+    await room.library.catalogue()
+    room.library = room.again()
+    assert await room.found("one") == "g@one"
+
+
+async def test_a_damaged_copy_is_no_copy(room: Room) -> None:
+    await room.library.catalogue()
+    for path in (room.folder / "gallery").iterdir():
+        path.write_bytes(b"a: b")
+    room.web.pages = {}
+    room.library = room.again()
+    with pytest.raises(Unavailable):
+        await room.library.index(G)
+
+
+async def test_a_folder_nothing_can_be_kept_in_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    room = Room(tmp_path / "file")
+    room.web.pages = {G.url: ONE}
+    assert await room.found("one") == "g@one"
+
+
+async def test_many_who_ask_at_once_cost_one_reading(room: Room) -> None:
+    held = room.web.holding[G.url] = asyncio.Event()
+    asking = [asyncio.create_task(room.library.index(G)) for _ in range(20)]
+    await until(lambda: room.web.asked)
+    asking[0].cancel()  # the one who reads loses interest; another takes over
+    await until(lambda: len(room.web.asked) == 2)
+    held.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert len({id(result) for result in results[1:]}) == 1
+    assert room.web.asked == [G.url, G.url]
+
+
+async def test_without_ours_for_somebody_elses_controller(room: Room) -> None:
+    library = Library([G], room.web, clock=room.clock, built_in=None)
+    assert [gallery.name for gallery in library.galleries] == ["g"]
+    assert isinstance((await library.find("own"))[0], Unknown)
+
+
+async def test_an_error_reaches_all_who_share_the_work() -> None:
+    shared: SharedWork[str, int] = SharedWork()
+    gate = asyncio.Event()
+
+    async def fail() -> int:
+        await gate.wait()
+        raise Failed("no")
+
+    async def succeed() -> int:
+        return 7
+
+    waiting = [asyncio.create_task(shared.do("k", fail)) for _ in range(3)]
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [Failed] * 3
+    assert await shared.do("k", succeed) == 7  # and the next starts afresh
