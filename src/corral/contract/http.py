@@ -57,7 +57,10 @@ class Request:
     request_id: str
     body: Body
     upgrade: bytes = b""  # b"websocket" where the client asked for it; every other protocol is ignored
-    extra: dict[str, object] = field(default_factory=dict)
+    # What handlers have derived from the headers alone; other requests with the same headers find it again. Never a
+    # verdict: a key that is read out of a header once is a key for ever, a key that is valid once is not.
+    notes: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)  # of this request alone
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a lower-case header name."""

@@ -173,16 +173,18 @@ class ClientConnection(asyncio.Protocol):
         server.counters.requests += 1
         request_id = head.request_id or server.new_request_id()
         exchange = self.exchange = Exchange(self, head, body, request_id)
+        fields = head.fields
         request = Request(
             head.method,
             head.path,
-            head.fields.headers,
+            fields.headers,
             head.version,
             self.peer,
             self.secure,
             request_id.decode(),
             body,
             head.upgrade,
+            fields.notes,
         )
         exchange.run(server.handler.handle(request, exchange))
 

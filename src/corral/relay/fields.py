@@ -57,6 +57,7 @@ class Fields:
         "host",
         "keep_alive",
         "length",
+        "notes",
         "request_id",
         "upgrade",
         "wire",
@@ -73,6 +74,7 @@ class Fields:
         self.upgrade = b""
         self.expect = b""
         self.request_id = b""
+        self.notes: dict[str, object] = {}  # the handlers'
         self._lines: tuple[bytes, ...] = ()
         self._prepared: dict[object, bytes] = {}
 

@@ -252,14 +252,13 @@ class Upstream(asyncio.Protocol):
 
     def _pass_whole(self, exchange: Exchange, head: AnswerHead, length: int, body: bytes) -> None:
         """The short way, for an answer that came in one piece: the same as `_start_answer` and `_finish`."""
-        self._reusable = head.reusable
         self._exchange = None
         self._mode = _NOTHING
         self._interims = 0
         exchange.pass_whole(head, length, body)
         if self._held:
             self._unbind()
-        self._go_idle()
+        self._go_idle(self._sent and head.reusable)
         exchange.passed()
 
     def _await_rest_of_head(self, data: bytes, seen: int) -> None:
@@ -362,14 +361,14 @@ class Upstream(asyncio.Protocol):
         if exchange is None:
             return
         self._unbind()
-        self._go_idle()
+        self._go_idle(self._sent and self._reusable)
         exchange.passed()
 
-    def _go_idle(self) -> None:
+    def _go_idle(self, reusable: bool) -> None:
         pool = self._pool
         self.reused = True
         self._deadline = self._wheel.now + pool.limits.idle_s
-        if not (self._reusable and self._sent and pool.give_back(self)):
+        if not reusable or not pool.give_back(self):
             pool.forget(self)
             self.transport.abort()
 

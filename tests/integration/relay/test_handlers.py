@@ -386,3 +386,21 @@ async def test_a_handler_that_catches_a_failure_tries_several_targets() -> None:
     async with rig(handler=Does(action)) as r:
         assert await relayed(r) == b"GET /x HTTP/1.1"
         assert tried == [True, True]
+
+
+async def test_notes_are_found_again_by_requests_with_the_same_headers() -> None:
+    found: list[object] = []
+
+    async def action(request: Request, responder: Responder) -> None:
+        found.append(request.notes.get("key"))
+        request.notes["key"] = request.header(b"authorization")
+        request.extra["mine"] = True
+        await responder.send(200, (), b"")
+
+    async with rig(handler=Does(action)) as r:
+        client = await r.client()
+        for path, key in ((b"/1", b"a"), (b"/2", b"a"), (b"/3", b"b"), (b"/4", b"a")):
+            await client.ask(
+                b"POST %b HTTP/1.1\r\nHost: h\r\nAuthorization: %b\r\nContent-Length: 0\r\n\r\n" % (path, key)
+            )
+        assert found == [None, b"a", None, b"a"]
