@@ -82,6 +82,13 @@ class Catalogue:
             return f"there is no gallery {gallery}"
         return f"there is no {name} in the gallery {gallery}"
 
+    def meta_of(self, build: BackendEntry) -> BackendEntry | None:
+        """The choice of builds this one is part of: what to ask for instead when every node shall have it."""
+        for meta in self.entries:
+            if meta.is_meta and any(self.build_of(meta, value) == build for value in meta.capabilities.values()):
+                return meta
+        return None
+
     def nearest(self, name: str) -> tuple[str, ...]:
         """Names somebody may have meant: like it, or with it inside."""
         name = name.lower()

@@ -16,7 +16,7 @@ from corral.contract.codec import Message
 from corral.contract.manifest import Manifest, check_manifest
 from corral.contract.sources import DIRECTORY, FILE, OCI, OCIFILE, Source, TextFile, is_safe_path, parse_uri
 from corral.gallery.galleries import BUILT_IN, Gallery
-from corral.gallery.yaml_items import Item, Limits, Problem, read_items
+from corral.gallery.yaml_items import LIMITS, Item, Limits, Problem, read_items
 from corral.kit.errors import Invalid
 
 DEVELOPMENT_SUFFIX = "development"
@@ -101,7 +101,7 @@ class Index:
     problems: tuple[Problem, ...] = ()
 
 
-def read_index(gallery: Gallery, body: bytes, limits: Limits = Limits()) -> Index:  # noqa: B008 - frozen
+def read_index(gallery: Gallery, body: bytes, limits: Limits = LIMITS) -> Index:
     """Every entry that can be used, and a reason for each that cannot. Raises Invalid when there is no list at all."""
     read = read_items(body, limits)
     problems = list(read.problems)
@@ -146,6 +146,8 @@ def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
         mirrors=mirrors,
         capabilities=MappingProxyType(written.capabilities),
         sha256=written.sha256.lower(),
+        icon=written.icon if _is_link(written.icon) else "",
+        urls=tuple(filter(_is_link, written.urls)),
         manifest=_manifest(extension) if extension is not None and extension.protocol else None,
         platforms=_platforms(extension) if extension is not None else (),
         files=_files(extension) if extension is not None else (),
@@ -154,7 +156,7 @@ def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
     return entry, notes
 
 
-_COPIED = ("name", "alias", "uri", "version", "description", "license", "icon", "urls", "tags", "size")
+_COPIED = ("name", "alias", "uri", "version", "description", "license", "tags", "size")
 
 
 def _convert(value: object) -> _Written:
@@ -180,6 +182,11 @@ def _mirrors(gallery: Gallery, written: _Written) -> tuple[tuple[str, ...], list
         except Invalid as error:
             notes.append(f"a mirror is not used: {error.message}")
     return tuple(usable), notes
+
+
+def _is_link(text: str) -> bool:
+    """People click on it; a page must not run it."""
+    return text.startswith(("https://", "http://"))
 
 
 def _is_image(uri: str) -> bool:

@@ -39,10 +39,14 @@ class LibraryOptions:
     retry_s: float = 60.0  # after all have failed, nobody waits for them again before that
 
 
+OPTIONS = LibraryOptions()
+_NEVER = float("-inf")
+
+
 @dataclass
 class _Shelf:
     index: Index | None = None
-    read_at: float = 0.0
+    read_at: float = _NEVER  # a copy from the disk is not fresh, however recently the machine was started
     failed_at: dict[str, float] = field(default_factory=dict)  # candidate → when
     all_failed_at: float | None = None
     why: str = ""
@@ -56,7 +60,7 @@ class Library:
         *,
         clock: Clock,
         cache_folder: Path | None = None,
-        options: LibraryOptions = LibraryOptions(),  # noqa: B008 - frozen
+        options: LibraryOptions = OPTIONS,
         built_in: Callable[[], Index] | None = read_built_in,
     ) -> None:
         """`built_in` None: without ours, as a worker of somebody else's controller must be."""
@@ -109,7 +113,7 @@ class Library:
     def forget(self) -> None:
         """The next to ask reads again, also from those that failed."""
         for shelf in self._shelves.values():
-            shelf.read_at, shelf.all_failed_at = float("-inf"), None
+            shelf.read_at, shelf.all_failed_at = _NEVER, None
             shelf.failed_at.clear()
 
     async def _try(self, gallery: Gallery) -> Index | str:
@@ -207,5 +211,5 @@ def usable_candidates(
     candidates: Sequence[str], failed_at: Mapping[str, float], now: float, skip_s: float
 ) -> tuple[str, ...]:
     """Those that did not fail lately; all of them when all did."""
-    usable = tuple(url for url in candidates if now - failed_at.get(url, float("-inf")) >= skip_s)
+    usable = tuple(url for url in candidates if now - failed_at.get(url, _NEVER) >= skip_s)
     return usable or tuple(candidates)

@@ -34,6 +34,9 @@ class LocatingOptions:
     own_python: str = ""  # what machines that do not say are taken to have
 
 
+OPTIONS = LocatingOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Located:
     sources: tuple[Source, ...]
@@ -63,7 +66,7 @@ class Locator:
         *,
         clock: Clock,
         measure: Measure | None = None,
-        options: LocatingOptions = LocatingOptions(),  # noqa: B008 - frozen
+        options: LocatingOptions = OPTIONS,
     ) -> None:
         self._registry = registry
         self._locker = locker

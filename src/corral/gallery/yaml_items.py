@@ -38,6 +38,9 @@ class Limits:
     repairs: int = 20  # items cut out because they are not YAML
 
 
+LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Why an item was left out."""
@@ -63,7 +66,7 @@ class Items:
     problems: tuple[Problem, ...]
 
 
-def read_items(body: bytes, limits: Limits = Limits()) -> Items:  # noqa: B008 - frozen
+def read_items(body: bytes, limits: Limits = LIMITS) -> Items:
     """Raises Invalid only when there is no list at all, or one too big to look at."""
     if len(body) > limits.bytes:
         raise Invalid(f"the index has {len(body)} bytes; at most {limits.bytes} are read")

@@ -149,6 +149,15 @@ def test_a_map_names_builds_of_its_own_gallery_or_of_another() -> None:
     assert catalogue().build_of(meta, "cpu-voice") == "there is no cpu-voice in the gallery ours"
 
 
+def test_the_meta_a_build_belongs_to() -> None:
+    voice = found("there@cpu-voice")
+    meta = catalogue().meta_of(voice)
+    assert meta is not None
+    assert meta.name == "meta"
+    assert catalogue().meta_of(found("vllm")) == found("vllm-meta")
+    assert catalogue().meta_of(found("piper")) is None
+
+
 def test_searching() -> None:
     names = [each.id for each in catalogue().search("fast")]
     assert names == ["ours@vllm"]

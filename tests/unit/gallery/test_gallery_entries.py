@@ -128,6 +128,13 @@ def test_a_bad_entry_is_skipped_with_its_reason(entry: str, word: str) -> None:
     assert word in problem.reason
 
 
+def test_only_links_can_be_clicked() -> None:
+    (entry,) = read(
+        "- {name: a, uri: https://example.com/a.tar, icon: 'javascript:alert(1)', urls: ['data:x', https://example.com]}"
+    ).entries
+    assert (entry.icon, entry.urls) == ("", ("https://example.com",))
+
+
 def test_of_two_entries_of_one_name_the_first_counts() -> None:
     index = read("- {name: A, uri: https://example.com/1}\n- {name: a, uri: https://example.com/2}\n")
     assert [entry.uri for entry in index.entries] == ["https://example.com/1"]

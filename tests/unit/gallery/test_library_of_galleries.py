@@ -202,6 +202,16 @@ async def test_the_last_good_copy_outlives_the_process(room: Room) -> None:
     assert await room.found("one") == "g@one"
 
 
+async def test_a_copy_from_the_disk_is_replaced_as_soon_as_somebody_answers(room: Room) -> None:
+    await room.library.catalogue()
+    room.web.pages = {}
+    room.library = room.again()
+    assert await room.found("one") == "g@one"
+    room.web.pages = {G.url: TWO}
+    room.clock.advance(60)
+    assert await room.found("g@two") == "g@two"
+
+
 async def test_an_old_copy_in_memory_is_used_when_reading_again_fails(room: Room) -> None:
     await room.library.catalogue()
     room.web.pages = {}

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gallery.yaml_items import Items, Limits, read_items
+from corral.gallery.yaml_items import LIMITS, Items, Limits, read_items
 from corral.kit.errors import Invalid
 
 
@@ -132,7 +132,7 @@ def test_bytes_nobody_can_print_are_no_obstacle() -> None:
     assert read_items("\ufeff- name: a\n".encode()).items[0].value == {"name": "a"}
 
 
-def quick(text: str, limits: Limits = Limits()) -> Items:  # noqa: B008
+def quick(text: str, limits: Limits = LIMITS) -> Items:
     began = time.process_time()
     try:
         return read_items(text.encode(), limits)

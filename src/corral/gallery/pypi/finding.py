@@ -10,7 +10,7 @@ from pathlib import Path
 
 from corral.gallery.pypi.locking import Lock, WheelLocker
 from corral.gallery.pypi.pip import PipLocker
-from corral.gallery.pypi.tags import Floor
+from corral.gallery.pypi.tags import FLOOR, Floor
 from corral.gallery.pypi.uv import UvLocker
 from corral.kit.errors import Failed
 
@@ -25,7 +25,7 @@ class NoLocker:
 def find_locker(
     env: Mapping[str, str],
     *,
-    floor: Floor = Floor(),  # noqa: B008 - frozen
+    floor: Floor = FLOOR,
     timeout_s: float = 300.0,
     cache_folder: Path | None = None,
 ) -> WheelLocker:

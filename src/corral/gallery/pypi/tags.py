@@ -29,7 +29,10 @@ class Floor:
     macos: tuple[int, int] = (14, 0)
 
 
-def supported_tags(platform: str, python: str, floor: Floor = Floor()) -> dict[str, int]:  # noqa: B008 - frozen
+FLOOR = Floor()
+
+
+def supported_tags(platform: str, python: str, floor: Floor = FLOOR) -> dict[str, int]:
     """`cp311-cp311-manylinux_2_28_x86_64` → rank, 0 the best. Raises Invalid for a platform or Python nobody serves."""
     return {tag: rank for rank, tag in enumerate(_tags(list(_platforms(platform, floor)), _minor(python)))}
 

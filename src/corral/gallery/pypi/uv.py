@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from corral.contract.sources import Wheel, normal_name
 from corral.gallery.pypi.locking import Lock, NoWheels
-from corral.gallery.pypi.tags import Floor, supported_tags
+from corral.gallery.pypi.tags import FLOOR, Floor, supported_tags
 from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
 from corral.gallery.pypi.wheels import choose_wheel
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
@@ -32,7 +32,7 @@ class UvLocker:
         program: str,
         *,
         env: Mapping[str, str],
-        floor: Floor = Floor(),  # noqa: B008 - frozen
+        floor: Floor = FLOOR,
         timeout_s: float = 300.0,
         cache_folder: Path | None = None,
     ) -> None:
