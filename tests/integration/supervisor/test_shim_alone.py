@@ -79,6 +79,11 @@ def exited(place: Path) -> dict[str, Any]:
     return dict(json.loads((place / "exit.json").read_text()))
 
 
+def said(place: Path) -> list[str]:
+    lines = "".join(path.read_text() for path in sorted((place / "log").iterdir())).splitlines()
+    return [line.split(" ", 2)[2] for line in lines]
+
+
 def test_it_says_who_runs(start: Start, place: Path) -> None:
     shim = start("exec sleep 3600")
     told = state(place)
@@ -121,7 +126,8 @@ def test_two_listeners_hear_the_same(start: Start, place: Path) -> None:
 
 def test_a_stop_is_carried_out_though_whoever_asked_is_gone(start: Start, place: Path) -> None:
     """A worker that dies in the middle of a stop."""
-    shim = start("trap '' TERM; while :; do sleep 0.1; done")
+    shim = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
+    wait_for(lambda: said(place) == ["deaf"], "the script to begin")
     with connected(place) as file:
         file.readline()
         file.write(b'{"stop":0.3}\n')
@@ -132,7 +138,8 @@ def test_a_stop_is_carried_out_though_whoever_asked_is_gone(start: Start, place:
 
 
 def test_sigterm_to_the_shim_stops_its_backend(start: Start, place: Path) -> None:
-    shim = start("trap 'exit 4' TERM; while :; do sleep 0.05; done")
+    shim = start("trap 'exit 4' TERM; echo listening; while :; do sleep 0.05; done")
+    wait_for(lambda: said(place) == ["listening"], "the script to begin")
     with connected(place):
         shim.terminate()
         assert shim.wait(10) == 0
