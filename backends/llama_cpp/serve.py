@@ -53,10 +53,27 @@ def fill_params(params: Any, arguments: argparse.Namespace) -> None:
     params.ui = False
     params.cors_origins = ""
     params.offline = True  # everything is on this disk; nothing is to be fetched behind the fleet's back
-    if arguments.threads:
-        params.cpuparams.n_threads = arguments.threads
+    if threads := arguments.threads or fewer_cpus(os.cpu_count() or 1, allowed_cpus()):
+        params.cpuparams.n_threads = threads
     if arguments.mmproj:
         params.mmproj.path = arguments.mmproj
+
+
+def fewer_cpus(has: int, may: int) -> int:
+    """How many threads to ask for: 0, llama.cpp's own choice, where we may use the whole machine. It does not know of
+    limits, and threads that wait for each other on too few CPUs are many times slower than fewer of them."""
+    return may if may < has else 0
+
+
+def allowed_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """What affinity and the container's quota leave us."""
+    may = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open(quota_file) as file:
+            quota, period = file.read().split()
+        return max(1, min(may, -(-int(quota) // int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or no limit: its word for that is `max`
+        return may
 
 
 def main(words: Sequence[str]) -> int:

@@ -152,6 +152,22 @@ def test_llama_cpp_understands_its_manifest(serve: ModuleType, catalogue: Catalo
     assert not into.embedding
 
 
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", None), ("", None), ("9 0", None)],
+)
+def test_llama_cpp_knows_how_many_cpus_it_may_use(
+    serve: ModuleType, tmp_path: Path, quota: str, expected: int | None
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    unlimited = serve.allowed_cpus(str(tmp_path / "none"))
+    assert unlimited >= 1
+    got = serve.allowed_cpus(str(tmp_path / "cpu.max"))
+    assert got == (min(expected, unlimited) if expected is not None else unlimited)
+    assert serve.fewer_cpus(64, 2) == 2
+    assert serve.fewer_cpus(8, 8) == 0
+
+
 def test_llama_cpp_takes_the_models_own_context_when_nobody_says(serve: ModuleType, catalogue: Catalogue) -> None:
     here = Placeholders(host="127.0.0.1", port=20001, model_file="/d/m.gguf", slots=1)
     into = params()
