@@ -25,7 +25,7 @@ T = TypeVar("T")
 FLEET = ("bus", "controller", "gateway")
 _OWN_TOKEN_LIFE_S = 900.0
 _LOOK_EVERY_S = 0.1
-_TRIES, _TRY_EVERY_S = 20, 0.5
+_TRY_EVERY_S = 0.5
 _HOPELESS_AFTER = 3  # ends in a row, before the fleet was ever ready
 
 
@@ -58,28 +58,19 @@ class BringUp:
             if "worker" in self._specs:
                 await self._start_worker(client)
             wanted = CreateJoinToken(name="join line of corral up")
-            self._greet(await self._insist(lambda: client.tokens.create(wanted)))
+            self._greet(await insist(lambda: client.tokens.create(wanted)))
 
     async def _start_worker(self, client: Client) -> None:
         """Its token is made here and now, for this machine alone, and taken back if it was not needed."""
         wanted = CreateJoinToken(name="this machine's worker", ttl_s=_OWN_TOKEN_LIFE_S, pre_approved=True)
-        made = await self._insist(lambda: client.tokens.create(wanted))
+        made = await insist(lambda: client.tokens.create(wanted))
         write_secret(self._site.folder.worker_token, made.secret + "\n")
         self._supervisor.start(self._specs["worker"])
         ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca, any_name=True)
         async with Client(ingress, timeout_s=5.0) as worker:
             ready = await self._within_patience("this machine's worker", worker)
         if ready:  # one that is late still needs it
-            await self._insist(lambda: client.tokens.revoke(made.token.id))
-
-    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """A part that has just been restarted is no reason to give up. Doing these calls twice does no harm."""
-        for _ in range(_TRIES):
-            try:
-                return await ask()
-            except (Unavailable, Unreachable, OutcomeUnknown):
-                await asyncio.sleep(_TRY_EVERY_S)
-        return await ask()
+            await insist(lambda: client.tokens.revoke(made.token.id))
 
     async def _missing(self, client: Client) -> str | None:
         """None when it is ready, else why it is not."""
@@ -136,6 +127,16 @@ class BringUp:
 
     def _public_endpoint(self) -> Endpoint:
         return Endpoint(self._site.public_url, "", self._endpoint.ca)
+
+
+async def insist(ask: Callable[[], Awaitable[T]], *, every_s: float = _TRY_EVERY_S) -> T:
+    """A part that is just being restarted is no reason to give up, however long that takes: whether it can ever start
+    is the supervisor's to see, and told by it. Doing these calls twice does no harm."""
+    while True:
+        try:
+            return await ask()
+        except (Unavailable, Unreachable, OutcomeUnknown):
+            await asyncio.sleep(every_s)
 
 
 def greeting(site: Site, *, join_command: str, key: str | None) -> list[str]:
