@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.digests import digest_of_parts
+from corral.blobs.errors import NoSpace
 from corral.blobs.progress import Tell, tell_nobody
 from corral.blobs.sources.archive import open_file, open_url
 from corral.blobs.sources.environment import open_wheels
@@ -68,13 +69,14 @@ class Contents:
         store = self._means.store
         try:
             opened = Opened(source, await self._open(source, tell))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, NoSpace):
             store.forget(*([source.digest] if is_digest(source.digest) else ()), key=source.uri)
             raise
         try:
             with store.hold(*opened.blobs):
                 yield opened
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, NoSpace):
+            # Nobody wants it any more, or it does not fit: what came so far would only take up room.
             store.forget(*opened.blobs)
             raise
 

@@ -235,8 +235,8 @@ class Installer:
             try:
                 async with self._contents.open(source, tell) as opened:
                     record = await self._from(opened, request, tell)
-                    self._contents.discard(opened)
-                    return record
+                self._contents.discard(opened)  # after it is let go: unpacked, the packed form is not needed
+                return record
             except CorralError as error:
                 failures.append(error)
                 log.warning("a source failed", backend=request.name, uri=source.uri, error=error.message)
@@ -287,8 +287,7 @@ class Installer:
     ) -> VersionRecord:
         """A version that is here already, as this order calls it."""
         digest = opened.digest if opened is not None else request.digest
-        source = opened.source if opened is not None else request.sources[0]
-        metadata = self._metadata(request, source, digest)
+        metadata = self._metadata(request, opened.source if opened is not None else None, digest)
         described = await to_the_end(folder.describe, record, digest, metadata, direct=_is_direct(request))
         if described != record:
             await self._changed()
@@ -323,14 +322,14 @@ class Installer:
         await to_the_end(_write_meta, self._folders.backends / name, meta)
         await self._changed()
 
-    def _metadata(self, request: InstallRequest, source: Source, digest: str) -> Metadata:
+    def _metadata(self, request: InstallRequest, source: Source | None, digest: str) -> Metadata:
         return Metadata(
             name=request.name,
             alias=request.alias,
             gallery_url=request.gallery_url,
             installed_at=self._local_now(),
             version=request.version,
-            uri=_uri_of(source),
+            uri=_uri_of(source) if source is not None else "",
             digest=digest,
         )
 

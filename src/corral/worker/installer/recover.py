@@ -61,7 +61,9 @@ def _recover_entry(backends: Path, path: Path, in_use: Collection[Path], now: st
         remove_tree(path)
         done.removed.append(name)
     elif name.startswith(IMPORTING):
-        done.imported += _finish_import(backends, name.removeprefix(IMPORTING), now)
+        for imported in _finish_import(backends, name.removeprefix(IMPORTING), now):
+            done.imported.append(imported)
+            _recover_versions(BackendFolder(backends / imported), in_use, now, done)
     elif name.startswith(f".{SEQUENCE}."):
         path.unlink()
     elif not is_name(name) or not path.is_dir():
