@@ -223,8 +223,10 @@ class Fleet:
     async def time_passes(self, name: str, backend: str = "vllm") -> None:
         """The next try is due."""
         async with self.store.write() as tx:
-            (row,) = [row for row in await backend_intents.list_(tx, [f"id-of-{name}"]) if row.backend == backend]
-            await backend_intents.put(tx, [msgspec.structs.replace(row, next_try_at=await tx.now())])
+            now = await tx.now()
+            rows = [row for row in await backend_intents.list_(tx, [f"id-of-{name}"]) if row.backend == backend]
+            due = [row for row in rows if row.next_try_at is not None]
+            await backend_intents.put(tx, [msgspec.structs.replace(row, next_try_at=now) for row in due])
 
     async def until(self, operation: str, state: str, deadline_s: float = DEADLINE_S) -> OperationView:
         async def reached() -> bool:
@@ -286,12 +288,14 @@ def quick(**changes: Any) -> BackendOptions:
 
 
 @contextlib.asynccontextmanager
-async def open_fleet(url: str, *, clock: Clock | None = None, start: bool = True) -> AsyncIterator[Fleet]:
+async def open_fleet(
+    url: str, *, clock: Clock | None = None, start: bool = True, lease_s: float = 1.0
+) -> AsyncIterator[Fleet]:
     clock = clock or SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url))
         fleet = Fleet(store, LocalHub(clock), clock, stack)
-        await fleet.controller(start=start)
+        await fleet.controller(start=start, lease_s=lease_s)
         yield fleet
 
 

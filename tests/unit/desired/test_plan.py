@@ -215,6 +215,9 @@ def test_an_intent_no_rule_stands_behind_is_dropped_and_its_bytes_stop_when_aske
     cancelled = replace(doing(NODE, sent()), stopping=frozenset({"op7"}))
     assert planned(cancelled, None) == Stop("vllm", "op7", 1)
     assert planned(replace(cancelled, status="offline"), None) is None, "it is told when it is back"
+    unheard = replace(cancelled, intents={"vllm": sent(accepted_at=None, boot_id="", epoch=EPOCH - 1)})
+    assert planned(unheard, None) == Stop("vllm", "op7", 1), "who sent it died before hearing that it was accepted"
+    assert planned(replace(cancelled, boot_id="b2"), None) == Drop("vllm"), "it died with its worker"
     assert planned(doing(NODE, intent("idle")), None) is None
 
 
@@ -289,7 +292,9 @@ def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
     busy = having("", "monday", LOCALAI, intents={"vllm": called()})
     hold = Hold("vllm", "op8", Kind.DELETE, Why.TURN, "waits for an earlier order to end")
     assert planned(busy, UNWANTED) == hold
-    assert isinstance(planned(busy, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"
+    assert planned(busy, UNWANTED, now=NOON + timedelta(minutes=16)) == hold, "our call is about to say how it went"
+    late = replace(busy, intents={"vllm": called(running=True)})
+    assert isinstance(planned(late, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"
 
 
 def test_a_digest_nobody_knew_beforehand_shows_by_presence() -> None:

@@ -14,7 +14,15 @@ from typing import Any
 
 from corral.bus.api import Tokens
 from corral.contract.messages.backends import BackendResult
-from corral.controller.desired.observations import Ended, Looked, NotReached, NotSent, Observation, OrderId
+from corral.controller.desired.observations import (
+    Ended,
+    Looked,
+    NotReached,
+    NotSent,
+    Observation,
+    OrderId,
+    StillRunning,
+)
 from corral.controller.desired.worker_calls import Order, WorkerCalls
 from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
@@ -130,21 +138,24 @@ class Dispatch:
         if isinstance(heard, NotReached):
             await self._not_reached(order.node_id)
         if isinstance(heard, Ended) and heard.result.success:
-            await self._confirm(heard)
+            late = None if order.accepts else StillRunning(order.id, self._calls.answer_within_s(order.send.kind))
+            await self._confirm(heard, late)
         else:
             self._heard(heard, None)
 
-    async def _confirm(self, ended: Ended) -> None:
-        """If the node cannot be asked now, its next heartbeat or the next round of questions tells."""
+    async def _confirm(self, ended: Ended, otherwise: Observation | None = None) -> None:
+        """If the node cannot be asked now, its next heartbeat or the next round of questions tells; `otherwise` is
+        then what is known."""
         node_id = ended.order.node_id
         try:
             async with self._asking:
                 listed = await self._calls.list_backends(node_id)
-        except Unreachable:
-            await self._not_reached(node_id)
-            return
         except CorralError as error:
             log.warning("inventory could not be read after an order", node=node_id, error=error.message)
+            if isinstance(error, Unreachable):
+                await self._not_reached(node_id)
+            if otherwise is not None:
+                self._heard(otherwise, None)
             return
         self._heard(ended, Looked(node_id, listed.backends, listed.seq))
 

@@ -224,7 +224,7 @@ class _Backend:
     def steps(self, wanted: Mapping[str, Wanted | Unwanted], builds: Mapping[str, BuildOrNot]) -> list[Step]:
         want = wanted.get(self.name)
         build = builds.get(self.name, NotLookedUp())
-        if self._is_under_way() and (want is None or not self._is_mine(want)):
+        if (want is None or not self._is_mine(want)) and (self._is_under_way() or self._is_to_be_stopped()):
             return self._older_order(want, build)
         match want:
             case None:
@@ -240,7 +240,7 @@ class _Backend:
         """Orders for one backend are serial: one under way ends first, unless there is no sense in it any more."""
         assert self.intent is not None
         steps: list[Step] = []
-        cancelled = self.intent.operation in self.node.stopping
+        cancelled = self._is_to_be_stopped()
         useful = isinstance(want, Wanted) and isinstance(build, Build) and build.digest == self.intent.digest
         reachable = self.node.status == "healthy" and not self.node.bus_down
         if self.node.accepts and reachable and (cancelled or (want is not None and not useful)):
@@ -338,9 +338,11 @@ class _Backend:
         again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
         due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if not self.node.accepts:
+            if self._is_our_open_call(intent):
+                return waiting
             if due:  # it had its time and has nothing to show: asked anew
                 return replace(order, attempt=intent.attempt + 1)
-            return replace(waiting, running=intent.running or intent.epoch != self.epoch)
+            return replace(waiting, running=True)
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
             return again if due or intent.epoch != self.epoch else waiting
         return again if self._was_lost(intent) else waiting
@@ -354,6 +356,18 @@ class _Backend:
         heard, accepted = self.node.heard_at, intent.accepted_at
         return heard is not None and accepted is not None and heard - accepted > FORGOTTEN
 
+    def _is_to_be_stopped(self) -> bool:
+        """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
+        intent = self.intent
+        if intent is None or intent.stage is not Stage.SENT or intent.answered or not self.node.accepts:
+            return False
+        lost = intent.accepted_at is not None and self._was_lost(intent)
+        return intent.operation in self.node.stopping and not lost
+
+    def _is_our_open_call(self, intent: Intent) -> bool:
+        """Somebody here still waits for the answer, and will say how it went."""
+        return intent.epoch == self.epoch and not intent.running
+
     def _is_under_way(self) -> bool:
         """Whether an order may be running on the node, whoever asked for it."""
         intent = self.intent
@@ -361,7 +375,7 @@ class _Backend:
             return False
         due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if not self.node.accepts:
-            return not due
+            return not due or self._is_our_open_call(intent)
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
             return not due and intent.epoch == self.epoch
         return not self._was_lost(intent)

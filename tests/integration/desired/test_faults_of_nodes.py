@@ -1,0 +1,194 @@
+"""Nodes that are away, restart, refuse, lie, or lose what they wanted to say. What was accepted is never dropped."""
+
+from __future__ import annotations
+
+import asyncio
+
+from corral.store import nodes
+from tests.support.backend_fleet import Fleet, eventually
+
+
+async def test_an_offline_node_converges_when_it_returns(fleet: Fleet) -> None:
+    away = await fleet.corral("away", joins=False, status="offline")
+    await fleet.corral("barn")
+    operation = await fleet.install()
+    view = await fleet.until(operation, "waiting")
+    assert (await fleet.row(operation, "away")).error == "node offline, will retry when healthy"
+    assert view.settled, "whoever watches may go"
+    assert (await fleet.row(operation, "barn")).status == "success"
+    await away.start()
+    await away.beat()
+    await fleet.until(operation, "done")
+    assert len(away.orders()) == 1
+
+
+async def test_a_refusal_is_shown_backs_off_and_is_tried_again(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.failures = [{"error": "disk full", "phase": "extracting"}]
+    operation = await fleet.install()
+    view = await fleet.until(operation, "failing")
+    row = view.nodes[0]
+    assert (row.status, row.error, row.failures) == ("error", "disk full", 1)
+    assert row.next_retry_at
+    assert view.error == "barn: disk full"
+    await fleet.quiet()
+    assert len(barn.orders()) == 1, "not before its time"
+    await fleet.time_passes("barn")
+    await fleet.until(operation, "done")
+    assert [order["attempt"] for order in barn.orders()] == [1, 2]
+
+
+async def test_what_time_does_not_cure_is_parked_until_a_person_retries(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.failures = [{"error": "wrong digest, twice", "permanent": True}]
+    operation = await fleet.install()
+    row = (await fleet.until(operation, "failing")).nodes[0]
+    assert (row.error, row.next_retry_at) == ("wrong digest, twice", "")
+    await fleet.quiet()
+    assert len(barn.orders()) == 1
+    await fleet.operations.retry(operation)
+    await fleet.until(operation, "done")
+
+
+async def test_a_node_gone_in_mid_install_finishes_when_it_returns(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.hold = asyncio.Event()
+    operation = await fleet.install()
+    await eventually(lambda: _true(barn.at_once))
+    await barn.stop()
+    await fleet.set_node("barn", status="offline")
+    await fleet.until(operation, "waiting")
+    barn.script.hold = None
+    await barn.restart()
+    await barn.beat()
+    await fleet.set_node("barn", status="healthy", boot_id=barn.boot_id)
+    await fleet.until(operation, "done")
+    assert barn.carried_out == [("install", operation, 1)]
+
+
+async def test_a_worker_that_accepted_and_died_gets_the_same_order_again(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.hold = asyncio.Event()
+    operation = await fleet.install()
+    await eventually(lambda: _true(barn.at_once))
+    await eventually(lambda: _accepted(fleet))
+    barn.script.hold = None
+    await barn.restart()
+    await barn.beat()
+    await fleet.until(operation, "done")
+    assert [order["attempt"] for order in barn.orders()] == [1, 1]
+
+
+async def test_a_lost_result_is_found_in_the_next_heartbeat(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.lose_results = True
+    operation = await fleet.install()
+    await eventually(lambda: _true(barn.outcomes))
+    assert (await fleet.view(operation)).state == "under_way"
+    await barn.beat()
+    await fleet.until(operation, "done")
+    assert len(barn.orders()) == 1
+
+
+async def test_a_lost_refusal_is_found_in_the_next_heartbeat(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.lose_results = True
+    barn.script.failures = [{"error": "disk full"}]
+    operation = await fleet.install()
+    await eventually(lambda: _true(barn.outcomes))
+    await barn.beat()
+    assert (await fleet.until_row(operation, "barn", "error")).error == "disk full"
+
+
+async def test_a_doubled_order_is_carried_out_once(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    fleet.hub.faults = type(fleet.hub.faults)(double=1.0)
+    operation = await fleet.install()
+    await fleet.until(operation, "done")
+    assert barn.carried_out == [("install", operation, 1)]
+
+
+async def test_messages_lost_on_the_way_cost_time_and_nothing_else(fleet: Fleet) -> None:
+    workers = [await fleet.corral(f"n{number}") for number in range(4)]
+    fleet.hub.faults = type(fleet.hub.faults)(drop=0.3, double=0.2)
+    operation = await fleet.install()
+
+    async def nearly() -> bool:
+        for number, worker in enumerate(workers):
+            await worker.beat()
+            await fleet.time_passes(f"n{number}")
+        fleet.first.backends.reconciler.look_at_everybody()
+        await asyncio.sleep(0.05)
+        return (await fleet.view(operation)).state == "done"
+
+    await eventually(nearly, 40)
+    for worker in workers:
+        assert len(set(worker.carried_out)) == len(worker.carried_out)
+        assert worker.installed["vllm"]["digest"] == "sha256:cpu-vllm-1"
+
+
+async def test_a_success_that_did_not_happen_is_no_success(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    barn.script.lie = True
+    operation = await fleet.install()
+    row = await fleet.until_row(operation, "barn", "error")
+    assert "inventory does not show it" in row.error
+    barn.script.lie = False
+    await fleet.time_passes("barn")
+    await fleet.until(operation, "done")
+
+
+async def test_a_node_on_which_nobody_listens_is_unhealthy_until_its_next_heartbeat(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    await barn.stop()
+    operation = await fleet.install()
+
+    async def unhealthy() -> bool:
+        async with fleet.store.read() as tx:
+            return (await nodes.get(tx, barn.node_id)).status == "unhealthy"
+
+    await eventually(unhealthy)
+    row = await fleet.until_row(operation, "barn", "queued")
+    assert row.error == "node unhealthy, will retry when healthy"
+    await barn.start()
+    await fleet.time_passes("barn")
+    await barn.beat()
+    await fleet.until(operation, "done")
+
+
+async def test_somebody_who_deletes_it_by_hand_gets_it_back(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    await fleet.until(await fleet.install(), "done")
+    barn.installed.clear()
+    async with fleet.store.write() as tx:  # long after it was done
+        from datetime import timedelta
+
+        import msgspec
+
+        from corral.store import backend_intents
+
+        (intent,) = await backend_intents.list_(tx, [barn.node_id])
+        then = intent.updated_at - timedelta(minutes=5)
+        await backend_intents.put(tx, [msgspec.structs.replace(intent, updated_at=then)])
+    await barn.beat()
+    await eventually(lambda: _true(barn.installed))
+    assert [order["attempt"] for order in barn.orders()] == [1, 2]
+
+
+async def test_nonsense_from_a_worker_harms_nobody_else(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    await fleet.corral("stall")
+    barn.script.failures = [{"error": "\0\x1b[2J" + "x" * 10_000}]
+    operation = await fleet.install()
+    await fleet.until_row(operation, "stall", "success")
+    row = await fleet.until_row(operation, "barn", "error")
+    assert len(row.error) < 5000
+    assert "\x1b" not in row.error
+
+
+async def _accepted(fleet: Fleet) -> bool:
+    return (await fleet.intent("barn")).accepted_at is not None
+
+
+async def _true(value: object) -> bool:
+    return bool(value)
