@@ -67,13 +67,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    folder = tmp_path / "simple"
+    folder = tmp_path / "shelf"
     folder.mkdir()
     shelf = Shelf(folder)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    shelf.url = f"http://127.0.0.1:{server.server_port}/simple"
+    shelf.url = f"http://127.0.0.1:{server.server_port}/shelf"
     shelf.add(
         "app", "1.0", "py3-none-any", ("engine>=2", "helper; sys_platform == 'linux'", "mac; sys_platform == 'darwin'")
     )
@@ -174,7 +174,7 @@ async def test_what_cannot_be_had(uv: UvLocker) -> None:
 
 
 async def test_an_index_that_does_not_answer(shelf: Shelf, tmp_path: Path, uv: UvLocker) -> None:
-    env = environment(shelf, tmp_path) | {"UV_DEFAULT_INDEX": "http://127.0.0.1:1/simple", "UV_HTTP_RETRIES": "0"}
+    env = environment(shelf, tmp_path) | {"UV_DEFAULT_INDEX": "http://127.0.0.1:1/shelf", "UV_HTTP_RETRIES": "0"}
     locker = find_locker(env, cache_folder=tmp_path / "other-cache")
     with pytest.raises(Unreachable):
         await locker.lock("app", platform="linux/amd64", python="3.11")
@@ -183,7 +183,7 @@ async def test_an_index_that_does_not_answer(shelf: Shelf, tmp_path: Path, uv: U
 async def test_a_project_around_the_controller_does_not_matter(
     uv: UvLocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "uv.toml").write_text("index-url = 'http://127.0.0.1:1/simple'\n")
+    (tmp_path / "uv.toml").write_text("index-url = 'http://127.0.0.1:1/shelf'\n")
     monkeypatch.chdir(tmp_path)
     await uv.lock("helper", platform="linux/amd64", python="3.11")
 

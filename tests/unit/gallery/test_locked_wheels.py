@@ -175,7 +175,7 @@ def test_locks_that_will_not_do(text: str, error: type[CorralError], word: str) 
         (1, "error: No solution found\n cause: Because engine has no wheels with a matching platform tag", NoWheels),
         (1, "Because nothere was not found in the package registry and you require nothere, we can", NotFound),
         (1, "Because there is no version of app==9 and you require app==9, we can conclude", NotFound),
-        (2, "error: Failed to fetch: http://127.0.0.1:1/simple/app/ Connection refused", Unreachable),
+        (2, "error: Failed to fetch: http://127.0.0.1:1/shelf/app/ Connection refused", Unreachable),
     ],
 )
 def test_what_uv_says_in_our_words(status: int, said: str, error: type[CorralError]) -> None:
