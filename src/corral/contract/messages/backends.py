@@ -73,6 +73,9 @@ class UpgradeBackend(Message, frozen=True):
     gallery_url: str = ""
     sources: tuple[Source, ...] = ()
     manifest: Manifest | None = None
+    # Since protocol 1, with `accept`: have the version beside the current one and change nothing else. The same order
+    # without it (under its own attempt) switches: nothing is left to fetch by then.
+    fetch_only: bool = False
 
 
 class StoppedReply(Message, frozen=True):
@@ -116,7 +119,8 @@ class NodeBackend(Message, frozen=True):
     digest: str = ""
     alias: str = ""  # since protocol 1
     meta_backend_for: str = ""  # since protocol 1: the concrete build a meta row stands for
-    previous: tuple[str, ...] = ()  # since protocol 1: digests kept beside the current one, newest first
+    previous: tuple[str, ...] = ()  # since protocol 1: digests kept beside the current one that once were, newest first
+    fetched: tuple[str, ...] = ()  # since protocol 1: digests kept beside it that never were: an upgrade can switch
 
 
 class BackendList(Message, frozen=True):
@@ -148,7 +152,8 @@ class BackendResult(Message, frozen=True):
     address: str = ""  # of the process, where the order started one
     variant: str = ""
     version: str = ""
-    digest: str = ""  # now current
+    digest: str = ""  # now current; with `fetched`, of what is beside it now
+    fetched: bool = False  # the order was `fetch_only`: nothing was switched
     stopped_process_keys: tuple[str, ...] = ()
 
 

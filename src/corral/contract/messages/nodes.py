@@ -9,6 +9,7 @@ import msgspec
 from corral.contract.codec import Message, always
 from corral.contract.hardware import Device
 from corral.contract.messages.backends import NodeBackend, OrderReport
+from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.subjects import event
 
 
@@ -59,6 +60,7 @@ class RegisterNode(Message, frozen=True):
     ingress: IngressOffer | None = None  # since protocol 1
     boot_id: str = ""  # since protocol 1: fresh per start of the worker process
     version: str = ""  # since protocol 1
+    python: str = ""  # since protocol 1: 3.11, of the interpreter that runs wheels; empty: nobody says
 
 
 class BusAccess(Message, frozen=True):
@@ -135,6 +137,7 @@ class BusHeartbeat(Message, frozen=True):
     inventory: tuple[NodeBackend, ...] | None = None  # as `backend.list`; None = not told this time
     inventory_seq: int = 0  # as its `seq`, so that a beat on its way does not undo a later answer
     orders: tuple[OrderReport, ...] | None = None  # of backends
+    processes: tuple[ReplicaProcess, ...] | None = None  # all there are; None = not told this time
 
 
 class StopNode(Message, frozen=True):

@@ -7,6 +7,7 @@ from corral.contract.hardware import HardwareReport
 from corral.contract.labels import parse_labels
 from corral.contract.messages.nodes import IngressOffer, NodeType, RegisterNode
 from corral.contract.protocol import PROTOCOL
+from corral.gallery.pypi.pip import own_python
 from corral.worker.addresses import Told
 from corral.worker.settings import WorkerSettings
 
@@ -36,4 +37,5 @@ def describe(settings: WorkerSettings, report: HardwareReport, told: Told, ingre
         devices=report.devices,
         ingress=ingress,
         version=__version__,
+        python=own_python(),
     )

@@ -6,8 +6,8 @@ that came with the system. One that cannot be read is that one's trouble: the ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from corral.contract.manifest import GRPC, LOCALAI, Manifest
@@ -29,7 +29,8 @@ class InstalledBackend:
     manifest: Manifest = LOCALAI
     metadata: Metadata = field(default_factory=Metadata)
     record: VersionRecord | None = None  # None: it came with the system
-    previous: tuple[str, ...] = ()  # digests kept beside it, newest first
+    previous: tuple[str, ...] = ()  # digests kept beside it that once were current, newest first
+    fetched: tuple[str, ...] = ()  # digests kept beside it that never were, newest first
 
     @property
     def is_system(self) -> bool:
@@ -98,12 +99,21 @@ def read_build(folder: BackendFolder) -> InstalledBackend | None:
         return None
     others = [other for other in folder.records().values() if other.id != record.id]
     kept = sorted(others, key=lambda other: (other.id == record.replaces, other.made_at), reverse=True)
-    return build_of(folder, record, tuple(dict.fromkeys(other.digest for other in kept if other.digest)))
+    build = build_of(folder, record)
+    return replace(
+        build,
+        previous=_digests(other for other in kept if other.activated_at),
+        fetched=_digests(other for other in kept if not other.activated_at),
+    )
 
 
-def build_of(folder: BackendFolder, record: VersionRecord, previous: tuple[str, ...] = ()) -> InstalledBackend:
+def build_of(folder: BackendFolder, record: VersionRecord) -> InstalledBackend:
     directory = folder.directory(record.id).resolve()
-    return InstalledBackend(folder.name, directory, record.how_to_run, record.metadata, record, previous)
+    return InstalledBackend(folder.name, directory, record.how_to_run, record.metadata, record)
+
+
+def _digests(records: Iterable[VersionRecord]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(record.digest for record in records if record.digest))
 
 
 def find_loose_program(name: str, *roots: Path | None) -> InstalledBackend | None:
@@ -139,6 +149,7 @@ def _build_row(build: InstalledBackend) -> NodeBackend:
         digest=build.digest,
         alias=metadata.alias,
         previous=build.previous,
+        fetched=build.fetched,
     )
 
 
