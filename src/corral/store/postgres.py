@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ _INVALID = ("22", "23")
 # Connections, credentials, no such database, resources, locks, operator's shutdown, disk; 25006: we reached a standby.
 _UNAVAILABLE = ("08", "28", "3D", "53", "55", "57", "58", "25006")
 
+_SHORT_S = 0.1  # a wait for a connection that is not worth mentioning
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
@@ -85,15 +87,16 @@ async def through(place: str, call: Callable[..., Awaitable[T]], *arguments: Any
         raise found from error
 
 
-def server_settings(options: StoreOptions) -> dict[str, str]:
-    def ms(seconds: float) -> str:
-        return str(max(1, round(seconds * 1000)))
+def _ms(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))
 
+
+def server_settings(options: StoreOptions) -> dict[str, str]:
     return {
         "application_name": "corral",
-        "statement_timeout": ms(options.statement_timeout_s),
-        "lock_timeout": ms(options.lock_timeout_s),
-        "idle_in_transaction_session_timeout": ms(options.idle_in_transaction_s),
+        "statement_timeout": _ms(options.statement_timeout_s),
+        "lock_timeout": _ms(options.lock_timeout_s),
+        "idle_in_transaction_session_timeout": _ms(options.idle_in_transaction_s),
         "jit": "off",  # our statements are short: compiling them would take longer than running them
     }
 
@@ -174,7 +177,12 @@ class PostgresDatabase:
         return await self._acquire_and(begin)
 
     async def _acquire_and(self, begin: str) -> Any:
+        asked_at = time.monotonic()
         connection = await through(self.place, self._pool.acquire, timeout=self.options.turn_wait_s)
+        waited_s = time.monotonic() - asked_at
+        if waited_s > _SHORT_S:
+            # The others may all have waited for one lock. Who stood in line behind them has had that wait already.
+            begin += f"; SET LOCAL lock_timeout = {_ms(max(_SHORT_S, self.options.lock_timeout_s - waited_s))}"
         try:
             await through(self.place, connection.execute, begin)
         except BaseException:

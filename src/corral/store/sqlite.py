@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sqlite3
 import time
@@ -120,6 +121,13 @@ def use_wal(path: Path, *, busy_timeout_s: float) -> None:
         raise Invalid(f"the database {path} lies on a file system without shared memory: use a local disk")
 
 
+def begin_immediate(connection: sqlite3.Connection, deadline: float) -> None:
+    """Waits for another process's lock until then (by the monotonic clock), and asks at least once."""
+    left_ms = max(0, math.ceil((deadline - time.monotonic()) * 100) * 10)  # few values, so few statements to parse
+    connection.execute(f"PRAGMA busy_timeout={left_ms}").close()
+    connection.execute("BEGIN IMMEDIATE").close()
+
+
 class _Lane:
     """One connection and the one thread that touches it. Work is done in the order it was handed in."""
 
@@ -214,10 +222,13 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def transaction(self, *, write: bool) -> AsyncIterator[_SqliteSession]:
+        # One end for the turn and the lock together: behind a lock that stays, those in line fail when their own time
+        # is over, and not one after the other, each after a wait of its own.
+        deadline = time.monotonic() + self.options.busy_timeout_s
         async with self._writing() if write else self._reading() as lane:
             try:
                 if write:
-                    await lane.do(lambda connection: connection.execute("BEGIN IMMEDIATE").close())
+                    await lane.do(lambda connection: begin_immediate(connection, deadline))
                 yield _SqliteSession(lane, begin_first=not write)
                 if write:
                     await lane.do(lambda connection: connection.commit())
@@ -236,11 +247,12 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[_Lane]:
+        longest_s = min(self.options.turn_wait_s, self.options.busy_timeout_s)
         try:
-            async with asyncio.timeout(self.options.turn_wait_s):
+            async with asyncio.timeout(longest_s):
                 await self._write_turn.acquire()
         except TimeoutError as error:
-            raise self._no_turn("write") from error
+            raise self._no_turn("write", longest_s) from error
         try:
             yield self._writer
         finally:
@@ -252,14 +264,14 @@ class SqliteDatabase:
             async with asyncio.timeout(self.options.turn_wait_s):
                 lane = await self._idle.get()
         except TimeoutError as error:
-            raise self._no_turn("read") from error
+            raise self._no_turn("read", self.options.turn_wait_s) from error
         try:
             yield lane
         finally:
             self._idle.put_nowait(lane)
 
-    def _no_turn(self, what: str) -> CorralError:
-        return Unavailable(f"the database {self.path} is busy: no turn to {what} within {self.options.turn_wait_s:g} s")
+    def _no_turn(self, what: str, waited_s: float) -> CorralError:
+        return Unavailable(f"the database {self.path} is busy: no turn to {what} within {waited_s:g} s")
 
     def _connect_reader(self) -> sqlite3.Connection:
         connection = connect(self.path, busy_timeout_s=self.options.busy_timeout_s)

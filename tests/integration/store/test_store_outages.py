@@ -216,6 +216,33 @@ async def test_sqlite_locked_by_another_process_for_longer_than_we_wait(sqlite_u
         assert await counted(store) == 2
 
 
+async def test_however_many_wait_for_a_lock_all_are_told_in_time(sqlite_url: str, tmp_path: Path) -> None:
+    options = StoreOptions(turn_wait_s=30, busy_timeout_s=0.5)
+    async with open_store(sqlite_url, options=options) as store:
+        with processes.locked(tmp_path / "corral.db"):
+            writers = [asyncio.create_task(count_up(store)) for _ in range(20)]
+            done, waiting = await asyncio.wait(writers, timeout=options.busy_timeout_s + 1)
+            assert not waiting, f"{len(waiting)} of 20 still wait"
+            assert {type(writer.exception()) for writer in done} == {Unavailable}
+        await count_up(store)
+        assert await counted(store) == 1
+
+
+async def test_however_many_wait_for_a_row_all_are_told_in_time(postgres_url: str) -> None:
+    options = StoreOptions(turn_wait_s=30, pool_size=4, lock_timeout_s=0.5)
+    async with open_store(postgres_url) as one, open_store(postgres_url, options=options) as two:
+        await count_up(one)
+        await asyncio.gather(*(count_up(two) for _ in range(4)))  # the connections are there
+        async with one.write() as tx:
+            await settings_kv.put(tx, "counter", 5)
+            writers = [asyncio.create_task(count_up(two)) for _ in range(20)]
+            done, waiting = await asyncio.wait(writers, timeout=options.lock_timeout_s + 1)
+            assert not waiting, f"{len(waiting)} of 20 still wait"
+            assert {type(writer.exception()) for writer in done} == {Unavailable}
+        await asyncio.gather(*(count_up(two) for _ in range(4)))  # patient again
+        assert await counted(one) == 9
+
+
 async def test_sqlite_waits_for_a_short_lock(sqlite_url: str, tmp_path: Path) -> None:
     async with open_store(sqlite_url, options=StoreOptions(busy_timeout_s=10)) as store:
         with processes.locked(tmp_path / "corral.db"):
