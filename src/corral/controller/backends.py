@@ -89,8 +89,8 @@ class Backends:
             tell_s=options.progress_tell_s,
             write_s=options.progress_write_s,
         )
-        preparing = Preparing(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
-        self.operations = Operations(store, Accepting(store, preparing, watch), self.progress, watch, clock)
+        self.preparing = Preparing(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
+        self.operations = Operations(store, Accepting(store, self.preparing, watch), self.progress, watch, clock)
         self.upgrades = UpgradeCheck(
             store,
             catalogue,

@@ -66,12 +66,12 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
             account_seed=account_seed,
             shared=shared,
             ttl_s=settings.bus_credential_ttl_s,
-            install_timeout_s=settings.install_timeout_s,
+            install_timeout_s=max(settings.backend_install_timeout_s, settings.backend_upgrade_timeout_s),
         )
 
     if settings.bus_keys is not None:
         keys = load_or_create_keys(settings.bus_keys, clock.now())
-        service = ServiceCredentials(keys, clock, settings.install_timeout_s)
+        service = ServiceCredentials(keys, clock, settings.backend_install_timeout_s)
         return BusSetup(urls, service, tls, service.inbox, issuer(account_seed=keys.account_seed), keys)
     if settings.bus_account_seed:
         own, inbox = _account_service(settings)

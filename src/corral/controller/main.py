@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import uuid
@@ -19,7 +20,10 @@ from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import open_ingress_tokens
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
+from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
+from corral.controller.backends import Backends
 from corral.controller.bus_setup import set_up_bus
+from corral.controller.galleries import open_galleries
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
 from corral.controller.health.listening import Listening
@@ -68,6 +72,9 @@ async def serve(
         bus = await opened.enter_async_context(
             NatsBus(bus_setup.urls, bus_setup.credentials, tls=bus_setup.tls, inbox_prefix=bus_setup.inbox, clock=clock)
         )
+        catalogue = await opened.enter_async_context(
+            open_galleries(gallery_options(settings), registry_settings(settings), clock=clock, env=os.environ)
+        )
         watch = Watch(store, bus, clock, interval_s=settings.watch_interval_s)
         changes = NodeChanges(store, watch)
         leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
@@ -98,6 +105,7 @@ async def serve(
             ingress_tokens, timeout_s=settings.ingress_check_timeout_s, ca_pem=ca.certificate_pem if ca else ""
         )
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
+        backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
         heartbeats = Heartbeats(
             store,
             bus,
@@ -106,6 +114,7 @@ async def serve(
             recorded=listening.recorded,
             not_recorded=listening.not_recorded,
             back=health.wake.set,
+            told=backends.inventories.heard,
         )
         changes.on_change(ingress_check.wake.set)
         access = Access(store, watch, clock, session_ttl_s=settings.session_ttl_s)
@@ -143,6 +152,11 @@ async def serve(
                 "watch": watch,
                 "views": Views(store, issuer, ingress_tokens, clock),
                 "overview": overview,
+                "operations": backends.operations,
+                "installed": backends.installed,
+                "upgrades": backends.upgrades,
+                "catalogue": catalogue,
+                "preparing": backends.preparing,
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
                 **web_dependencies(clock),
@@ -152,7 +166,7 @@ async def serve(
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
             housekeeping = Housekeeping(store, leadership, clock)
-            parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping)
+            parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping, *backends.parts)
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with serve_app(app, settings) as places:
                 log.info("controller ready", instance=instance, at=places, store=store.kind)

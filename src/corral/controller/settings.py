@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.gallery.galleries import DEFAULT_GALLERIES, parse_galleries
+from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, Seconds, setting
 
 
@@ -33,6 +35,14 @@ def _store_url(value: str) -> str | None:
     if value.startswith(("sqlite:///", "postgresql://", "postgres://")):
         return None
     return "must be sqlite:///PATH or postgresql://USER@HOST/NAME"
+
+
+def _galleries(value: str) -> str | None:
+    try:
+        parse_galleries(value)
+    except Invalid as error:
+        return error.message
+    return None
 
 
 @dataclass(frozen=True)
@@ -146,11 +156,78 @@ class ControllerSettings:
     session_ttl_s: Seconds = setting(
         "a web session unused for so long ends", default=Seconds(12 * 3600), check=_positive
     )
-    install_timeout_s: Seconds = setting(
-        "how long a node may take to answer an install order",
+
+    galleries: str = setting(
+        "galleries besides the built-in one, read when first needed: a JSON list of {name, url, mirrors}; [] = none",
+        default=DEFAULT_GALLERIES,
+        aliases=("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES"),
+        check=_galleries,
+    )
+    gallery_folder: Path | None = setting(
+        "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True
+    )
+    gallery_fresh_s: Seconds = setting(
+        "a gallery is read again when its copy is older", default=Seconds(3600), check=_positive, advanced=True
+    )
+    gallery_timeout_s: Seconds = setting(
+        "how long one place of a gallery may take to send it", default=Seconds(15), check=_positive, advanced=True
+    )
+    insecure_registries: tuple[str, ...] = setting(
+        "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
+    )
+    backend_install_timeout_s: Seconds = setting(
+        "how long a worker that answers when it is done may take for an install; longer is no failure",
         default=Seconds(900),
         aliases=("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
         check=_positive,
+    )
+    backend_upgrade_timeout_s: Seconds = setting(
+        "the same for an upgrade",
+        default=Seconds(900),
+        aliases=("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
+        check=_positive,
+    )
+    backend_delete_timeout_s: Seconds = setting(
+        "the same for a delete", default=Seconds(120), check=_positive, advanced=True
+    )
+    backend_accept_timeout_s: Seconds = setting(
+        "how long a worker may take to accept an order", default=Seconds(10), check=_positive, advanced=True
+    )
+    backend_list_timeout_s: Seconds = setting(
+        "how long a worker may take to list its backends", default=Seconds(30), check=_positive, advanced=True
+    )
+    retry_first_s: Seconds = setting(
+        "what failed on a node is tried again after so long; doubles each time", default=Seconds(30), check=_positive
+    )
+    retry_cap_s: Seconds = setting("longest pause between two tries", default=Seconds(900), check=_positive)
+    reconcile_interval_s: Seconds = setting(
+        "how often every node is compared with what should be, whatever was heard",
+        default=Seconds(30),
+        check=_positive,
+        advanced=True,
+    )
+    inventory_interval_s: Seconds = setting(
+        "how often LocalAI workers are asked what they have", default=Seconds(60), check=_positive, advanced=True
+    )
+    progress_interval_s: Seconds = setting(
+        "progress is told to followers at most so often", default=Seconds(0.25), check=_positive, advanced=True
+    )
+    progress_write_interval_s: Seconds = setting(
+        "and written down at most so often", default=Seconds(1), check=_positive, advanced=True
+    )
+    accept_budget_s: Seconds = setting(
+        "how long a request waits for galleries and registries; what they have not said by then is found out later",
+        default=Seconds(5),
+        check=_positive,
+        advanced=True,
+    )
+    upgrade_check_interval_s: Seconds = setting(
+        "how often galleries are asked for something newer than what is installed",
+        default=Seconds(6 * 3600),
+        check=_positive,
+    )
+    auto_upgrade: bool = setting(
+        "upgrade by itself what the check finds", default=False, aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",)
     )
     log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
@@ -162,6 +239,8 @@ class ControllerSettings:
             faults.append("--compat-localai needs --registration-token: without one nobody could join with it")
         if (self.tls_cert is None) != (self.tls_key is None):
             faults.append("--tls-cert and --tls-key come together")
+        if self.retry_cap_s < self.retry_first_s:
+            faults.append("--retry-cap must not be shorter than --retry-first")
         if faults:
             raise BadSettings(faults)
 

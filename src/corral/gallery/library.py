@@ -116,6 +116,10 @@ class Library:
             shelf.read_at, shelf.all_failed_at = _NEVER, None
             shelf.failed_at.clear()
 
+    def unread(self) -> dict[str, str]:
+        """Galleries nobody could read the last time, and why; a copy of an earlier day may stand in for them."""
+        return {name: shelf.why for name, shelf in self._shelves.items() if shelf.all_failed_at is not None}
+
     async def _try(self, gallery: Gallery) -> Index | str:
         try:
             return await self.index(gallery)

@@ -49,22 +49,35 @@ async def open_resolver(
 ) -> AsyncIterator[Resolver]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        fetcher = IndexFetcher(HttpDownload(session), base_folder=options.base_folder)
-        library = Library(
-            options.galleries,
-            fetcher,
-            clock=clock,
-            cache_folder=options.cache_folder,
-            options=options.library,
-            built_in=read_built_in if options.built_in else None,
-        )
-        uv_cache = options.cache_folder / "uv" if options.cache_folder is not None else None
-        locating = replace(options.locating, own_python=options.locating.own_python or own_python())
-        locator = Locator(
-            registry,
-            locker or find_locker(env, floor=options.floor, timeout_s=options.lock_s, cache_folder=uv_cache),
-            clock=clock,
-            measure=WheelSizes(session),
-            options=locating,
-        )
-        yield Resolver(library, locator)
+        yield make_resolver(session, options, registry, clock=clock, env=env, locker=locker)
+
+
+def make_resolver(
+    session: aiohttp.ClientSession,
+    options: GalleryOptions,
+    registry: Registry,
+    *,
+    clock: Clock,
+    env: Mapping[str, str],
+    locker: WheelLocker | None = None,
+) -> Resolver:
+    """For whoever has a session already, or needs several resolvers."""
+    fetcher = IndexFetcher(HttpDownload(session), base_folder=options.base_folder)
+    library = Library(
+        options.galleries,
+        fetcher,
+        clock=clock,
+        cache_folder=options.cache_folder,
+        options=options.library,
+        built_in=read_built_in if options.built_in else None,
+    )
+    uv_cache = options.cache_folder / "uv" if options.cache_folder is not None else None
+    locating = replace(options.locating, own_python=options.locating.own_python or own_python())
+    locator = Locator(
+        registry,
+        locker or find_locker(env, floor=options.floor, timeout_s=options.lock_s, cache_folder=uv_cache),
+        clock=clock,
+        measure=WheelSizes(session),
+        options=locating,
+    )
+    return Resolver(library, locator)

@@ -22,6 +22,7 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     uri: str = ""
     alias: str = ""
     galleries: str = ""  # JSON, when the request brought its own
+    gallery: str = ""  # when it named one: gallery@backend
     pinned: bool = False  # the builds that are stored are all there is: nothing newer may be looked up for it
 
 

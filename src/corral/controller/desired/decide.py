@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from corral.controller.desired import outcomes
 from corral.controller.desired.observations import Observation, OrderId, apply
+from corral.controller.desired.outcomes import USUAL, Retry
 from corral.controller.desired.plan import (
     Done,
     Drop,
@@ -34,6 +35,7 @@ class Terms:
     epoch: int  # of our lease
     answer_within_s: Callable[[Kind], float]  # for workers that answer when they are done
     free_lines: int  # how many more such calls may be open at once
+    retry: Retry = USUAL
 
 
 @dataclass
@@ -48,7 +50,9 @@ def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
     by_node: dict[str, list[Observation]] = {}
     for observation in heard:
         by_node.setdefault(observation.order.node_id, []).append(observation)
-    caught_up = {node.id: _caught_up(node, world, by_node.get(node.id, ())) for node in world.nodes.values()}
+    caught_up = {
+        node.id: _caught_up(node, world, by_node.get(node.id, ()), terms.retry) for node in world.nodes.values()
+    }
     steps = {
         node.id: plan(node, world.wanted[node.id], world.builds[node.id], world.now, epoch=terms.epoch)
         for node in caught_up.values()
@@ -65,14 +69,14 @@ def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
     return decided
 
 
-def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation]) -> NodeWorld:
+def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation], retry: Retry) -> NodeWorld:
     intents = dict(node.intents)
     for observation in heard:
         backend = observation.order.backend
         if backend in intents:
-            intents[backend] = apply(intents[backend], observation, world.now)
+            intents[backend] = apply(intents[backend], observation, world.now, retry)
     node = replace(node, intents=intents)
-    return replace(node, intents=intents | outcomes.catch_up(node, world.results[node.id], world.now))
+    return replace(node, intents=intents | outcomes.catch_up(node, world.results[node.id], world.now, retry))
 
 
 def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: Terms) -> None:
@@ -121,7 +125,7 @@ def _carry_out(
         case Done():
             intents[step.backend] = outcomes.done(before, step, world.now)
         case Fail() if before is not None:
-            intents[step.backend] = outcomes.failed(before, step.reason, world.now)
+            intents[step.backend] = outcomes.failed(before, step.reason, world.now, retry=terms.retry)
         case Drop() if before is not None:
             intents[step.backend] = outcomes.dropped(before, world.now)
         case Stop():

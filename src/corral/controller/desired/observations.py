@@ -12,6 +12,7 @@ from typing import assert_never
 
 from corral.contract.messages.backends import BackendResult, NodeBackend
 from corral.controller.desired import outcomes
+from corral.controller.desired.outcomes import USUAL, Retry
 from corral.controller.desired.plan import Intent, Stage
 
 OUR_FAULT_WAIT = timedelta(seconds=2)
@@ -89,7 +90,7 @@ class Looked:
     seq: int = 0
 
 
-def apply(intent: Intent, heard: Observation, now: datetime) -> Intent:
+def apply(intent: Intent, heard: Observation, now: datetime, retry: Retry = USUAL) -> Intent:
     order = heard.order
     if intent.stage is not Stage.SENT or (intent.operation, intent.attempt) != (order.operation, order.attempt):
         return intent
@@ -101,9 +102,9 @@ def apply(intent: Intent, heard: Observation, now: datetime) -> Intent:
         case StillRunning(timeout_s=timeout_s):
             return outcomes.still_running(intent, now, timedelta(seconds=timeout_s))
         case Ended(result=result):
-            return outcomes.ended(intent, result, now)
+            return outcomes.ended(intent, result, now, retry)
         case NotReached(reason=reason):
-            return outcomes.failed(intent, reason, now)
+            return outcomes.failed(intent, reason, now, retry=retry)
         case NotSent(reason=reason):
             return outcomes.not_sent(intent, reason, now, OUR_FAULT_WAIT)
         case NotRunning():

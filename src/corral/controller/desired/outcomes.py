@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from corral.contract.messages.backends import BackendResult, Phase
 from corral.controller.desired.plan import Done, Intent, NodeWorld, Send, Stage
 
-FIRST_RETRY = timedelta(seconds=30)
-LAST_RETRY = timedelta(minutes=15)
 ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
 _BEFORE_THE_SWITCH = frozenset({Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING})
 
 
-def retry_delay(failures: int) -> timedelta:
-    """30 s, doubling to 15 min, for ever."""
-    return min(LAST_RETRY, FIRST_RETRY * (1 << min(max(failures, 1) - 1, 10)))
+@dataclass(frozen=True)
+class Retry:
+    """The pauses between tries: doubling, and for ever."""
+
+    first: timedelta = timedelta(seconds=30)
+    last: timedelta = timedelta(minutes=15)
+
+    def delay(self, failures: int) -> timedelta:
+        return min(self.last, self.first * (1 << min(max(failures, 1) - 1, 20)))
+
+
+USUAL = Retry()
 
 
 def claim(before: Intent | None, send: Send, now: datetime, *, epoch: int, answer_by: datetime | None) -> Intent:
@@ -60,7 +67,13 @@ def answered(intent: Intent, now: datetime) -> Intent:
 
 
 def failed(
-    intent: Intent, reason: str, now: datetime, *, permanent: bool = False, switch_failed: bool = False
+    intent: Intent,
+    reason: str,
+    now: datetime,
+    *,
+    permanent: bool = False,
+    switch_failed: bool = False,
+    retry: Retry = USUAL,
 ) -> Intent:
     failures = intent.failures + 1
     return replace(
@@ -68,7 +81,7 @@ def failed(
         stage=Stage.PARKED if permanent else Stage.WAITING,
         failures=failures,
         reason=reason,
-        next_try_at=None if permanent else now + retry_delay(failures),
+        next_try_at=None if permanent else now + retry.delay(failures),
         running=False,
         answered=False,
         accepted_at=None,
@@ -82,7 +95,7 @@ def not_sent(intent: Intent, reason: str, now: datetime, wait: timedelta) -> Int
     return replace(intent, stage=Stage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
 
 
-def ended(intent: Intent, result: BackendResult, now: datetime) -> Intent:
+def ended(intent: Intent, result: BackendResult, now: datetime, retry: Retry = USUAL) -> Intent:
     """What a worker reports of an order it accepted."""
     if result.success:
         return answered(intent, now)
@@ -92,7 +105,7 @@ def ended(intent: Intent, result: BackendResult, now: datetime) -> Intent:
         )
     switching = result.phase not in _BEFORE_THE_SWITCH
     reason = result.error or "the node gave no reason"
-    return failed(intent, reason, now, permanent=result.permanent, switch_failed=switching)
+    return failed(intent, reason, now, permanent=result.permanent, switch_failed=switching, retry=retry)
 
 
 def done(before: Intent | None, step: Done, now: datetime) -> Intent:
@@ -114,11 +127,13 @@ def over(intent: Intent, now: datetime) -> Intent:
     return replace(intent, stage=Stage.WAITING, next_try_at=None, accepted_at=None, running=False, updated_at=now)
 
 
-def catch_up(node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime) -> dict[str, Intent]:
+def catch_up(
+    node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: Retry = USUAL
+) -> dict[str, Intent]:
     """Intents whose outcome stands in the node's last heartbeat: the event that told it was lost."""
     found = {}
     for backend, intent in node.intents.items():
         result = results.get((intent.operation, intent.attempt))
         if intent.stage is Stage.SENT and not intent.answered and result is not None and result.backend == backend:
-            found[backend] = ended(intent, result, now)
+            found[backend] = ended(intent, result, now, retry)
     return found

@@ -22,6 +22,7 @@ from corral.controller.desired.decide import Decided, Terms, decide
 from corral.controller.desired.dispatch import Dispatch, Lines
 from corral.controller.desired.inventories import COUNTER, with_boot
 from corral.controller.desired.observations import Looked, Observation
+from corral.controller.desired.outcomes import Retry
 from corral.controller.desired.targets import Targets
 from corral.controller.desired.worker_calls import Order, WorkerCalls
 from corral.controller.desired.world import World, read_world, row_of
@@ -48,6 +49,12 @@ class Pace:
     every_s: float = 30.0  # every node is looked at, whatever was heard
     renew_s: float = 5.0  # the lease
     rest_s: float = 0.05  # between two passes, so that what comes together is handled together
+    first_retry_s: float = 30.0
+    last_retry_s: float = 900.0
+
+    @property
+    def retry(self) -> Retry:
+        return Retry(timedelta(seconds=self.first_retry_s), timedelta(seconds=self.last_retry_s))
 
 
 class Reconciler:
@@ -87,7 +94,7 @@ class Reconciler:
         self._alarm: asyncio.TimerHandle | None = None
         self.leading = False
         self.dispatch = Dispatch(calls, heard=self.heard, not_reached=self.not_reached, lines=lines)
-        self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody)
+        self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody, retry=self._pace.retry)
 
     # Who may wake us.
 
@@ -189,7 +196,9 @@ class Reconciler:
                 await self._set_alarm(tx, now)
                 return None, None
             world = await read_world(tx, node_ids, self.targets.looking)
-            terms = Terms(self._leadership.epoch(LEASE), self._calls.answer_within_s, self.dispatch.free_lines)
+            terms = Terms(
+                self._leadership.epoch(LEASE), self._calls.answer_within_s, self.dispatch.free_lines, self._pace.retry
+            )
             decided = decide(world, heard, terms)
             changed = [row_of(*key, intent, now) for key, intent in decided.intents.items()]
             await backend_intents.put(tx, changed)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 
 from corral.controller.desired.catalogue import Catalogue
-from corral.controller.desired.outcomes import retry_delay
+from corral.controller.desired.outcomes import USUAL, Retry
 from corral.controller.desired.plan import NoBuild, NotLookedUp
 from corral.controller.desired.world import TargetKey
 from corral.kit.clock import Clock
@@ -39,11 +39,14 @@ class _Failing:
 class Targets:
     """`async with` it. `found` is called when a build was found that was missing."""
 
-    def __init__(self, store: Store, catalogue: Catalogue, clock: Clock, *, found: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, catalogue: Catalogue, clock: Clock, *, found: Callable[[], None], retry: Retry = USUAL
+    ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._clock = clock
         self._found = found
+        self._retry = retry
         self._under_way: set[TargetKey] = set()
         self._failing: dict[TargetKey, _Failing] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
@@ -134,7 +137,7 @@ class Targets:
     def _failed(self, key: TargetKey, asked: Asked, reason: str) -> None:
         before = self._failing.get(key)
         failures = before.failures + 1 if before is not None else 1
-        wait = min(retry_delay(failures), timedelta(minutes=15))
+        wait = self._retry.delay(failures)
         self._failing[key] = _Failing(f"its build could not be found out: {reason}", failures, self._clock.now() + wait)
         log.warning("build could not be found out", backend=asked.backend, reason=reason, again_in=str(wait))
 

@@ -1,0 +1,195 @@
+"""What `gallery/` knows, as the controller's parts ask for it (`desired/catalogue.py`); `blobs/` asks the registries.
+
+Nothing is read before somebody asks, and a gallery that cannot be read costs its own entries and nothing else. A
+request may bring galleries of its own; those are read for it alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from corral.blobs.oci.credentials import DockerConfig
+from corral.blobs.oci.registry import RegistryClient, RegistrySettings
+from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.messages.backends import UpgradeInfo
+from corral.contract.sources import Registry
+from corral.controller.desired.catalogue import Listed, NodeInventory
+from corral.controller.desired.plan import NoBuild
+from corral.gallery import upgrades as rules
+from corral.gallery.catalogue import AliasGroup, Unknown, split_query
+from corral.gallery.compatibility import is_hardware_specific
+from corral.gallery.direct import direct_entry
+from corral.gallery.entries import BackendEntry
+from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
+from corral.gallery.machine import Machine
+from corral.gallery.opening import GalleryOptions, make_resolver
+from corral.gallery.resolve import Resolver
+from corral.gallery.resolved import Resolved
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid, NotFound, Unavailable
+from corral.kit.log import get_log
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+
+log = get_log(__name__)
+
+_OTHERS = 8  # sets of galleries that requests brought and that are remembered
+
+
+class Galleries:
+    """Fits `desired.catalogue.Catalogue`. `reading` makes a resolver over other galleries than ours."""
+
+    def __init__(self, resolver: Resolver, reading: Callable[[tuple[Gallery, ...]], Resolver]) -> None:
+        self._resolver = resolver
+        self._reading = reading
+        self._others: OrderedDict[tuple[Gallery, ...], Resolver] = OrderedDict()
+
+    async def look_up(self, asked: Asked) -> Listed:
+        if asked.uri:
+            entry = direct_entry(asked.uri, name=asked.backend, alias=asked.alias)
+            return Listed(entry.name, asked=msgspec.structs.replace(asked, backend=entry.name))
+        found, catalogue = await self._resolver_for(asked).library.find(_query(asked))
+        gallery = asked.gallery or split_query(asked.backend)[0]
+        match found:
+            case Unknown():
+                raise _not_found(found, gallery)
+            case AliasGroup(alias=alias):
+                return Listed(alias, asked=msgspec.structs.replace(asked, backend=alias, gallery=gallery))
+            case BackendEntry():
+                meta = catalogue.meta_of(found) if is_hardware_specific(found) else None
+                return Listed(
+                    found.name,
+                    hardware_specific=is_hardware_specific(found),
+                    meta_alternative=meta.name if meta is not None else "",
+                    asked=msgspec.structs.replace(asked, backend=found.name, gallery=gallery),
+                )
+
+    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
+        machine, resolver = _machine(capability, platform), self._resolver_for(asked)
+        if asked.uri:
+            found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
+        else:
+            found = await resolver.resolve(_query(asked), machine)
+        if isinstance(found, Resolved):
+            return _build(found)
+        if found.permanent:
+            return NoBuild(found.reason)
+        raise Unavailable(found.reason)
+
+    async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
+        """With no machine to choose for, everything there is."""
+        catalogue = await self._resolver.library.catalogue()
+        wanted = {(capability or DEFAULT, platform) for capability, platform in kinds} or {(DISABLED, "")}
+        return [_shown(entry) for entry in catalogue.search(capabilities=wanted)]
+
+    async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
+        nodes = [
+            rules.NodeInventory(row.node_id, row.node_name, _machine(row.capability, row.platform), row.backends)
+            for row in inventories
+        ]
+        if not any(row.backends for row in nodes):
+            return {}  # nobody need be asked about nothing
+        catalogue = await self._resolver.library.catalogue()
+        digests = await self._resolver.available(rules.digests_to_look_up(nodes, catalogue))
+        return rules.upgrades(nodes, catalogue, digests)
+
+    async def refresh(self) -> None:
+        self._others.clear()
+        self._resolver.library.forget()
+
+    def galleries(self) -> Sequence[dict[str, Any]]:
+        """Without ours, which nobody else could read."""
+        return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
+
+    def unread(self) -> Mapping[str, str]:
+        """Galleries that could not be read the last time, and why."""
+        return self._resolver.library.unread()
+
+    def _resolver_for(self, asked: Asked) -> Resolver:
+        try:
+            brought = parse_galleries(asked.galleries)
+        except Invalid as error:
+            log.warning("galleries of a request are ignored", error=error.message)  # as the contract has it
+            brought = ()
+        if not brought:
+            return self._resolver
+        found = self._others.get(brought) or self._reading(brought)
+        self._others[brought] = found
+        self._others.move_to_end(brought)
+        while len(self._others) > _OTHERS:
+            self._others.popitem(last=False)
+        return found
+
+
+@asynccontextmanager
+async def open_galleries(
+    options: GalleryOptions, registries: RegistrySettings, *, clock: Clock, env: Mapping[str, str]
+) -> AsyncIterator[Galleries]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        registry: Registry = RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock)
+
+        def reading(galleries: tuple[Gallery, ...]) -> Resolver:
+            return make_resolver(session, replace(options, galleries=galleries), registry, clock=clock, env=env)
+
+        yield Galleries(reading(tuple(options.galleries)), reading)
+
+
+def gallery_folder(data: Path, chosen: Path | None) -> Path:
+    """Where galleries that are files must be."""
+    return (chosen or data / "galleries").expanduser()
+
+
+def _query(asked: Asked) -> str:
+    return f"{asked.gallery}@{asked.backend}" if asked.gallery else asked.backend
+
+
+def _machine(capability: str, platform: str) -> Machine:
+    return Machine(capability or DEFAULT, platform)
+
+
+def _build(found: Resolved) -> TargetBuild:
+    return TargetBuild(
+        found.variant,
+        found.digest,
+        found.version,
+        found.alias,
+        found.gallery_url,
+        found.sources,
+        found.manifest,
+        found.size_bytes,
+    )
+
+
+def _not_found(unknown: Unknown, gallery: str) -> NotFound | Unavailable:
+    """Where a gallery could not be read and nothing we know comes near, it may well be in there."""
+    hopeful = unknown.unread and (gallery or not unknown.nearest)
+    return Unavailable(unknown.reason) if hopeful else NotFound(unknown.reason)
+
+
+def _shown(entry: BackendEntry) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": entry.name,
+        "alias": entry.alias,
+        "uri": entry.uri,
+        "mirrors": list(entry.mirrors),
+        "capabilities": dict(entry.capabilities),
+        "version": entry.version,
+        "description": entry.description,
+        "license": entry.license,
+        "icon": entry.icon,
+        "urls": list(entry.urls),
+        "tags": list(entry.tags),
+        "size": entry.size,
+    }
+    kept = {key: value for key, value in told.items() if value}
+    gallery = {"name": entry.gallery.name, "url": entry.gallery.url}
+    return kept | {"gallery": gallery, "id": entry.id, "is_meta": entry.is_meta}
