@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import uuid
+from collections.abc import AsyncIterator
 
 import uvloop
 
 from corral.contract.messages.nodes import RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import Invalid
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.settings import shown
@@ -37,6 +40,8 @@ from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
+from corral.worker.supervisor.launch import find_user
+from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
 
@@ -52,6 +57,7 @@ async def serve(
     clock, stopped, hurry = clock or SystemClock(), stopped or asyncio.Event(), hurry or asyncio.Event()
     with hold_folder(settings.data):
         make_folders(settings)
+        check_backend_user(settings)
         identity = IdentityFile.open(settings.data, name=settings.name)
         url = identity.settle_controller(settings.controller)
         if is_in_clear(url):
@@ -60,14 +66,18 @@ async def serve(
         standing = Standing(boot_id=str(uuid.uuid4()), name=identity.current.name)
         tokens = TokenCheck(server_clock.now)
         tokens.trust(identity.current.signing_key, identity.current.node_id)
-        door = Door(standing, tokens, metrics)
+        supervisor = Supervisor(settings.supervisor_settings(settings.data), clock=clock)
+        door = Door(standing, tokens, metrics, supervisor)
         certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
         machine = Machine(
             HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s
         )
 
-        async with Ingress(listen_on(settings, url), door, tokens, certificate, server_clock.now) as ingress:
+        async with (
+            adopting(supervisor),  # before the ingress serves: nobody shall hear that what runs is gone
+            Ingress(listen_on(settings, url), door, tokens, certificate, server_clock.now) as ingress,
+        ):
             trust = await unless_set(
                 stopped,
                 settle_trust(settings.ca, url, identity, timeout_s=settings.http_timeout_s, backoff=retry, clock=clock),
@@ -101,11 +111,22 @@ async def serve(
                     metrics=metrics,
                     open_bus=BusOpener(settings, clock),
                     ingress=ingress,
+                    supervisor=supervisor,
                     clock=clock,
                 )
                 await unless_set(stopped, machine.look())
                 async with alongside(machine.run()):
                     await agent.run(stopped, hurry)
+
+
+@contextlib.asynccontextmanager
+async def adopting(supervisor: Supervisor) -> AsyncIterator[None]:
+    """With what an earlier worker left running. Leaving lets go of it: whoever wants it ended says so."""
+    async with supervisor:
+        adopted = await supervisor.adopt()
+        if adopted:
+            log.info("processes adopted", count=len(adopted))
+        yield
 
 
 def make_folders(settings: WorkerSettings) -> None:
@@ -114,6 +135,13 @@ def make_folders(settings: WorkerSettings) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CannotGoOn(f"cannot make the folder {folder}: {error.strerror}; mend its permissions") from error
+
+
+def check_backend_user(settings: WorkerSettings) -> None:
+    try:
+        find_user(settings.backend_user)
+    except Invalid as error:
+        raise CannotGoOn(f"--backend-user: {error.message}") from error
 
 
 def read_join_token(settings: WorkerSettings) -> str:

@@ -14,6 +14,7 @@ from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
 from corral.kit.settings import BadSettings, Seconds, setting
 from corral.worker.addresses import read_host_port
+from corral.worker.process_settings import ProcessSettings
 
 NAME_MAX = 255
 _PIN = "sha256:"
@@ -107,7 +108,7 @@ def _only_port(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
+class _NodeSettings:
     controller: str = setting(
         "URL of the cluster; empty = the one joined before",
         default="",
@@ -213,7 +214,7 @@ class WorkerSettings:
         "on leaving: how long requests under way may take to end", default=Seconds(30), check=_positive
     )
     leave_timeout_s: Seconds = setting(
-        "on leaving: how long all of it may take", default=Seconds(60), check=_positive, advanced=True
+        "on leaving: how long all of it may take", default=Seconds(90), check=_positive, advanced=True
     )
 
     address: str = setting(
@@ -303,3 +304,8 @@ class WorkerSettings:
     @property
     def backends_dir(self) -> Path:
         return self.backends or self.data / "backends"
+
+
+@dataclass(frozen=True)
+class WorkerSettings(ProcessSettings, _NodeSettings):
+    """All of them. The bases come in the reverse of the order in which people are shown them."""

@@ -24,6 +24,8 @@ from corral.worker.ingress.door import Door
 from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
+from corral.worker.supervisor.spec import SupervisorSettings
+from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.certificates import TestCa
 from tests.support.nats import NatsServer, free_port, nats_server
 from tests.support.running_worker import RunningWorker, running_worker
@@ -183,7 +185,7 @@ async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer,
 async def test_every_interface_means_both_protocols(tmp_path: Path) -> None:
     clock = ServerClock(SystemClock())
     tokens, metrics = TokenCheck(clock.now), WorkerMetrics()
-    door = Door(Standing("b", "w1"), tokens, metrics)
+    door = Door(Standing("b", "w1"), tokens, metrics, Supervisor(SupervisorSettings(tmp_path)))
     certificate = IngressCertificate(tmp_path)
     hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() and _has_v6_loopback() else ["127.0.0.1"]
     async with Ingress(HostPort("", free_port()), door, tokens, certificate, clock.now) as ingress:

@@ -22,7 +22,7 @@ def test_every_setting_has_a_default() -> None:
     settings = read({})
     assert settings.heartbeat_interval_s == 10.0
     assert [settings.retry_first_s, settings.retry_cap_s, settings.http_timeout_s] == [2.0, 30.0, 10.0]
-    assert [settings.drain_timeout_s, settings.leave_timeout_s] == [30.0, 60.0]
+    assert [settings.drain_timeout_s, settings.leave_timeout_s] == [30.0, 90.0]
     assert settings.data == Path.home() / ".local/share/corral/worker"
     assert settings.models_dir == settings.data / "models"
     assert settings.backends_dir == settings.data / "backends"

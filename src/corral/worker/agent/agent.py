@@ -25,7 +25,7 @@ from corral.worker.agent.controller import ControllerApi
 from corral.worker.agent.credentials import NodeCredentials
 from corral.worker.agent.heartbeats import Heartbeats
 from corral.worker.agent.joining import Joining
-from corral.worker.agent.leaving import Leaving
+from corral.worker.agent.leaving import Leaving, stop_backends
 from corral.worker.agent.machine import Machine
 from corral.worker.agent.orders import Orders
 from corral.worker.agent.server_clock import ServerClock
@@ -35,6 +35,7 @@ from corral.worker.agent.waiting import alongside, unless_set
 from corral.worker.ingress.server import Ingress
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
+from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Agent:
     metrics: WorkerMetrics
     open_bus: OpenBus
     ingress: Ingress
+    supervisor: Supervisor
     clock: Clock
 
     async def run(self, stopped: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -61,7 +63,9 @@ class Agent:
         while True:
             reply = await unless_set(stopped, self.joining.join())
             if reply is None:
-                return  # it never came to be part of the fleet, so there is nobody to say goodbye to
+                # It never came to be part of the fleet, so there is nobody to say goodbye to.
+                await stop_backends(self.supervisor, hurry, self.settings.leave_timeout_s)
+                return
             began = self.clock.monotonic()
             try:
                 await self.ingress.welcome(reply)
@@ -146,6 +150,7 @@ class Agent:
             node_id=reply.id,
             token=self.joining.api_token,
             in_flight=lambda: self.ingress.in_flight,
+            stop_backends=lambda hurry, within_s: stop_backends(self.supervisor, hurry, within_s),
             drain_timeout_s=self.settings.drain_timeout_s,
             leave_timeout_s=self.settings.leave_timeout_s,
             clock=self.clock,

@@ -1,4 +1,4 @@
-"""Leaving in order (contract: http.md §2.7, nats.md §5.8): no new work, let what runs end, say goodbye.
+"""Leaving in order (contract: http.md §2.7, nats.md §5.8): no new work, let requests end, stop backends, say goodbye.
 
 Every step is bounded and none is essential: a controller that cannot be told notices by the silence.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
@@ -15,6 +16,7 @@ from corral.worker.agent.controller import Answered, ControllerApi, ControllerAw
 log = get_log(__name__)
 GOODBYE_S = 10.0
 HURRIED_S = 2.0
+StopBackends = Callable[[asyncio.Event, float], Awaitable[None]]  # within so many seconds, sooner once told to hurry
 
 
 class Leaving:
@@ -25,6 +27,7 @@ class Leaving:
         node_id: str,
         token: str,
         in_flight: Callable[[], int],
+        stop_backends: StopBackends,
         drain_timeout_s: float,
         leave_timeout_s: float,
         clock: Clock,
@@ -35,6 +38,7 @@ class Leaving:
         self._node_id = node_id
         self._token = token
         self._in_flight = in_flight
+        self._stop_backends = stop_backends
         self._drain_timeout_s = drain_timeout_s
         self._leave_timeout_s = leave_timeout_s
         self._clock = clock
@@ -43,7 +47,9 @@ class Leaving:
     async def leave(self, hurry: asyncio.Event) -> None:
         """Heartbeats must have ended. `hurry` (a second signal) cuts the waiting short; goodbye is still tried."""
         goodbye_s = min(GOODBYE_S, self._leave_timeout_s / 3)
+        until = self._clock.monotonic() + self._leave_timeout_s - goodbye_s
         await _at_most(self._leave_timeout_s - goodbye_s, hurry, self._drain())
+        await self._stop_backends(hurry, max(HURRIED_S, until - self._clock.monotonic()))
         await self._goodbye(min(HURRIED_S, goodbye_s) if hurry.is_set() else goodbye_s)
 
     async def _drain(self) -> None:
@@ -75,6 +81,22 @@ class Leaving:
             await call(self._node_id, self._token)
         except (Answered, ControllerAway) as error:
             log.warning("the controller could not be told", what=what, reason=error.message)
+
+
+class Stoppable(Protocol):
+    """The part of the supervisor that leaving needs."""
+
+    async def stop_all(self, *, grace_s: float | None = None, force: bool = False, closing: bool = False) -> object: ...
+
+
+async def stop_backends(processes: Stoppable, hurry: asyncio.Event, within_s: float) -> None:
+    """Nothing of ours runs on. Each is asked first, for as long as there is time; who is still there then is killed."""
+
+    async def stop(**how: Any) -> None:
+        await processes.stop_all(closing=True, **how)
+
+    await _at_most(max(0.0, within_s - HURRIED_S), hurry, stop())
+    await _at_most(HURRIED_S, asyncio.Event(), stop(grace_s=0.0, force=True))
 
 
 async def _at_most(seconds: float, hurry: asyncio.Event, work: Awaitable[None]) -> None:

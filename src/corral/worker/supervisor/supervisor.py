@@ -76,6 +76,8 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.let_go()
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            kind = error = traceback = None  # the group would wrap it, and whoever waits for it would not know it
         await self._group.__aexit__(kind, error, traceback)
 
     async def let_go(self) -> None:
@@ -214,6 +216,8 @@ class Supervisor:
             self._changed()
             grace = self._settings.grace_s if grace_s is None else grace_s
             self._begin(self._carry_out_stop(entry, grace, free=was_ready and not force))
+        elif force and entry.process is not None:
+            entry.process.stop(self._settings.grace_s if grace_s is None else grace_s)  # the earlier end counts
         ending = entry.stopping
         await asyncio.wait([ending])
         return ending.result()

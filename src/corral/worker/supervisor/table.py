@@ -70,6 +70,7 @@ class Entry:
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it back before its time
     keeper: asyncio.Task[None] | None = None
     stopping: asyncio.Future[Stopped] | None = None
+    _running: Running | None = None  # asked for by every request, so made once per state
 
     @property
     def key(self) -> str:
@@ -94,6 +95,7 @@ class Entry:
     def move(self, happened: Happened) -> bool:
         """Take the step; False when it leads out of the table."""
         following = after(self.state, happened)
+        self._running = None
         if following is not None:
             self.state = following
         return following is not None
@@ -109,6 +111,12 @@ class Entry:
             self.answer.exception()  # nobody may be waiting, and that is no fault
 
     def running(self) -> Running:
+        """Of a process that serves: neither its port nor its token changes while it does."""
+        if self._running is None:
+            self._running = self._describe_running()
+        return self._running
+
+    def _describe_running(self) -> Running:
         spec = self.spec
         return Running(
             process_id=self.process_id,

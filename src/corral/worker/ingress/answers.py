@@ -1,0 +1,23 @@
+"""Answers of the ingress's own: small, whole, and as JSON where something is wrong."""
+
+from __future__ import annotations
+
+from corral.contract.codec import encode
+from corral.contract.http import Headers, Responder
+
+TEXT: Headers = ((b"content-type", b"text/plain; charset=utf-8"),)
+JSON: Headers = ((b"content-type", b"application/json"),)
+_CHALLENGE: Headers = (*JSON, (b"www-authenticate", b"Bearer"))
+READING = (b"GET", b"HEAD")
+
+
+async def say_wrong_method(responder: Responder) -> int:
+    body = encode({"error": {"code": 405, "message": "only GET and HEAD are served here", "type": "invalid"}})
+    await responder.send(405, (*JSON, (b"allow", b"GET, HEAD")), body)
+    return 405
+
+
+async def say_error(responder: Responder, status: int, message: str, kind: str) -> int:
+    body = encode({"error": {"code": status, "message": message, "type": kind}})
+    await responder.send(status, _CHALLENGE if status == 401 else JSON, body)
+    return status

@@ -1,0 +1,57 @@
+"""How many requests each process has under way, as the ingress sees it.
+
+Gateways spread by it (`load.py` tells them), and whoever replaces a process waits by it until the old one is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class InFlight:
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}  # only of processes with any
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self.changed: Callable[[], None] = _nobody  # who wants to hear of it; told often
+
+    def begin(self, process_id: str) -> None:
+        self._counts[process_id] = self._counts.get(process_id, 0) + 1
+        self.changed()
+
+    def end(self, process_id: str) -> None:
+        left = self._counts[process_id] - 1
+        if left:
+            self._counts[process_id] = left
+        else:
+            del self._counts[process_id]
+            for waiting in self._waiting.pop(process_id, ()):
+                if not waiting.done():
+                    waiting.set_result(None)
+        self.changed()
+
+    def of(self, process_id: str) -> int:
+        return self._counts.get(process_id, 0)
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    async def wait_idle(self, process_id: str, timeout_s: float) -> bool:
+        """Whether the last of its requests has ended within that time. New ones keep it from being idle."""
+        if not self.of(process_id):
+            return True
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(process_id, []).append(waiting)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiting
+        except TimeoutError:
+            return False
+        finally:
+            if waiting in (others := self._waiting.get(process_id, [])):
+                others.remove(waiting)
+        return True
+
+
+def _nobody() -> None:
+    pass

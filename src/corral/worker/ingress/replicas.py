@@ -1,0 +1,100 @@
+"""`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another (DESIGN §3, §6, §9.2).
+
+Whoever comes in has shown a token of the controller's at the door. It ends here: the process sees the token of its own,
+which nobody else knows. A process that is gone, or is being replaced, answers 410, and the gateway picks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from corral.contract.http import Headers, Request, Responder, Strip, Target, UpstreamFailed
+from corral.contract.manifest import GRPC
+from corral.worker.ingress.answers import say_error
+from corral.worker.ingress.inflight import InFlight
+from corral.worker.supervisor.table import Running
+
+PREFIX = b"/replicas/"
+_OURS = Strip((b"authorization",), (b"x-corral-",))
+_LONGEST_ID = 128
+
+Find = Callable[[str], Running | None]
+
+
+class _Way(NamedTuple):
+    """To one process, prepared: a warm request only looks it up."""
+
+    running: Running
+    target: Target
+    add: Headers
+
+
+class Replicas:
+    def __init__(self, find: Find, in_flight: InFlight) -> None:
+        """`find` gives the process of exactly that id, if it serves."""
+        self._find = find
+        self._in_flight = in_flight
+        self._ways: dict[str, _Way] = {}
+        self._retired: set[str] = set()
+
+    async def handle(self, request: Request, responder: Responder) -> int:
+        """Answers, and tells the status for the count."""
+        named, slash, rest = request.path[len(PREFIX) :].partition(b"/")
+        process_id = named.partition(b"?")[0].decode(errors="replace")
+        running = self._serving(process_id)
+        if running is None:
+            return await self._gone(responder, process_id)
+        if running.protocol == GRPC:
+            return await say_error(
+                responder, 501, f"{running.backend} speaks gRPC, which this worker does not translate", "unsupported"
+            )
+        way = self._way(running)
+        in_flight = self._in_flight
+        in_flight.begin(process_id)
+        try:
+            result = await responder.relay(
+                way.target, path=slash + rest or b"/", strip=_OURS, add=way.add, upgrade=True
+            )
+        except UpstreamFailed as failure:
+            return await self._failed(responder, process_id, failure)
+        finally:
+            in_flight.end(process_id)
+        return result.status
+
+    async def retire(self, process_id: str, timeout_s: float) -> bool:
+        """No new requests from now on; those under way may end. Whether they have, within that time."""
+        self._retired = {each for each in self._retired if self._find(each) is not None} | {process_id}
+        return await self._in_flight.wait_idle(process_id, timeout_s)
+
+    def take_back(self, process_id: str) -> None:
+        """It is not to be replaced after all."""
+        self._retired.discard(process_id)
+
+    def freeze(self, serving: tuple[Running, ...]) -> None:
+        """Go by this list from now on: the supervisor has let go of its processes, which run on."""
+        self._find = {running.process_id: running for running in serving}.get
+
+    def _serving(self, process_id: str) -> Running | None:
+        return None if process_id in self._retired else self._find(process_id)
+
+    def _way(self, running: Running) -> _Way:
+        way = self._ways.get(running.process_id)
+        if way is None or way.running is not running:
+            self._ways = {known: each for known, each in self._ways.items() if self._find(known) is not None}
+            token = f"Bearer {running.token}".encode()
+            way = _Way(running, Target("127.0.0.1", running.port), ((b"authorization", token),))
+            self._ways[running.process_id] = way
+        return way
+
+    async def _gone(self, responder: Responder, process_id: str) -> int:
+        shown = process_id[:_LONGEST_ID]
+        return await say_error(responder, 410, f"no process {shown!r} serves here any more; pick another", "gone")
+
+    async def _failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
+        """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted."""
+        if failure.refused and self._serving(process_id) is None:
+            return await self._gone(responder, process_id)
+        status = 503 if failure.refused else 504 if failure.timed_out else 502
+        words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
+        return await say_error(responder, status, f"{words}: {failure}", "upstream_failed")
