@@ -1,11 +1,14 @@
-"""Every test here runs on SQLite and on PostgreSQL, each with a database of its own."""
+"""Every test here runs on SQLite and on PostgreSQL, each with a database of its own; those that do not care how a store
+is opened run on the simulation's too, which is SQLite without threads."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from corral.store import Store, StoreOptions, open_store
+from corral.store.inline import InlineFile, Step
 from tests.support.postgres import Postgres, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -35,7 +39,15 @@ def _nothing_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert threading.active_count() == before, "a thread of a store outlived it"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        kinds = ["sqlite", "postgresql"]
+        if set(inspect.signature(metafunc.function).parameters).isdisjoint({"url", "empty_url", "kind"}):
+            kinds.append("inline")
+        metafunc.parametrize("kind", kinds, indirect=True)
+
+
+@pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -61,7 +73,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def url(kind: str, request: pytest.FixtureRequest) -> str:
     """A database with the schema and nothing in it."""
-    return str(request.getfixturevalue("sqlite_url" if kind == "sqlite" else "postgres_url"))
+    return str(request.getfixturevalue("postgres_url" if kind == "postgresql" else "sqlite_url"))
 
 
 @pytest.fixture
@@ -77,13 +89,34 @@ def empty_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[Store]:
+def inline_file(kind: str, url: str) -> Iterator[InlineFile | None]:
+    if kind != "inline":
+        yield None
+        return
+    file = InlineFile(Path(url.removeprefix("sqlite:///")), now_us=lambda: time.time_ns() // 1000)
+    yield file
+    file.close()
+
+
+async def _turns(_step: Step) -> None:
+    """As where a thread or a server does the work: others go on meanwhile."""
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def store(url: str, inline_file: InlineFile | None) -> AsyncIterator[Store]:
+    if inline_file is not None:
+        yield inline_file.store(_turns)
+        return
     async with open_store(url, options=QUICK) as opened:
         yield opened
 
 
 @pytest.fixture
-async def other(url: str) -> AsyncIterator[Store]:
+async def other(url: str, inline_file: InlineFile | None) -> AsyncIterator[Store]:
     """A second store on the same database, as another controller has it."""
+    if inline_file is not None:
+        yield inline_file.store(_turns)
+        return
     async with open_store(url, options=QUICK) as opened:
         yield opened
