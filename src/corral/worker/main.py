@@ -36,6 +36,7 @@ from corral.worker.agent.trust import settle_trust
 from corral.worker.agent.waiting import alongside, unless_set
 from corral.worker.hardware.probe import HardwareProbe
 from corral.worker.ingress.door import Door
+from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
@@ -112,6 +113,7 @@ async def serve(
                     open_bus=BusOpener(settings, clock),
                     ingress=ingress,
                     supervisor=supervisor,
+                    load=LoadReports(door.inflight, boot_id=standing.boot_id, interval_s=settings.load_interval_s),
                     clock=clock,
                 )
                 await unless_set(stopped, machine.look())

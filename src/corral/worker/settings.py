@@ -198,6 +198,12 @@ class _NodeSettings:
         check=_at_least_one,
         advanced=True,
     )
+    load_interval_s: Seconds = setting(
+        "requests under way are told no more often than this, and only while they change",
+        default=Seconds(0.25),
+        check=_positive,
+        advanced=True,
+    )
     retry_first_s: Seconds = setting(
         "wait before the second try to register", default=Seconds(2), check=_positive, advanced=True
     )

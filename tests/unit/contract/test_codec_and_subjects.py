@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract import codec
-from corral.contract.messages import backends, files, hints, models, nodes
+from corral.contract.messages import backends, files, hints, models, nodes, replicas
 from corral.contract.subjects import Subject, sanitise
 
 
@@ -82,6 +82,7 @@ SUBJECTS = [
     (models.LIST_RUNNING_MODELS.subject, "nodes.{node}.models.running"),
     (nodes.STOP_NODE.subject, "nodes.{node}.stop"),
     (nodes.NODE_HEARTBEAT.subject, "nodes.{node}.heartbeat"),
+    (replicas.NODE_LOAD.subject, "nodes.{node}.load"),
     (files.ENSURE_FILE.subject, "nodes.{node}.files.ensure"),
     (files.STAGE_FILE.subject, "nodes.{node}.files.stage"),
     (files.TEMP_FILE.subject, "nodes.{node}.files.temp"),

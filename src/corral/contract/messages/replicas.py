@@ -107,7 +107,17 @@ class ReplicaProcess(Message, frozen=True):
     error: str = ""  # why the last one ended
 
 
+class NodeLoad(Message, frozen=True):
+    """Requests under way per process, as the node's ingress sees them; a process not named has none. A later one is
+    worth more than an earlier one, and one of another boot more than any: they may overtake each other."""
+
+    boot_id: str = always(str)
+    seq: int = always(int)
+    in_flight: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+
+
 START_REPLICA = call("nodes.{node}.replica.start", StartReplica, ReplicaReply)
 STOP_REPLICA = call("nodes.{node}.replica.stop", StopReplica, ReplicaReply)
 START_REPLICA_RESULT = event("nodes.{node}.replica.start.{op}.result", ReplicaResult)
 STOP_REPLICA_RESULT = event("nodes.{node}.replica.stop.{op}.result", ReplicaResult)
+NODE_LOAD = event("nodes.{node}.load", NodeLoad)  # at most four a second, and only while it changes

@@ -32,6 +32,7 @@ from corral.worker.agent.server_clock import ServerClock
 from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.waiting import alongside, unless_set
+from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.server import Ingress
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
@@ -55,6 +56,7 @@ class Agent:
     open_bus: OpenBus
     ingress: Ingress
     supervisor: Supervisor
+    load: LoadReports
     clock: Clock
 
     async def run(self, stopped: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -110,7 +112,9 @@ class Agent:
                 await Orders(leave=stopped.set).listen(bus, reply.id)
                 with contextlib.suppress(Unavailable):  # else the first heartbeat says that the bus is down
                     await bus.wait_connected(min(self.settings.heartbeat_interval_s, 2.0))
-                async with alongside(self._heartbeats(bus, reply, lost).run(), self._keep_certificate()):
+                async with alongside(
+                    self._heartbeats(bus, reply, lost).run(), self._keep_certificate(), self._tell_load(bus, reply)
+                ):
                     why = await unless_set(stopped, _result_of(losing))
                 if why is None:
                     self.standing.leaving = True
@@ -118,6 +122,10 @@ class Agent:
                 return why
             finally:
                 self.standing.bus_connected = lambda: False
+
+    async def _tell_load(self, bus: Bus, reply: NodeRegistered) -> None:
+        if reply.protocol > 0:  # nobody else listens
+            await self.load.run(bus, reply.id)
 
     async def _keep_certificate(self) -> None:
         async def renew_if_due() -> None:
