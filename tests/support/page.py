@@ -117,6 +117,7 @@ async def open_page_app(
         overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
         services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
         unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
+        unused |= dict.fromkeys(("operations", "installed", "upgrades", "catalogue"))
         with warnings.catch_warnings():
             # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
             warnings.simplefilter("ignore", LitestarDeprecationWarning)

@@ -6,6 +6,7 @@ import msgspec
 
 from corral.contract.codec import Message, always
 from corral.contract.hardware import Device
+from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.view import KeyLimits
 
 
@@ -247,21 +248,58 @@ class JobAccepted(Message, frozen=True, rename={"job_id": "jobID", "status_url":
     job_id: str = always(str)
     message: str = always(str)
     status_url: str = ""
+    joined: bool = False  # ours: the same was under way already, so this is its id
+
+
+class JobsAccepted(Message, frozen=True):
+    """Several requests at once: those that were accepted, and why the others were not, by backend."""
+
+    operations: tuple[JobAccepted, ...] = always(tuple)
+    refused: dict[str, str] = always(dict)
+
+
+class BackendJob(Message, frozen=True):
+    """What an accepted request under `/backends/` answers."""
+
+    id: str = always(str)
+    status_url: str = always(str)
+
+
+class Steered(Message, frozen=True):
+    """What cancelling, pausing, retrying, withdrawing and dismissing answer."""
+
+    success: bool = always(bool)
+    message: str = always(str)
+    job_id: str = msgspec.field(default="", name="jobID")  # ours: the operation that goes on; a new one after a retry
 
 
 class BackendBody(Message, frozen=True):
     """A request about a backend: the contract's fields, then ours."""
 
     backend: str = ""
-    backend_galleries: str = ""
+    backend_galleries: object = ""  # JSON inside JSON: an array of galleries; what cannot be read as one is ignored
     uri: str = ""
     name: str = ""
     alias: str = ""
     id: str = ""  # the contract's word for `backend` under /backends/apply
-    force: bool = False
+    force: bool = False  # an install: fetch again what is there; a delete: though a model uses it
     node: str = ""  # ours from here on: one node, by id or name
     selector: str = ""  # nodes by label; with neither, every node
     max_parallel: str = ""  # of an upgrade's switches: 25%, 3
+
+
+class OperationBody(BackendBody, frozen=True):
+    """`POST /api/operations`: everything that can be asked of backends, through one door."""
+
+    kind: str = "install"  # install, upgrade, delete, rollback
+
+
+class ScopeBody(Message, frozen=True):
+    """Which nodes; with neither, every node."""
+
+    node: str = ""
+    selector: str = ""
+    max_parallel: str = ""
 
 
 class PlanNode(Message, frozen=True):
@@ -290,3 +328,62 @@ class PlanView(Message, frozen=True):
     nodes: tuple[PlanNode, ...] = always(tuple)
     max_parallel: str = ""
     notes: tuple[str, ...] = ()
+
+
+class MatrixNode(Message, frozen=True):
+    id: str = always(str)
+    name: str = always(str)
+    status: str = always(str)
+    capability: str = ""
+    platform: str = ""
+    told: bool = True  # False: it has not said yet what it has
+
+
+class MatrixIntent(Message, frozen=True):
+    """What one node still has to do for one backend."""
+
+    kind: str = always(str)  # install, upgrade, delete
+    stage: str = always(str)  # waiting, sent, parked
+    operation: str = ""
+    failures: int = 0
+    reason: str = ""
+    next_retry_at: str = ""
+
+
+class MatrixCell(Message, frozen=True):
+    """One backend on one node."""
+
+    installed: bool = always(bool)
+    version: str = ""
+    digest: str = ""
+    variant: str = ""  # the concrete build, where the backend is a name for several
+    installed_at: str = ""
+    is_system: bool = False
+    outdated: bool = False  # the gallery has something newer
+    drift: bool = False  # most nodes have another build
+    can_roll_back: bool = False
+    intent: MatrixIntent | None = None
+
+
+class MatrixRow(Message, frozen=True):
+    backend: str = always(str)
+    nodes: dict[str, MatrixCell] = always(dict)  # by node id; a node that neither has nor awaits it is absent
+    upgrade_available: bool = False
+    available_version: str = ""
+    available_digest: str = ""
+    drift: bool = False
+
+
+class BackendMatrix(Message, frozen=True):
+    """`GET /api/backends/matrix`: backends × nodes, both in name order."""
+
+    nodes: tuple[MatrixNode, ...] = always(tuple)
+    backends: tuple[MatrixRow, ...] = always(tuple)
+    checked_at: str = ""  # when the galleries were last asked for something newer; empty = not yet
+
+
+class BackendUpgrades(Message, frozen=True):
+    """What was last found that is newer, by name of the build."""
+
+    checked_at: str = ""
+    upgrades: dict[str, UpgradeInfo] = always(dict)

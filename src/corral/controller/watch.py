@@ -28,7 +28,7 @@ log = get_log(__name__)
 
 _QUEUE = 2000
 WORK = frozenset(
-    {"operations", "rules", "inventory", "upgrades"}
+    {"operations", "rules", "inventory", "upgrades", "upgrade_check"}
 )  # counters that concern controllers only, see WORK_CHANGED
 
 

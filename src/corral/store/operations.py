@@ -69,11 +69,16 @@ _INSERT = insert_whole(table)
 _BY_ID = select(table).where(table.c.id == bindparam("id"))
 _NEWEST = select(table).order_by(table.c.created_at.desc(), table.c.id)
 _PAGE = _NEWEST.limit(bindparam("limit", type_=Integer))
+_AFTER = _PAGE.where(
+    (table.c.created_at < bindparam("created_at", type_=Instant()))
+    | ((table.c.created_at == bindparam("created_at", type_=Instant())) & (table.c.id > bindparam("id")))
+)
 _OPEN = _NEWEST.where(table.c.finished_at.is_(None))
 _SHOWN = _NEWEST.where(
     table.c.dismissed.is_(False),
     table.c.finished_at.is_(None) | (table.c.finished_at > bindparam("since", type_=Instant())),
 )
+_SHOWN_PAGE = _SHOWN.limit(bindparam("limit", type_=Integer))
 _STOPPING = select(table.c.id).where(table.c.cancelled_at.is_not(None))
 _STOPPING_OF = _STOPPING.where(among(table.c.id, "ids"))
 _OF = select(table).where(among(table.c.id, "ids")).order_by(table.c.id)
@@ -114,14 +119,19 @@ async def list_open(tx: Transaction) -> list[Operation]:
     return records(Operation, await tx.fetch_all(_OPEN))
 
 
-async def list_shown(tx: Transaction, *, finished_since: datetime) -> list[Operation]:
-    """Those people watch: not dismissed, and not ended or only just."""
+async def list_shown(tx: Transaction, *, finished_since: datetime, limit: int = 0) -> list[Operation]:
+    """Those people watch: not dismissed, and not ended or only just. The newest first; 0 = all."""
+    if limit:
+        return records(Operation, await tx.fetch_all(_SHOWN_PAGE, {"since": finished_since, "limit": limit}))
     return records(Operation, await tx.fetch_all(_SHOWN, {"since": finished_since}))
 
 
-async def list_(tx: Transaction, *, limit: int) -> list[Operation]:
-    """All, the newest first."""
-    return records(Operation, await tx.fetch_all(_PAGE, {"limit": limit}))
+async def list_(tx: Transaction, *, limit: int, after: Operation | None = None) -> list[Operation]:
+    """All, the newest first; `after`: those that follow it in this order."""
+    if after is None:
+        return records(Operation, await tx.fetch_all(_PAGE, {"limit": limit}))
+    place = {"created_at": after.created_at, "id": after.id, "limit": limit}
+    return records(Operation, await tx.fetch_all(_AFTER, place))
 
 
 async def list_cancelled(tx: Transaction, ids: Sequence[str]) -> list[str]:

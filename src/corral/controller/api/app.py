@@ -16,9 +16,13 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from corral import __version__
 from corral.controller.access.keys import Access
 from corral.controller.api import access, cluster, events, internal, meta
+from corral.controller.api.backend_pages import BackendPages
+from corral.controller.api.backends import Backends
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_unexpected
 from corral.controller.api.node import NodeSelfService
+from corral.controller.api.node_backends import NodeBackends
 from corral.controller.api.nodes import Nodes
+from corral.controller.api.operations import OperationsDoor
 from corral.controller.api.request_log import RequestLog
 from corral.controller.web import routes as web
 from corral.kit.errors import CorralError
@@ -26,12 +30,17 @@ from corral.kit.errors import CorralError
 _LARGEST_BODY = 1024 * 1024
 
 
-def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str) -> Litestar:
-    """`services` are handed to the doors by name, as their parameters ask."""
+def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str, settle_s: float = 60.0) -> Litestar:
+    """`services` are handed to the doors by name, as their parameters ask. `settle_s`: how long a call that answers
+    when all is done may take; after that it answers that it goes on."""
     return Litestar(
         route_handlers=[
             NodeSelfService,
             Nodes,
+            NodeBackends,
+            OperationsDoor,
+            Backends,
+            BackendPages,
             *access.ROUTES,
             cluster.cluster,
             events.events,
@@ -41,7 +50,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             *web.ROUTES,
         ],
         dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},
-        state=State({"access": access_service, "ca_pem": ca_pem}),
+        state=State({"access": access_service, "ca_pem": ca_pem, "settle_s": settle_s}),
         exception_handlers={
             CorralError: on_corral_error,
             HTTPException: on_http_exception,

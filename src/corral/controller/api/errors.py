@@ -8,6 +8,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
 from corral.contract.codec import encode
+from corral.controller.operations.requests import ConcreteNeedsTarget
 from corral.kit import errors
 from corral.kit.log import get_log
 
@@ -28,9 +29,27 @@ _STATUS: dict[type[errors.CorralError], int] = {
 }
 
 
+# These families have their own form in the contract: a sentence, and beside it what a script can match.
+_PLAIN = ("/api/operations", "/api/backends")
+
+
 def answer(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> Response[bytes]:
-    body = encode({"error": {"code": status, "message": message, "type": kind}})
-    return Response(body, status_code=status, media_type="application/json", headers=headers or {})
+    return _json(status, {"error": {"code": status, "message": message, "type": kind}}, headers)
+
+
+def plain(status: int, message: str, code: str, headers: dict[str, str] | None = None, **more: str) -> Response[bytes]:
+    return _json(status, {"error": message, "code": code, **more}, headers)
+
+
+def _json(status: int, body: dict[str, Any], headers: dict[str, str] | None) -> Response[bytes]:
+    return Response(encode(body), status_code=status, media_type="application/json", headers=headers or {})
+
+
+def _in_its_form(
+    request: Request[Any, Any, Any], status: int, message: str, kind: str, headers: dict[str, str] | None = None
+) -> Response[bytes]:
+    form = plain if request.url.path.startswith(_PLAIN) else answer
+    return form(status, message, kind, headers)
 
 
 def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) -> Response[bytes]:
@@ -48,7 +67,9 @@ def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) 
         return Response(
             encode({"error": error.message}), status_code=401, media_type="application/json", headers=headers
         )
-    return answer(status, error.message, kind, headers)
+    if isinstance(error, ConcreteNeedsTarget):
+        return plain(status, error.message, error.code, meta_alternative=error.meta_alternative)
+    return _in_its_form(request, status, error.message, kind, headers)
 
 
 def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
@@ -61,12 +82,12 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
     elif error.status_code >= 500:
         log.error("request failed", path=request.url.path, error=str(error))
         detail = "something went wrong here; the log has the details"
-    return answer(error.status_code, detail, "http_error", dict(error.headers or {}))
+    return _in_its_form(request, error.status_code, detail, "http_error", dict(error.headers or {}))
 
 
 def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     log.error("request failed", path=request.url.path, exc_info=error)
-    return answer(500, "something went wrong here; the log has the details", "internal_error")
+    return _in_its_form(request, 500, "something went wrong here; the log has the details", "internal_error")
 
 
 def _sentence(fault: object) -> str:

@@ -9,14 +9,21 @@ from typing import Any
 from litestar import Request, get
 from litestar.response import Stream
 
+from corral.contract.admin import OperationView
 from corral.contract.codec import encode
 from corral.controller.access.keys import Access
+from corral.controller.access.principal import Principal
 from corral.controller.api.auth import principal_of, viewers
+from corral.controller.operations.service import Operations
 from corral.controller.watch import END, Change, Watch
 from corral.kit.errors import CorralError, NoCapacity
 
 _PING_S = 15.0  # a comment now and then, so that proxies and browsers do not take silence for death
 _MOST = 1000  # followers of one controller; each costs memory and a write per change
+_TELL_S = 0.25
+_PING = b": still here\n\n"
+Welcome = Callable[[], Awaitable[bool]]
+Frames = Callable[[Watch, Welcome], AsyncIterator[bytes]]
 
 
 def frame(name: str, data: bytes) -> bytes:
@@ -28,13 +35,17 @@ def frame(name: str, data: bytes) -> bytes:
     "/api/events",
     guards=[viewers],
     tags=["events"],
-    summary="Follow changes: node, node-removed, changed; first the present state, then `ready`",
+    summary="Follow changes: node, operation, node-removed, operation-removed, changed; first the present state, then "
+    "`ready`",
     media_type="text/event-stream",
 )
 async def events(request: Request[Any, Any, Any], watch: Watch, access: Access) -> Stream:
+    return stream_of(watch, access, principal_of(request), frames)
+
+
+def stream_of(watch: Watch, access: Access, principal: Principal, made: Frames) -> Stream:
     if watch.followers >= _MOST:
         raise NoCapacity(f"{_MOST} others follow already")
-    principal = principal_of(request)
 
     async def is_welcome() -> bool:
         try:
@@ -43,34 +54,103 @@ async def events(request: Request[Any, Any, Any], watch: Watch, access: Access) 
             return True
 
     return Stream(
-        frames(watch, is_welcome),
+        made(watch, is_welcome),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def frames(
-    watch: Watch, is_welcome: Callable[[], Awaitable[bool]], *, ping_s: float = _PING_S
-) -> AsyncIterator[bytes]:
+async def frames(watch: Watch, is_welcome: Welcome, *, ping_s: float = _PING_S) -> AsyncIterator[bytes]:
     """Until the controller stops, or the key or session that opened the stream has ended."""
+    yield b"retry: 2000\n\n"
+    async for change in _changes(watch, is_welcome, ping_s):
+        yield _as_frame(change) if change is not None else _PING
+
+
+def operation_frames(operations: Operations, operation_id: str) -> Frames:
+    """One operation as it is now and as it changes, until it has ended."""
+
+    async def made(watch: Watch, is_welcome: Welcome) -> AsyncIterator[bytes]:
+        yield b"retry: 2000\n\n"
+        told = None
+        async for change in _changes(watch, is_welcome, _PING_S):
+            if change is None:
+                yield _PING
+                continue
+            if change.kind == "ready":  # what is shown to everybody has been told; ours may have ended long ago
+                view: object = await operations.find_view(operation_id)
+            elif change.kind == "operation" and getattr(change.data, "job_id", "") == operation_id:
+                view = change.data
+            else:
+                continue
+            if not isinstance(view, OperationView):
+                return
+            if view != told:
+                told = view
+                yield frame("operation", encode(view))
+            if view.finished_at:
+                return
+
+    return made
+
+
+async def _changes(watch: Watch, is_welcome: Welcome, ping_s: float) -> AsyncIterator[Change | None]:
+    """None: nothing happened for a while."""
     now = asyncio.get_running_loop().time
     check_at = now() + ping_s
+    pace = Pace(_TELL_S)
     async with watch.follow() as following:
-        yield b"retry: 2000\n\n"
         while True:
+            due = pace.due_in(now())
             try:
-                async with asyncio.timeout(ping_s):
+                async with asyncio.timeout(ping_s if due is None else min(ping_s, due)):
                     change = await following.next()
             except TimeoutError:
-                yield b": still here\n\n"
+                held = pace.take(now())
+                for each in held:
+                    yield each
+                if not held and due is None:
+                    yield None
             else:
                 if change is END:
                     return
-                yield _as_frame(change)
+                for each in pace.put(change, now()):
+                    yield each
             if now() >= check_at:
                 if not await is_welcome():
                     return
                 check_at = now() + ping_s
+
+
+class Pace:
+    """Operations move faster than anybody looks: a follower gets each one's latest, all together, so often at most."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._held: dict[str, Change] = {}
+        self._next_at = float("-inf")
+
+    def put(self, change: Change, now: float) -> list[Change]:
+        """What to tell now."""
+        if change.kind == "ready":  # the present state ends here, and is told whole
+            return [*self._flush(now), change]
+        if change.kind == "operation-removed" and isinstance(change.data, dict):
+            self._held.pop(str(change.data.get("id")), None)
+        if change.kind != "operation":
+            return [change]
+        self._held[getattr(change.data, "job_id", "")] = change
+        return self.take(now)
+
+    def take(self, now: float) -> list[Change]:
+        return self._flush(now) if self._held and now >= self._next_at else []
+
+    def due_in(self, now: float) -> float | None:
+        return max(0.0, self._next_at - now) if self._held else None
+
+    def _flush(self, now: float) -> list[Change]:
+        held, self._held = list(self._held.values()), {}
+        self._next_at = now + self._every_s
+        return held
 
 
 def _as_frame(change: Change) -> bytes:

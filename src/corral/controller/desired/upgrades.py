@@ -12,7 +12,7 @@ import msgspec
 
 from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.desired.catalogue import Catalogue, NodeInventory
-from corral.controller.desired.world import takes_backends
+from corral.controller.desired.world import kind_of, takes_backends
 from corral.controller.leadership import Leadership
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
@@ -26,6 +26,7 @@ log = get_log(__name__)
 
 _LEASE = "upgrades"
 _KEY = "backend_upgrades"
+_ASKED = "upgrade_check"
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -62,11 +63,22 @@ class UpgradeCheck:
         self._refresh_at = float("-inf")
 
     def check_soon(self) -> None:
-        """Something changed, or a person asked."""
+        """Something changed."""
+        self._wake.set()
+
+    async def ask(self) -> None:
+        """A person wants to know now: whichever controller checks reads the galleries anew."""
+        async with self._store.write() as tx:
+            await revisions.bump(tx, _ASKED)
+        self._watch.touched(_ASKED)
+
+    def _asked(self) -> None:
+        self._refresh_at = float("-inf")
         self._wake.set()
 
     async def run(self) -> None:
         self._watch.on("inventory", self.check_soon)
+        self._watch.on(_ASKED, self._asked)
         await self._clock.sleep(self._rest_s)
         await run_every(self.name, self._interval_s, self._rested, clock=self._clock, wake=self._wake)
 
@@ -119,7 +131,7 @@ async def read_inventories(tx: Transaction) -> list[NodeInventory]:
     """Of every node that takes backends and has told, in name order."""
     told = {row.node_id: row for row in await node_backends.list_(tx)}
     return [
-        NodeInventory(outline.id, outline.name, outline.capability, outline.platform, told[outline.id].backends)
+        NodeInventory(outline.id, outline.name, *kind_of(outline)[:2], told[outline.id].backends, outline.python)
         for outline in await nodes.list_outlines(tx)
         if takes_backends(outline) and outline.id in told
     ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from corral.contract.admin import BackendMatrix
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.desired.upgrades import UpgradeCheck
 from corral.controller.desired.world import takes_backends
+from corral.controller.operations.matrix import matrix_of
 from corral.controller.operations.requests import did_you_mean
 from corral.kit.errors import NotFound
 from corral.store import backend_intents, node_backends, nodes
@@ -55,6 +57,15 @@ class InstalledBackends:
             if name in newer:
                 entry |= {"upgrade_available": True, "available_version": newer[name].available_version}
         return [found[name] for name in sorted(found)]
+
+    async def matrix(self) -> BackendMatrix:
+        """Backends × nodes."""
+        async with self._store.read() as tx:
+            outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
+            told = {row.node_id: row for row in await node_backends.list_(tx)}
+            intents = await backend_intents.list_(tx)
+        checked = await self._upgrades.read()
+        return matrix_of(outlines, told, intents, checked.upgrades, checked.checked_at)
 
     async def kinds(self) -> set[tuple[str, str]]:
         """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""

@@ -69,8 +69,8 @@ def make_wish(
         raise Invalid(f"{asked.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside")
     if asked.alias and not _OWN_NAME.match(asked.alias):
         raise Invalid(f"{asked.alias!r} cannot be an alias: use letters, digits, and . _ + - inside")
-    if force and kind is not OperationKind.INSTALL:
-        raise Invalid("only an install can be forced")
+    if force and kind not in (OperationKind.INSTALL, OperationKind.DELETE):
+        raise Invalid("only an install or a delete can be forced")
     if max_parallel:
         max_parallel = parse_max_parallel(max_parallel)
     elif kind is OperationKind.UPGRADE:

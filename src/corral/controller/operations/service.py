@@ -17,7 +17,7 @@ from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
 from corral.controller.operations.live import Progress
-from corral.controller.operations.requests import OperationKind, Wish, did_you_mean
+from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
 from corral.controller.operations.views import record_view
 from corral.controller.watch import Watch
@@ -46,16 +46,29 @@ class Operations:
     async def accept(self, wish: Wish) -> Accepted:
         return await self._accepting.accept(wish)
 
-    async def list_views(self, *, everything: bool = False, limit: int = _SHOWN) -> list[OperationView]:
-        """Those that are not done or failed and were not dismissed; in the contract's order. Or all, newest first."""
+    async def scope(self, *, node: str = "", selector: str = "") -> Scope:
+        async with self._store.read() as tx:
+            return await find_scope(tx, node=node, selector=selector)
+
+    async def list_views(
+        self, *, everything: bool = False, limit: int = _SHOWN, after: str = ""
+    ) -> list[OperationView]:
+        """Those that have not ended and were not dismissed, in the contract's order. Or all, the newest first, from the
+        one that follows `after`."""
         async with self._store.read() as tx:
             if everything:
-                chosen = await operations.list_(tx, limit=limit)
+                last = await operations.get(tx, after) if after else None
+                chosen = await operations.list_(tx, limit=limit, after=last)
             else:
-                chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1))
+                chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1), limit=limit)
             found = await self._progress.read_rows(tx, chosen)
         views = [self._progress.view(operation, rows) for operation, rows in found]
         return views if everything else sorted(views, key=lambda view: (view.progress, view.job_id))
+
+    async def busy(self) -> dict[str, Operation]:
+        """By backend: the newest operation that has not ended."""
+        async with self._store.read() as tx:
+            return {operation.backend: operation for operation in reversed(await operations.list_open(tx))}
 
     async def view(self, operation_id: str) -> OperationView:
         found = await self.find_view(operation_id)

@@ -1,0 +1,100 @@
+"""A request about backends, from its body to the operation it becomes: what the doors of backends have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.params import Parameter
+
+from corral.contract.admin import BackendBody, BackendJob, JobAccepted, PlanView
+from corral.controller.api.auth import principal_of
+from corral.controller.operations.requests import OperationKind, Wish, make_wish
+from corral.controller.operations.service import Operations
+from corral.kit.errors import Invalid
+from corral.store.backend_rules import Asked
+
+AnyRequest = Request[Any, Any, Any]
+Plan = Annotated[bool, Parameter(description="Tell what it would do on each node, and do nothing")]
+Force = Annotated[bool, Parameter(description="Fetch again what is there; a delete: though a model uses it")]
+Node = Annotated[str, Parameter(description="One node only, by id or name")]
+Selector = Annotated[str, Parameter(description="Only nodes with these labels: `tier=fast,!old`")]
+MaxParallel = Annotated[str, Parameter(description="How many nodes of an upgrade switch at once: `25%`, `3`")]
+
+_DOING = {
+    OperationKind.INSTALL: "installation",
+    OperationKind.UPGRADE: "upgrade",
+    OperationKind.DELETE: "deletion",
+    OperationKind.ROLLBACK: "rollback",
+}
+
+
+async def read_wish(request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody) -> Wish:
+    """Raises Invalid for what cannot be meant, NotFound for a node that is not there."""
+    # With no backend or uri at all there is nothing to look a node up for.
+    if not (body.backend or body.id or body.uri):
+        raise Invalid("say which backend: its name, or a uri")
+    scope = await operations.scope(node=body.node, selector=body.selector)
+    by = principal_of(request).name
+    return make_wish(kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by)
+
+
+def asked_of(kind: OperationKind, body: BackendBody) -> Asked:
+    """With a uri the backend's own name is `name`; without one it is what the gallery calls it."""
+    backend = body.backend or body.id
+    if not body.uri:
+        if body.name or body.alias:
+            raise Invalid("name and alias go with a uri: what comes from a gallery has its own")
+        return Asked(backend, galleries=galleries_of(body.backend_galleries))
+    if kind is not OperationKind.INSTALL:
+        raise Invalid("a uri is for installing; say which backend by its name")
+    return Asked(body.name or backend, body.uri, body.alias)
+
+
+def galleries_of(given: object) -> str:
+    """The contract: an array of galleries as JSON text; whatever is not that is ignored."""
+    try:
+        read = msgspec.json.decode(given) if isinstance(given, str) and given else given
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    if not isinstance(read, list) or not all(isinstance(each, dict) and each.get("url") for each in read):
+        return ""
+    return msgspec.json.encode(read).decode() if read else ""
+
+
+async def answer_job(
+    operations: Operations, wish: Wish, *, plan: bool, status: int
+) -> Response[JobAccepted | PlanView]:
+    """`{jobID, statusUrl, message}`: the family the pages and the nodes' routes speak."""
+    if plan:
+        return Response(await operations.plan(wish), status_code=200)
+    return Response(await accept(operations, wish), status_code=status)
+
+
+async def accept(operations: Operations, wish: Wish) -> JobAccepted:
+    accepted = await operations.accept(wish)
+    name = wish.asked.backend or wish.asked.uri
+    words = (
+        f"{_DOING[wish.kind]} of {name} is already under way"
+        if accepted.joined
+        else (f"{_DOING[wish.kind]} of {name} started")
+    )
+    return JobAccepted(accepted.operation_id, words, f"/api/backends/job/{accepted.operation_id}", accepted.joined)
+
+
+async def answer_backend_job(
+    request: AnyRequest, operations: Operations, wish: Wish, *, plan: bool
+) -> Response[BackendJob | PlanView]:
+    """`{id, status_url}`: the family under `/backends/`."""
+    if plan:
+        return Response(await operations.plan(wish), status_code=200)
+    accepted = await operations.accept(wish)
+    return Response(BackendJob(accepted.operation_id, _here(request, f"/backends/jobs/{accepted.operation_id}")))
+
+
+def _here(request: AnyRequest, path: str) -> str:
+    """Absolute, as the contract has it, and as the caller reached us."""
+    scheme = request.headers.get("x-forwarded-proto", request.url.scheme)
+    host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
+    return f"{scheme}://{host}{path}" if host else path

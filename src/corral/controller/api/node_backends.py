@@ -1,0 +1,81 @@
+"""`/api/nodes/:id/backends…`: backends of one node (contract: http.md §3.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, get, post
+
+from corral.contract.admin import BackendBody, JobAccepted, PlanView
+from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, read_wish
+from corral.controller.api.auth import admins, viewers
+from corral.controller.api.errors import answer
+from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.service import Operations
+
+
+class NodeBackends(Controller):
+    path = "/api/nodes/{node:str}/backends"
+    tags = ("backends of a node",)
+    guards = (viewers,)
+
+    @get("/", summary="What is installed on this node, and what is still to be done there")
+    async def list_backends(self, installed: InstalledBackends, node: str) -> list[dict[str, Any]]:
+        return await installed.on_node(node)
+
+    @post("/install", guards=(admins,), status_code=202, summary="Install on this node: from a gallery, or a uri")
+    async def install(
+        self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
+    ) -> Response[JobAccepted | PlanView]:
+        return await self._ask(request, operations, OperationKind.INSTALL, node, data, plan)
+
+    @post("/upgrade", guards=(admins,), status_code=202, summary="Upgrade on this node")
+    async def upgrade(
+        self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
+    ) -> Response[JobAccepted | PlanView]:
+        return await self._ask(request, operations, OperationKind.UPGRADE, node, data, plan)
+
+    @post("/rollback", guards=(admins,), status_code=202, summary="Back to the version before, on this node")
+    async def rollback(
+        self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
+    ) -> Response[JobAccepted | PlanView]:
+        return await self._ask(request, operations, OperationKind.ROLLBACK, node, data, plan)
+
+    @post(
+        "/delete",
+        guards=(admins,),
+        status_code=200,
+        summary="Delete on this node; answers when it is done, or 202 when the node is away or takes long",
+    )
+    async def delete(
+        self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
+    ) -> Response[Any]:
+        wish = await read_wish(request, operations, OperationKind.DELETE, _on(node, data))
+        if plan:
+            return Response(await operations.plan(wish))
+        job = await accept(operations, wish)
+        view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
+        if view.state == "done":
+            return Response({"message": "backend deleted"})
+        if view.state == "failing":  # it will be tried again; whoever waits for an answer is told how it stands
+            return answer(500, f"{view.error}; will be tried again, see operation {job.job_id}", "node_error")
+        words = next((row.error for row in view.nodes if row.error), view.message)
+        return Response(msgspec.structs.replace(job, message=f"accepted, not done yet: {words}"), status_code=202)
+
+    async def _ask(
+        self,
+        request: AnyRequest,
+        operations: Operations,
+        kind: OperationKind,
+        node: str,
+        body: BackendBody,
+        plan: bool,
+    ) -> Response[JobAccepted | PlanView]:
+        wish = await read_wish(request, operations, kind, _on(node, body))
+        return await answer_job(operations, wish, plan=plan, status=202)
+
+
+def _on(node: str, body: BackendBody) -> BackendBody:
+    return msgspec.structs.replace(body, node=node, selector="")

@@ -1,0 +1,149 @@
+"""`/api/operations/…`: what was asked of backends, how far it is on each node, and the levers (contract: http.md §3.2).
+
+The same from every controller: what is said here is in the database, and progress is heard by all.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, Response, delete, get, post
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from corral.contract.admin import (
+    JobAccepted,
+    OperationBody,
+    OperationHistory,
+    OperationList,
+    OperationView,
+    PlanView,
+    Steered,
+)
+from corral.controller.access.keys import Access
+from corral.controller.api.asking import AnyRequest, Node, Plan, answer_job, read_wish
+from corral.controller.api.auth import admins, principal_of, viewers
+from corral.controller.api.events import operation_frames, stream_of
+from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.service import Operations
+from corral.controller.watch import Watch
+from corral.kit.errors import Invalid
+
+All = Annotated[bool, Parameter(description="Also those that have ended or were dismissed, the newest first")]
+Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]
+After = Annotated[str, Parameter(description="With `all`: only those before this one, the last of the page before")]
+Rows = Annotated[bool, Parameter(description="false: without what each node is at")]
+
+
+class OperationsDoor(Controller):
+    path = "/api/operations"
+    tags = ("operations",)
+    guards = (viewers,)
+
+    @get("/", summary="What is under way, waits or fails; with `all` also what has ended")
+    async def list_operations(
+        self, operations: Operations, all: All = False, limit: Limit = 200, after: After = "", rows: Rows = True
+    ) -> OperationList:
+        found = await operations.list_views(everything=all, limit=limit, after=after)
+        return OperationList(tuple(view if rows else without_nodes(view) for view in found))
+
+    @post(
+        "/",
+        guards=(admins,),
+        status_code=202,
+        summary="Install, upgrade, roll back or delete a backend on all nodes, some, or one",
+    )
+    async def create(
+        self, request: AnyRequest, operations: Operations, data: OperationBody, plan: Plan = False
+    ) -> Response[JobAccepted | PlanView]:
+        wish = await read_wish(request, operations, kind_of(data.kind), data)
+        return await answer_job(operations, wish, plan=plan, status=202)
+
+    @get("/history", summary="The last 50 that ended, the newest first")
+    async def history(self, operations: Operations) -> OperationHistory:
+        return await operations.history()
+
+    @delete("/history", guards=(admins,), status_code=200, summary="Forget what has ended")
+    async def clear_history(self, operations: Operations) -> dict[str, bool]:
+        await operations.clear_history()
+        return {"success": True}
+
+    @get("/{job_id:str}", summary="One operation, with a row per node")
+    async def show(self, operations: Operations, job_id: str) -> OperationView:
+        return await operations.view(job_id)
+
+    @get(
+        "/{job_id:str}/events",
+        summary="Follow one operation: `operation` events, at most 4 a second, until it has ended",
+        media_type="text/event-stream",
+    )
+    async def follow(
+        self, request: AnyRequest, operations: Operations, watch: Watch, access: Access, job_id: str
+    ) -> Stream:
+        await operations.view(job_id)  # so that an unknown one is a 404, not a stream that ends
+        return stream_of(watch, access, principal_of(request), operation_frames(operations, job_id))
+
+    @post(
+        "/{job_id:str}/cancel",
+        guards=(admins,),
+        status_code=200,
+        summary="Stop the bytes and take it back; with `node`, there only",
+    )
+    async def cancel(self, operations: Operations, job_id: str, node: Node = "") -> Steered:
+        await operations.cancel(job_id, node=node)
+        return Steered(True, f"cancelled on {node}" if node else "operation cancelled", job_id)
+
+    @post(
+        "/{job_id:str}/pause",
+        guards=(admins,),
+        status_code=200,
+        summary="As cancel; what was fetched is kept, and a retry goes on from there",
+    )
+    async def pause(self, operations: Operations, job_id: str, node: Node = "") -> Steered:
+        await operations.cancel(job_id, node=node)
+        return Steered(True, "operation paused: retry goes on with what was fetched", job_id)
+
+    @post(
+        "/{job_id:str}/retry",
+        guards=(admins,),
+        status_code=200,
+        summary="Try again now what is failing; with `node`, there only. What was cancelled is asked for anew",
+    )
+    async def retry(self, request: AnyRequest, operations: Operations, job_id: str, node: Node = "") -> Steered:
+        again = await operations.retry(job_id, node=node, by=principal_of(request).name)
+        where = f" on {node}" if node else ""
+        words = "tried again now" if again.operation_id == job_id else "asked for anew"
+        return Steered(True, words + where, again.operation_id)
+
+    @post(
+        "/{job_id:str}/withdraw",
+        guards=(admins,),
+        status_code=200,
+        summary="Take it back; what runs may end, nothing new begins",
+    )
+    async def withdraw(self, operations: Operations, job_id: str) -> Steered:
+        await operations.withdraw(job_id)
+        return Steered(True, "operation withdrawn", job_id)
+
+    @post(
+        "/{job_id:str}/dismiss",
+        guards=(admins,),
+        status_code=200,
+        summary="Show it no more; what it asks for goes on",
+    )
+    async def dismiss(self, operations: Operations, job_id: str) -> Steered:
+        await operations.dismiss(job_id)
+        return Steered(True, "operation dismissed", job_id)
+
+
+def kind_of(word: str) -> OperationKind:
+    try:
+        return OperationKind(word)
+    except ValueError as error:
+        known = ", ".join(kind.value for kind in OperationKind)
+        raise Invalid(f"there is no operation {word[:40]!r}; choose among {known}") from error
+
+
+def without_nodes(view: OperationView) -> OperationView:
+    return msgspec.structs.replace(view, nodes=())

@@ -1,0 +1,113 @@
+"""Backends × nodes: which version is where, what is newer, who differs, and what is still to be done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
+from corral.contract.messages.backends import NodeBackend, UpgradeInfo
+from corral.controller.desired.inventory import concrete_name, find_installed, previous_digests
+from corral.controller.operations.views import rfc3339
+from corral.store.backend_intents import BackendIntent
+from corral.store.node_backends import Inventory
+from corral.store.nodes import NodeOutline
+
+OPEN_STAGES = ("waiting", "sent", "parked")
+
+
+def matrix_of(
+    outlines: Sequence[NodeOutline],
+    inventories: Mapping[str, Inventory],
+    intents: Sequence[BackendIntent],
+    newer: Mapping[str, UpgradeInfo],
+    checked_at: str = "",
+) -> BackendMatrix:
+    """`outlines` in name order. One row per name a person would use: builds that stand behind another name are told
+    there."""
+    open_: dict[str, dict[str, BackendIntent]] = {}
+    for intent in intents:
+        if intent.stage in OPEN_STAGES:
+            open_.setdefault(intent.node_id, {})[intent.backend] = intent
+    drifting = {name: {node.node_id for node in info.node_drift} for name, info in newer.items()}
+    cells: dict[str, dict[str, MatrixCell]] = {}
+    builds: dict[str, set[str]] = {}
+    for outline in outlines:
+        inventory = inventories.get(outline.id)
+        rows = inventory.backends if inventory is not None else ()
+        todo = open_.get(outline.id, {})
+        for backend in dict.fromkeys((*_names(rows), *todo)):
+            variant = concrete_name(rows, backend)
+            builds.setdefault(backend, set()).add(variant)
+            cells.setdefault(backend, {})[outline.id] = _cell(
+                rows, backend, variant, todo.get(backend), newer.get(variant), outline.id in drifting.get(variant, ())
+            )
+    return BackendMatrix(
+        tuple(
+            MatrixNode(row.id, row.name, row.status, row.capability, row.platform, row.id in inventories)
+            for row in outlines
+        ),
+        tuple(_row(backend, cells[backend], builds[backend], newer) for backend in sorted(cells)),
+        checked_at,
+    )
+
+
+def _names(rows: Sequence[NodeBackend]) -> list[str]:
+    behind = {row.meta_backend_for for row in rows if row.meta_backend_for}
+    return [row.name for row in rows if row.is_meta or row.name not in behind]
+
+
+def _cell(
+    rows: Sequence[NodeBackend],
+    backend: str,
+    variant: str,
+    intent: BackendIntent | None,
+    newer: UpgradeInfo | None,
+    drifts: bool,
+) -> MatrixCell:
+    found = find_installed(rows, backend)
+    if found is None:
+        return MatrixCell(installed=False, intent=_intent(intent))
+    return MatrixCell(
+        installed=True,
+        version=found.version,
+        digest=found.digest,
+        variant=variant if variant != backend else "",
+        installed_at=found.installed_at,
+        is_system=found.system,
+        outdated=newer is not None and _is_old(found.version, found.digest, newer),
+        drift=drifts,
+        can_roll_back=bool(previous_digests(rows, backend)),
+        intent=_intent(intent),
+    )
+
+
+def _is_old(version: str, digest: str, newer: UpgradeInfo) -> bool:
+    """The check is about most nodes; one that has been upgraded since, or differs, is judged by what it has."""
+    if newer.available_digest:
+        return digest != newer.available_digest
+    return bool(newer.available_version) and version != newer.available_version
+
+
+def _row(backend: str, cells: dict[str, MatrixCell], builds: set[str], newer: Mapping[str, UpgradeInfo]) -> MatrixRow:
+    found = [newer[build] for build in sorted(builds) if build in newer]
+    return MatrixRow(
+        backend,
+        cells,
+        upgrade_available=any(cell.outdated or cell.drift for cell in cells.values()),
+        available_version=next((info.available_version for info in found if info.available_version), ""),
+        available_digest=found[0].available_digest if len(found) == 1 else "",
+        drift=any(cell.drift for cell in cells.values()),
+    )
+
+
+def _intent(intent: BackendIntent | None) -> MatrixIntent | None:
+    if intent is None:
+        return None
+    return MatrixIntent(
+        intent.kind,
+        intent.stage,
+        intent.operation_id,
+        intent.failures,
+        intent.reason,
+        rfc3339(intent.next_try_at),
+    )
