@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corral.cli.asking import Json
 from corral.cli.output import ago, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.cli.tokens import span_or_never
@@ -19,7 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="API keys: who may use the fleet, look at it, or run it.",
 )
-Json = Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")]
 ROLES = ("inference", "viewer", "admin")
 
 

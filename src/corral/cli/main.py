@@ -27,6 +27,8 @@ COMMANDS = {
     "nodes": "corral.cli.nodes",
     "token": "corral.cli.tokens",
     "keys": "corral.cli.keys",
+    "backends": "corral.cli.backends",
+    "ops": "corral.cli.ops",
     "doctor": "corral.cli.doctor.command",
     "controller": "corral.cli.run.controller",
     "gateway": "corral.cli.run.gateway",
@@ -42,6 +44,8 @@ HELP = """One OpenAI-compatible endpoint over every machine you own.
   corral up --lan                  the same, and other machines may join
   corral token create              a join line for another machine
   corral nodes list                who is in the fleet
+  corral backends install NAME     an inference engine on every node
+  corral ops list                  what is under way
   corral doctor                    what is wrong, and how to mend it
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from corral.cli.output import ago, free_of, plain, size, table
+from corral.cli import asking
+from corral.cli.output import ago, free_of, pairs, plain, size, table
 from corral.contract.admin import NodeView
+from corral.contract.hardware import Device
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +50,7 @@ def note(node: NodeView) -> str:
 
 def details(node: NodeView, now: datetime | None = None) -> Iterator[str]:
     """Every line a person may need; what is empty is left out."""
-    pairs = [
+    words = [
         ("name", node.name),
         ("id", node.id),
         ("status", f"{node.status}: {node.status_reason}" if node.status_reason else node.status),
@@ -71,14 +72,14 @@ def details(node: NodeView, now: datetime | None = None) -> Iterator[str]:
         ("labels", ", ".join(f"{key}={node.labels[key]}" for key in sorted(node.labels))),
         ("joined", ago(node.created_at, now)),
     ]
-    width = max(len(key) for key, value in pairs if value)
-    for key, value in pairs:
-        if value:
-            yield f"{key:<{width}}  {plain(value)}"
-    for device in node.devices:
-        words = [device.vendor, device.name, size(device.total_bytes) if device.total_bytes else ""]
-        words.append("memory shared with the machine" if device.unified else "")
-        yield f"{'device ' + str(device.index):<{width}}  {plain(' '.join(word for word in words if word))}"
+    words += [(f"device {device.index}", _device(device)) for device in node.devices]
+    yield from pairs(words)
+
+
+def _device(device: Device) -> str:
+    words = [device.vendor, device.name, size(device.total_bytes) if device.total_bytes else ""]
+    words.append("memory shared with the machine" if device.unified else "")
+    return " ".join(word for word in words if word)
 
 
 def _budget(node: NodeView) -> str:
@@ -88,14 +89,8 @@ def _budget(node: NodeView) -> str:
 
 
 def unknown(name: str, known: Sequence[str]) -> str:
-    """No such node, and what was probably meant."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return f"no node {name!r}: did you mean {' or '.join(close)}?"
-    if known:
-        more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-        return f"no node {name!r}: there are {', '.join(sorted(known)[:5])}{more}"
-    return f"no node {name!r}: there are none yet; `corral token create` prints the line that adds one"
+    none = "there are none yet; `corral token create` prints the line that adds one"
+    return asking.unknown("node", name, known, none=none)
 
 
 def read_label_changes(changes: Iterable[str]) -> tuple[dict[str, str], list[str]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corral.cli import node_text
+from corral.cli.asking import Json, Yes, confirm, each_in_turn
 from corral.cli.output import (
     DONE,
-    FAILED,
     UNDER_WAY,
     complain,
     console,
@@ -25,7 +25,7 @@ from corral.cli.output import (
 )
 from corral.cli.remote import remote
 from corral.kit.durations import parse_duration_s
-from corral.kit.errors import CorralError, NotFound
+from corral.kit.errors import NotFound
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -37,7 +37,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="The machines of the fleet: list, approve, drain, label, delete.",
 )
-Json = Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="name or id", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NODE...", help="names or ids", show_default=False)]
 MaybeNames = Annotated[list[str] | None, typer.Argument(metavar="[NODE...]", help="names or ids", show_default=False)]
@@ -154,7 +153,7 @@ async def approve_nodes(
         approved = await client.nodes.approve(view.id)
         return f"{approved.name or view.name} approved: {approved.status or 'healthy'}"
 
-    return await _each(names or [], approve)
+    return await each_in_turn(names or [], approve)
 
 
 @app.command("drain")
@@ -181,7 +180,7 @@ async def drain_nodes(
         await client.nodes.drain(view.id)
         return f"{view.name} is draining; `corral nodes resume {shlex.quote(view.name)}` brings it back"
 
-    code = await _each(names, drain)
+    code = await each_in_turn(names, drain)
     return code if code or budget_s is None else await _until_idle(client, names, budget_s)
 
 
@@ -213,7 +212,7 @@ async def resume_nodes(client: Client, names: Names) -> int:
         await client.nodes.resume(view.id)
         return f"{view.name} takes work again"
 
-    return await _each(names, resume)
+    return await each_in_turn(names, resume)
 
 
 @app.command("delete")
@@ -221,7 +220,7 @@ async def resume_nodes(client: Client, names: Names) -> int:
 async def delete_nodes(
     client: Client,
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> int:
     """Take machines out of the fleet. Their credentials stop working at once.
 
@@ -232,13 +231,13 @@ async def delete_nodes(
     """
     views = [await _find(client, name) for name in names]
     if not yes:
-        _confirm("delete " + ", ".join(f"{view.name} ({view.status})" for view in views))
+        confirm("delete " + ", ".join(f"{view.name} ({view.status})" for view in views))
 
     async def delete(name: str) -> str:
         await client.nodes.delete(name)
         return f"{next(view.name for view in views if view.id == name)} deleted"
 
-    return await _each([view.id for view in views], delete)
+    return await each_in_turn([view.id for view in views], delete)
 
 
 @app.command("replace")
@@ -349,25 +348,6 @@ async def _find(client: Client, name: str) -> NodeView:
     except NotFound as error:
         known = [node.name for node in await client.nodes.list()]
         raise NotFound(node_text.unknown(name, known)) from error
-
-
-async def _each(names: Sequence[str], act: Callable[[str], Awaitable[str]]) -> int:
-    """One after the other, so that the lines come in the order of the names; one that fails does not stop the rest."""
-    code = DONE
-    for name in dict.fromkeys(names):
-        try:
-            tell(await act(name))
-        except CorralError as error:
-            complain(error.message)
-            code = FAILED
-    return code
-
-
-def _confirm(what: str) -> None:
-    if not interactive():
-        raise typer.BadParameter(f"nobody to ask here: add --yes to {what}")
-    if not typer.confirm(f"Really {what}?", default=False):
-        raise typer.Exit(FAILED)
 
 
 def _span(text: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,15 +26,30 @@ _STYLES = {
     "healthy": "green",
     "active": "green",
     "ok": "green",
+    "success": "green",
+    "done": "green",
+    "completed": "green",
     "pending": "yellow",
     "draining": "yellow",
     "warn": "yellow",
+    "queued": "yellow",
+    "waiting": "yellow",
+    "downloading": "cyan",
+    "running_on_worker": "cyan",
+    "under way": "cyan",
     "unhealthy": "red",
     "offline": "red",
     "fail": "red",
+    "failed": "red",
+    "failing": "red",
+    "error": "red",
     "revoked": "dim",
     "expired": "dim",
     "used": "dim",
+    "skipped": "dim",
+    "superseded": "dim",
+    "withdrawn": "dim",
+    "cancelled": "dim",
 }
 
 
@@ -97,6 +112,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
         screen.print(table(columns, rows))
     for line in captured.get().splitlines():
         tell(line.rstrip())
+
+
+def pairs(words: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """`key  value`, one per line; what is empty is left out."""
+    told = [(key, value) for key, value in words if value]
+    width = max((len(key) for key, _ in told), default=0)
+    for key, value in told:
+        yield f"{key:<{width}}  {plain(value)}"
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

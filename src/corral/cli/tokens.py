@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corral.cli.asking import Json
 from corral.cli.output import ago, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.kit.durations import parse_duration_s
@@ -22,7 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Join tokens: what another machine shows to enter the fleet.",
 )
-Json = Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")]
 
 
 @app.command("create")

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from corral.client.client import Client
 from corral.client.endpoint import Endpoint, find_endpoint
-from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Ready, Restarted
+from corral.client.events import (
+    Changed,
+    FleetEvent,
+    Lost,
+    NodeRemoved,
+    NodeSeen,
+    OperationRemoved,
+    OperationSeen,
+    Ready,
+    Restarted,
+)
 from corral.client.local import LocalFleet, forget_local, local_file, read_local, write_local
 
 __all__ = [
@@ -17,8 +27,11 @@ __all__ = [
     "Endpoint",
     "FleetEvent",
     "LocalFleet",
+    "Lost",
     "NodeRemoved",
     "NodeSeen",
+    "OperationRemoved",
+    "OperationSeen",
     "Ready",
     "Restarted",
     "find_endpoint",

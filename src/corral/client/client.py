@@ -12,11 +12,13 @@ from typing import Self, TypeVar
 import aiohttp
 from yarl import URL
 
+from corral.client.backends import Backends
 from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
-from corral.client.events import EventParser, FleetEvent, Restarted, read_event
+from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
 from corral.client.keys import Keys
 from corral.client.nodes import Nodes
+from corral.client.operations import Operations
 from corral.client.tokens import Tokens
 from corral.client.trust import trust_of
 from corral.contract.admin import Cluster
@@ -26,6 +28,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed, Unavailable, Unreachable
 
 T = TypeVar("T")
+EVERYTHING = "/api/events"
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -49,6 +52,8 @@ class Client:
         self.nodes = Nodes(self)
         self.tokens = Tokens(self)
         self.keys = Keys(self)
+        self.backends = Backends(self)
+        self.operations = Operations(self)
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._clock = clock or SystemClock()
@@ -121,13 +126,13 @@ class Client:
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
-    async def events(self) -> AsyncGenerator[FleetEvent, None]:
+    async def events(self, path: str = EVERYTHING) -> AsyncGenerator[FleetEvent, None]:
         """One stream, until it ends. Ends with `Unreachable`, also when the other side closes it in order."""
         quiet = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
         parser = EventParser()
         try:
             async with self._open.get(
-                self._url("/api/events"),
+                self._url(path),
                 timeout=quiet,
                 headers={"Accept": "text/event-stream"},
                 allow_redirects=False,
@@ -142,24 +147,27 @@ class Client:
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
         except Undecodable as error:
-            raise Failed(f"{self.endpoint.url}/api/events sent something that is not Corral's: {error}") from error
+            raise Failed(f"{self.endpoint.url}{path} sent something that is not Corral's: {error}") from error
         raise Unreachable(f"{self.endpoint.url} ended the stream of events")
 
-    async def follow(self, *, first_s: float = 0.5, cap_s: float = 10.0) -> AsyncGenerator[FleetEvent, None]:
-        """Events for ever: a broken stream is opened again, and begins with `Restarted` and everything there is.
-        What waiting cannot cure (a wrong key, say) is raised. So is a fleet that was never reached at all."""
+    async def follow(
+        self, path: str = EVERYTHING, *, first_s: float = 0.5, cap_s: float = 10.0, reached: bool = False
+    ) -> AsyncGenerator[FleetEvent, None]:
+        """Events for ever: a broken stream is `Lost`, opened again, and begins with `Restarted` and everything there
+        is. What waiting cannot cure (a wrong key, say) is raised. So is a fleet that was never reached at all; whoever
+        has reached it by another call says so."""
         backoff = Backoff(first_s=first_s, cap_s=cap_s)
-        reached = False
         while True:
             try:
-                async with aclosing(self.events()) as stream:
+                async with aclosing(self.events(path)) as stream:
                     async for event in stream:
                         reached = True
                         backoff.reset()
                         yield event
-            except (Unreachable, Unavailable):
+            except (Unreachable, Unavailable) as error:
                 if not reached:
                     raise
+                yield Lost(error.message)
             await self._clock.sleep(backoff.next_s())
 
     def _url(self, path: str) -> URL:

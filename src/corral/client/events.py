@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from corral.contract.admin import NodeView
+from corral.contract.admin import NodeView, OperationView
 from corral.contract.codec import Message, Undecodable, always, decode
 
 _LARGEST_EVENT_BYTES = 4 * 1024 * 1024
@@ -44,7 +44,26 @@ class Ready:
     """Everything there was has been told; from here on only changes come."""
 
 
-FleetEvent = Restarted | NodeSeen | NodeRemoved | Changed | Ready
+@dataclass(frozen=True)
+class OperationSeen:
+    operation: OperationView
+
+
+@dataclass(frozen=True)
+class OperationRemoved:
+    """No longer told about: it ended a while ago, or was dismissed."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The stream broke; it is being opened again. Only `Client.follow` says so."""
+
+    reason: str
+
+
+FleetEvent = Restarted | NodeSeen | NodeRemoved | OperationSeen | OperationRemoved | Changed | Ready | Lost
 
 
 class _Removed(Message, frozen=True):
@@ -100,6 +119,10 @@ def read_event(raw: Raw) -> FleetEvent | None:
             return NodeSeen(decode(NodeView, payload))
         case "node-removed":
             return NodeRemoved(decode(_Removed, payload).id)
+        case "operation":
+            return OperationSeen(decode(OperationView, payload))
+        case "operation-removed":
+            return OperationRemoved(decode(_Removed, payload).id)
         case "changed":
             return Changed(decode(_Kind, payload).kind)
         case "ready":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from corral.client import Changed, Client, Endpoint, NodeRemoved, NodeSeen, Ready, Restarted
+from corral.client import Changed, Client, Endpoint, Lost, NodeRemoved, NodeSeen, Ready, Restarted
 from corral.contract.admin import CreateJoinToken, CreateKey
 from corral.kit import errors
 from corral.kit.certificates import Ca, make_ca
@@ -206,8 +206,9 @@ async def test_events_come_typed_and_a_broken_stream_is_opened_again(fleet: Scri
             if seen.count(Ready()) == 3:
                 break
     assert seen == [
-        *(Restarted(), "attic", Ready()),
+        *(Restarted(), "attic", Ready(), Lost(f"{fleet.url} ended the stream of events")),
         *(Restarted(), Ready(), NodeRemoved("id-attic"), Changed("keys")),
+        Lost(f"{fleet.url} ended the stream of events"),
         *(Restarted(), Ready()),
     ]
 

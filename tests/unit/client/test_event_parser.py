@@ -48,7 +48,7 @@ def test_an_event_without_end_is_refused() -> None:
 
 
 def test_kinds_of_a_newer_controller_are_skipped() -> None:
-    assert read_event(Raw("operation", "{}")) is None
+    assert read_event(Raw("model", "{}")) is None
 
 
 def test_nonsense_in_a_known_kind_is_an_error() -> None:

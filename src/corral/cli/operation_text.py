@@ -1,0 +1,221 @@
+"""Operations in words: rows, details, what remains, the exit code. Pure; `ops.py` and `watching.py` print it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size
+from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
+
+COLUMNS = ("ID", "WHAT", "BACKEND", "WHERE", "STATE", "DONE", "NODES", "ASKED", "NOTE")
+NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
+HISTORY_COLUMNS = ("ID", "WHAT", "BACKEND", "OUTCOME", "STARTED", "FINISHED", "NOTE")
+_SHORT_ID = 8
+_NAMES = 5  # of nodes in one line
+_DONE_WORDS = {
+    "install": "installed",
+    "upgrade": "upgraded",
+    "delete": "deleted",
+    "rollback": "rolled back",
+}
+_STATES = {"under_way": "under way"}
+_ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
+
+
+def short_id(operation_id: str) -> str:
+    """Enough of it to tell operations apart; commands take it for the whole."""
+    return operation_id[:_SHORT_ID]
+
+
+def where(view: OperationView) -> str:
+    return "every node" if view.scope == "all" else view.scope_value
+
+
+def state(view: OperationView) -> str:
+    if view.state == "done" and view.outcome == "cancelled":
+        return "cancelled"
+    return _STATES.get(view.state, view.state)
+
+
+def exit_code(views: Iterable[OperationView]) -> int:
+    """0 done, 1 a node is failing, 3 only waiting or not settled yet (DESIGN §5). The worst of several counts. What
+    was taken back while it was followed did not happen, so that is no success either."""
+    states = {state(view) for view in views}
+    if states & {"failing", "cancelled"}:
+        return FAILED
+    return UNDER_WAY if states - {"done"} else DONE
+
+
+def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
+    ended = view.state == "done"
+    return (
+        short_id(view.job_id),
+        view.kind,
+        view.backend,
+        where(view),
+        state(view),
+        "" if ended else f"{view.progress}%",
+        tally(view.nodes),
+        ago(view.created_at, now),
+        "" if ended else view.error or view.message,
+    )
+
+
+def tally(rows: Sequence[OperationNodeView]) -> str:
+    """`2 of 3 done, 1 failing`."""
+    if not rows:
+        return "none"
+    words = [f"{sum(each.status == 'success' for each in rows)} of {len(rows)} done"]
+    for title, chosen in (
+        ("failing", [each for each in rows if each.status == "error"]),
+        ("waiting", [each for each in rows if each.waits]),
+        ("skipped", [each for each in rows if each.status == "skipped"]),
+    ):
+        words += [f"{len(chosen)} {title}"] if chosen else []
+    return ", ".join(words)
+
+
+def node_row(each: OperationNodeView, now: datetime | None = None) -> tuple[str, ...]:
+    return (
+        each.node_name,
+        each.status,
+        percent(each),
+        each.variant,
+        each.version,
+        amount(each),
+        note(each, now),
+    )
+
+
+def percent(each: OperationNodeView) -> str:
+    return "" if each.status in ("queued", "skipped") and not each.percentage else f"{each.percentage:.0f}%"
+
+
+def amount(each: OperationNodeView) -> str:
+    """`412.0 MiB / 1.0 GiB`, as far as it is known."""
+    if each.total_bytes:
+        return f"{size(each.current_bytes)} / {size(each.total_bytes)}"
+    return size(each.current_bytes) if each.current_bytes else ""
+
+
+def rate(each: OperationNodeView) -> str:
+    return f"{size(int(each.rate))}/s" if each.rate >= 1 else ""
+
+
+def is_moving(each: OperationNodeView) -> bool:
+    return each.status in ("downloading", "running_on_worker")
+
+
+def step(each: OperationNodeView) -> str:
+    """The one word for where it is: its phase while it moves, else its status."""
+    if each.status == "downloading":
+        return each.phase or "started"
+    return "running" if each.status == "running_on_worker" else each.status
+
+
+def note(each: OperationNodeView, now: datetime | None = None) -> str:
+    """Why it is as it is, and when it is tried again; while it moves, the file."""
+    if each.status == "downloading":
+        return each.file_name
+    words = [each.error] if each.error else []
+    if each.status == "error":
+        words += [f"failed {each.failures} times"] if each.failures > 1 else []
+        words.append(f"next try {ago(each.next_retry_at, now)}" if each.next_retry_at else "not tried again by itself")
+    return "; ".join(words)
+
+
+def line(each: OperationNodeView, now: datetime | None = None) -> str:
+    """One node where there is no terminal: `attic: downloading 41% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer)`."""
+    words = [step(each)]
+    if is_moving(each):
+        words += [percent(each), amount(each), rate(each)]
+    if each.status == "success" and each.version:
+        words.append(each.version)
+    told = note(each, now)
+    return plain(f"{each.node_name}: {' '.join(word for word in words if word)}" + (f" ({told})" if told else ""))
+
+
+def details(view: OperationView, now: datetime | None = None) -> Iterator[str]:
+    """The operation as a whole; its nodes are a table of their own."""
+    yield from pairs(
+        [
+            ("id", view.job_id),
+            ("what", f"{view.kind} {view.backend}"),
+            ("where", where(view)),
+            ("state", f"{state(view)}: {view.message}" if view.message not in ("", state(view)) else state(view)),
+            ("done", f"{view.progress}%"),
+            ("bytes", f"{size(view.current_bytes)} / {size(view.total_bytes)}" if view.total_bytes else ""),
+            ("asked", ago(view.created_at, now) + (f" by {view.created_by}" if view.created_by else "")),
+            ("finished", ago(view.finished_at, now) if view.finished_at else ""),
+            ("error", view.error),
+            ("dismissed", "yes" if view.dismissed else ""),
+        ]
+    )
+
+
+def history_row(record: OperationRecord, now: datetime | None = None) -> tuple[str, ...]:
+    return (
+        short_id(record.job_id),
+        record.kind or record.task_type,
+        record.name,
+        record.outcome,
+        ago(record.started_at, now),
+        ago(record.finished_at, now),
+        record.error,
+    )
+
+
+def report(view: OperationView, now: datetime | None = None) -> list[str]:
+    """What a watcher is told when nothing moves any more: what was done, what remains, how to follow it."""
+    lines = []
+    done = [each for each in view.nodes if each.status == "success"]
+    word = _DONE_WORDS.get(view.kind, "done")
+    if done:
+        lines.append(f"{view.backend} {word} on {names(done)}")
+    for status in ("skipped", "superseded", "withdrawn", "cancelled"):
+        lines += _by_reason(view, f"{status} on", [each for each in view.nodes if each.status == status])
+    if not view.nodes:
+        lines.append(
+            f"{view.backend}: no node to do it on yet; the first that joins gets it"
+            if view.scope == "all"
+            else f"{view.backend}: no node to do it on yet"
+        )
+    lines += [
+        f"{view.backend}: failing on {each.node_name}: {note(each, now)}"
+        for each in view.nodes
+        if each.status == "error"
+    ]
+    lines += _by_reason(view, "waits on", [each for each in view.nodes if each.waits])
+    moving = [each for each in view.nodes if each.status not in (*_ENDED, "error") and not each.waits]
+    lines += _by_reason(view, "under way on", moving)
+    return [plain(each) for each in lines]
+
+
+def how_to_go_on(views: Sequence[OperationView]) -> list[str]:
+    """For what has not ended."""
+    open_ones = [view for view in views if view.state != "done"]
+    lines = []
+    if open_ones:
+        each = " ".join(short_id(view.job_id) for view in open_ones)
+        lines.append(
+            f"It goes on by itself: `corral ops watch {each}` follows it, `corral ops cancel {each}` stops it."
+        )
+    if failing := [short_id(view.job_id) for view in open_ones if view.state == "failing"]:
+        lines.append(f"`corral ops retry {' '.join(failing)}` tries at once.")
+    return lines
+
+
+def names(rows: Sequence[OperationNodeView]) -> str:
+    shown = [each.node_name for each in rows[:_NAMES]]
+    return ", ".join(shown) + (f" and {len(rows) - _NAMES} more" if len(rows) > _NAMES else "")
+
+
+def _by_reason(view: OperationView, title: str, rows: Sequence[OperationNodeView]) -> list[str]:
+    """A thousand nodes that wait for the same are one line."""
+    groups: dict[str, list[OperationNodeView]] = {}
+    for each in rows:
+        groups.setdefault(each.error, []).append(each)
+    return [
+        f"{view.backend}: {title} {names(own)}" + (f": {reason}" if reason else "") for reason, own in groups.items()
+    ]

@@ -1,0 +1,57 @@
+"""Backends of the fleet (contract: http.md §3.3): what there is, what is installed where, what is newer.
+
+Asking for a change is an operation: see `operations.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from corral.client.caller import Caller
+from corral.contract.admin import BackendMatrix
+from corral.contract.codec import Message, always
+from corral.contract.messages.backends import UpgradeInfo
+
+
+class GalleryName(Message, frozen=True):
+    name: str = always(str)
+    url: str = always(str)
+
+
+class AvailableBackend(Message, frozen=True):
+    """An entry of a gallery (contract: gallery.md §2), as far as people are shown it."""
+
+    name: str = always(str)
+    id: str = always(str)  # gallery@name
+    gallery: GalleryName = msgspec.field(default_factory=GalleryName)
+    version: str = ""
+    alias: str = ""
+    uri: str = ""
+    description: str = ""
+    license: str = ""
+    tags: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    capabilities: dict[str, str] = msgspec.field(default_factory=dict)
+    is_meta: bool = False
+    installed: bool = False
+
+
+class Backends:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def available(self) -> tuple[AvailableBackend, ...]:
+        """What the galleries have that a node of the fleet could use."""
+        return await self._caller.call("GET", "/backends/available", tuple[AvailableBackend, ...])
+
+    async def matrix(self) -> BackendMatrix:
+        """What is installed where, and what is still to be done."""
+        return await self._caller.call("GET", "/api/backends/matrix", BackendMatrix)
+
+    async def upgrades(self) -> dict[str, UpgradeInfo]:
+        """What is newer in the galleries, as last looked up."""
+        return await self._caller.call("GET", "/backends/upgrades", dict[str, UpgradeInfo])
+
+    async def check_upgrades(self) -> dict[str, UpgradeInfo]:
+        """The same, the galleries asked anew."""
+        return await self._caller.call("POST", "/api/backends/upgrades/check?wait=true", dict[str, UpgradeInfo])

@@ -1,0 +1,138 @@
+"""Operations followed to their end, whatever happens to the connection.
+
+A stream of events per operation is what makes it quick. What makes it certain is reading: at the start, when a stream
+breaks or ends, and now and then in any case. So the end is seen even if nobody told it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from typing import Protocol
+
+from corral.client.events import FleetEvent, Lost, OperationRemoved, OperationSeen, Restarted
+from corral.client.operations import Operations, events_of
+from corral.contract.admin import OperationView
+from corral.kit.backoff import Backoff
+from corral.kit.errors import CorralError, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.tasks import Wake
+
+_AWAY = (Unreachable, Unavailable, OutcomeUnknown)
+
+
+class Source(Protocol):
+    """What of the client is used here."""
+
+    operations: Operations
+
+    def follow(self, path: str, *, first_s: float, cap_s: float, reached: bool) -> AsyncGenerator[FleetEvent, None]: ...
+
+
+class Watcher(Protocol):
+    """Who is told. `lost` may come many times before `found`."""
+
+    def see(self, view: OperationView) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+    def found(self) -> None: ...
+
+
+class Following:
+    """`await Following(client, [id], watcher).run()` → the operations as they were when each was over.
+
+    The fleet must have answered before: from then on it may go away and come back as often as it likes."""
+
+    def __init__(
+        self,
+        source: Source,
+        operation_ids: Iterable[str],
+        watcher: Watcher,
+        *,
+        over: Callable[[OperationView], bool] = lambda view: view.settled,
+        read_every_s: float = 10.0,
+        retry_first_s: float = 0.5,
+        retry_cap_s: float = 5.0,
+    ) -> None:
+        self._source = source
+        self._ids = tuple(dict.fromkeys(operation_ids))
+        self._watcher = watcher
+        self._over = over
+        self._read_every_s = read_every_s
+        self._backoff = Backoff(retry_first_s, retry_cap_s)
+        self._retry_s = (retry_first_s, retry_cap_s)
+        self._views: dict[str, OperationView] = {}
+        self._streaming: set[str] = set()  # those with an open stream
+        self._away = False
+        self._wake = Wake()
+
+    async def run(self) -> list[OperationView]:
+        trouble: CorralError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            listening = [tasks.create_task(self._listen(each), name=f"following {each}") for each in self._ids]
+            try:
+                await self._read_until_over()
+            except CorralError as error:  # out of the group as itself, not as a group of one
+                trouble = error
+            finally:
+                for each in listening:
+                    each.cancel()
+        if trouble is not None:
+            raise trouble
+        return [self._views[each] for each in self._ids]
+
+    async def _listen(self, operation_id: str) -> None:
+        first_s, cap_s = self._retry_s
+        stream = self._source.follow(events_of(operation_id), first_s=first_s, cap_s=cap_s, reached=True)
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    self._hear(operation_id, event)
+        except CorralError:
+            # Too many followers, say. Reading goes on without the stream, and is told what is wrong if it still is.
+            self._hear(operation_id, Lost(""))
+
+    def _hear(self, operation_id: str, event: FleetEvent) -> None:
+        match event:
+            case Restarted():
+                self._streaming.add(operation_id)
+            case OperationSeen(operation=view) if view.job_id == operation_id:
+                self._take(view)
+            case Lost() | OperationRemoved():
+                self._streaming.discard(operation_id)
+                self._wake.set()
+
+    async def _read_until_over(self) -> None:
+        while True:
+            wait_s = await self._read()
+            if self._all_over():
+                return
+            await self._wake.wait(wait_s)
+            if self._all_over():
+                return
+
+    async def _read(self) -> float:
+        """Returns how long to wait for the next reading."""
+        try:
+            for each in self._ids:
+                self._take(await self._source.operations.get(each))
+        except _AWAY as error:
+            self._away = True
+            self._watcher.lost(error.message)
+            return self._backoff.next_s()
+        self._backoff.reset()
+        return self._read_every_s if len(self._streaming) == len(self._ids) else self._retry_s[0]
+
+    def _take(self, view: OperationView) -> None:
+        if self._away:
+            self._away = False
+            self._watcher.found()
+        self._views[view.job_id] = view
+        self._watcher.see(view)
+        if self._all_over():
+            self._wake.set()
+
+    def _all_over(self) -> bool:
+        """At one moment: one that rests may go on while another is still at work."""
+        return len(self._views) == len(self._ids) and all(self._over(view) for view in self._views.values())

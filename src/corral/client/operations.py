@@ -1,0 +1,71 @@
+"""Operations: what people asked of backends, how far each node is, and how to steer it (contract: http.md §3.2)."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from corral.client.caller import Caller, segment
+from corral.contract.admin import (
+    JobAccepted,
+    OperationBody,
+    OperationHistory,
+    OperationList,
+    OperationRecord,
+    OperationView,
+    PlanView,
+    Steered,
+)
+
+
+class Operations:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def list(self, *, everything: bool = False) -> tuple[OperationView, ...]:
+        """Those that are not done; or also those that are, newest first."""
+        path = "/api/operations" + ("?all=true" if everything else "")
+        return (await self._caller.call("GET", path, OperationList)).operations
+
+    async def get(self, operation_id: str) -> OperationView:
+        return await self._caller.call("GET", f"/api/operations/{segment(operation_id)}", OperationView)
+
+    async def ask(self, wanted: OperationBody) -> JobAccepted:
+        """Accepted is not done: follow the operation it names."""
+        return await self._caller.call("POST", "/api/operations", JobAccepted, wanted)
+
+    async def plan(self, wanted: OperationBody) -> PlanView:
+        """What `ask` would do. Nothing is stored, nothing is sent."""
+        return await self._caller.call("POST", "/api/operations?plan=true", PlanView, wanted)
+
+    async def cancel(self, operation_id: str, *, node: str = "") -> None:
+        """Take back what was asked and stop the bytes; on one node only where it is named."""
+        await self._caller.call_raw("POST", _door(operation_id, "cancel", node))
+
+    async def withdraw(self, operation_id: str) -> None:
+        """Take back what was asked; what runs may end."""
+        await self._caller.call_raw("POST", _door(operation_id, "withdraw"))
+
+    async def retry(self, operation_id: str, *, node: str = "") -> Steered:
+        """Try again now. One that was taken back is asked for anew, and has another id then."""
+        return await self._caller.call("POST", _door(operation_id, "retry", node), Steered)
+
+    async def dismiss(self, operation_id: str) -> None:
+        """Out of the list; what it asked for goes on."""
+        await self._caller.call_raw("POST", _door(operation_id, "dismiss"))
+
+    async def history(self) -> tuple[OperationRecord, ...]:
+        """Those that ended, newest first."""
+        return (await self._caller.call("GET", "/api/operations/history", OperationHistory)).operations
+
+    async def clear_history(self) -> None:
+        await self._caller.call_raw("DELETE", "/api/operations/history")
+
+
+def events_of(operation_id: str) -> str:
+    """Where one operation is followed: for `Client.follow`."""
+    return f"/api/operations/{segment(operation_id)}/events"
+
+
+def _door(operation_id: str, what: str, node: str = "") -> str:
+    query = "?" + urlencode({"node": node}) if node else ""
+    return f"/api/operations/{segment(operation_id)}/{what}{query}"
