@@ -14,11 +14,12 @@ from corral.contract.codec import encode
 from corral.contract.http import Request, Responder
 from corral.kit.log import get_log
 from corral.worker.agent.standing import Standing
+from corral.worker.ingress import logs, replicas
 from corral.worker.ingress.answers import JSON, READING, TEXT, say_error, say_wrong_method
 from corral.worker.ingress.inflight import InFlight
-from corral.worker.ingress.replicas import PREFIX, Replicas
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.tokens import NotWelcome, TokenCheck
 from corral.worker.metrics import CONTENT_TYPE, WorkerMetrics
+from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.table import Running
 
 log = get_log(__name__)
@@ -27,6 +28,9 @@ Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and tells the
 
 class Processes(Protocol):
     """The part of the supervisor that the ingress needs."""
+
+    @property
+    def logs(self) -> LogBook: ...
 
     def find(self, process_id: str) -> Running | None: ...
 
@@ -38,14 +42,18 @@ class Door:
         self._standing = standing
         self._tokens = tokens
         self._metrics = metrics
-        self.in_flight = 0
-        self.inflight = InFlight()  # the same per process
-        self.replicas = Replicas(processes.find, self.inflight)
+        self._open_requests = 0
+        self.inflight = InFlight()
+        self.replicas = replicas.Replicas(processes.find, self.inflight)
+        self._logs = logs.LogDoor(processes.logs)
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
             b"/corral/hello": (Scope.PROBE, self._hello),
             b"/metrics": (Scope.LOGS, self._show_metrics),
         }
+
+    async def close(self) -> None:
+        await self._logs.close()
 
     async def handle(self, request: Request, responder: Responder) -> None:
         if (serve := self._open.get(request.route)) is not None:
@@ -57,7 +65,7 @@ class Door:
             log.info(
                 "ingress refused", route=label, why=refused.why, peer=_peer(request), request_id=request.request_id
             )
-            status = await say_error(responder, refused.status, refused.why, "denied")
+            status = await _refuse(request, responder, refused)
         else:
             status = await self._serve_counted(serve, request, responder)
         self._metrics.requests.labels(route=label, status=status).inc()
@@ -69,18 +77,20 @@ class Door:
         if exact is not None:
             scope, serve = exact
             return route.decode(), scope, serve
-        if route.startswith(PREFIX):
+        if route.startswith(replicas.PREFIX):
             return "/replicas", Scope.REPLICAS, self.replicas.handle
+        if route == logs.PREFIX or route.startswith(logs.PREFIX + b"/"):
+            return "/v1/backend-logs", Scope.LOGS, self._logs.handle
         return "other", None, self._unknown
 
     async def _serve_counted(self, serve: Serve, request: Request, responder: Responder) -> int:
-        self.in_flight += 1
-        self._metrics.in_flight.set(self.in_flight)
+        self._open_requests += 1
+        self._metrics.in_flight.set(self._open_requests)
         try:
             return await serve(request, responder)
         finally:
-            self.in_flight -= 1
-            self._metrics.in_flight.set(self.in_flight)
+            self._open_requests -= 1
+            self._metrics.in_flight.set(self._open_requests)
 
     async def _healthz(self, request: Request, responder: Responder) -> int:
         if request.method not in READING:
@@ -116,3 +126,11 @@ class Door:
 
 def _peer(request: Request) -> str:
     return request.peer[0] if request.peer is not None else "local"
+
+
+async def _refuse(request: Request, responder: Responder, refused: NotWelcome) -> int:
+    if not request.route.startswith(b"/v1/"):
+        return await say_error(responder, refused.status, refused.why, "denied")
+    if refused.status == 403:
+        return await logs.say(responder, 403, refused.why)
+    return await logs.say(responder, 401, "unauthorized")  # the contract's word, whatever the reason

@@ -33,6 +33,10 @@ class InFlight:
     def of(self, process_id: str) -> int:
         return self._counts.get(process_id, 0)
 
+    @property
+    def total(self) -> int:
+        return sum(self._counts.values())
+
     def counts(self) -> dict[str, int]:
         return dict(self._counts)
 

@@ -34,13 +34,16 @@ class Ingress:
         certificate: IngressCertificate,
         now: Callable[[], float],
         *,
+        shared_token: str = "",
         limits: Limits | None = None,
     ) -> None:
+        """`shared_token`: what a LocalAI controller shows, should this turn out to be one's worker."""
         self._where = where
         self._door = door
         self._tokens = tokens
         self._certificate = certificate
         self._now = now
+        self._shared_token = shared_token
         self._limits = limits
         self._pool: UpstreamPool | None = None
         self._server: RelayServer | None = None
@@ -58,12 +61,14 @@ class Ingress:
         if self._server is not None:
             cut = await self._server.drain(CLOSE_GRACE_S)
             log.info("ingress closed", cut=cut)
+        await self._door.close()
         if self._pool is not None:
             await self._pool.close()
 
     @property
     def in_flight(self) -> int:
-        return self._door.in_flight
+        """Requests to backends. Whoever follows a log does not keep a worker from leaving."""
+        return self._door.inflight.total
 
     def offer(self, advertise: str) -> IngressOffer:
         """What a registration says about this port."""
@@ -75,6 +80,7 @@ class Ingress:
     async def welcome(self, reply: NodeRegistered) -> None:
         """The node has joined: believe its cluster's tokens, and serve as its cluster wants."""
         self._tokens.trust(reply.signing_key, reply.id)
+        self._tokens.share(self._shared_token if reply.protocol == 0 else "")
         if reply.ingress is not None and reply.ingress.certificate:
             await self.take_certificate(reply)
         else:  # a signing request went with the registration, so this cluster has no CA

@@ -3,6 +3,7 @@ until they expire, so that a warm request costs a dict lookup. Their clock is th
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from corral.kit.signing import BadSignature, Verifier
 
 log = get_log(__name__)
 LONGEST_TOKEN = 4096  # bytes; ours have about 250
+_FOR_SHARED = (Scope.FILES, Scope.LOGS)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class TokenCheck:
         self._signing_key = ""
         self._verifier: Verifier | None = None
         self._verified: dict[bytes, AccessClaims] = {}  # oldest first
+        self._shared = b""
+
+    def share(self, token: str) -> None:
+        """A LocalAI controller signs nothing: it shows the fleet's registration token (contract: files.md §3). Empty,
+        as with a controller of ours, opens nothing."""
+        self._shared = token.encode()
 
     def trust(self, signing_key: str, node_id: str) -> None:
         """From now on believe this key, and be this node. Another key or node forgets what the old one vouched for."""
@@ -48,6 +56,8 @@ class TokenCheck:
         if authorization is None:
             return NotWelcome(401, "a token is needed: Authorization: Bearer …")
         token = _bearer(authorization)
+        if self._shared and scope in _FOR_SHARED and hmac.compare_digest(token, self._shared):
+            return None
         claims = self._verified.get(token)
         if claims is None:
             found = self._verify(token)
