@@ -15,7 +15,7 @@ from corral.bus.nats import NatsBus
 from corral.contract.messages.backends import LIST_BACKENDS, ListBackends
 from tests.compat.localai_worker import LocalAIWorker
 from tests.support.cluster import Cluster
-from tests.support.processes import wait_until
+from tests.support.waiting import until
 
 SHARED = "the-shared-registration-token"
 
@@ -66,7 +66,7 @@ async def test_it_registers_is_approved_heartbeats_refreshes_and_answers_on_the_
     await worker.connect()
     beating = asyncio.create_task(worker.run_heartbeats())
     try:
-        await wait_until(lambda: _async(lambda: len(worker.heartbeats) >= 3), "heartbeats")
+        await until(lambda: _async(lambda: len(worker.heartbeats) >= 3), "heartbeats")
         assert set(worker.heartbeats) == {200}
         node = (await asyncio.to_thread(cluster.nodes, member))["old-hand"]
         assert node["status"] == "healthy"

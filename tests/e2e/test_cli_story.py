@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.fleet import Fleet, http
-from tests.support.processes import CORRAL, Process, free_port, wait_for
+from tests.support.processes import CORRAL, Process, free_port
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,7 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def barn(fleet: Fleet) -> Process:
     worker = fleet.join("barn", token=fleet.token("--pre-approved"))
-    fleet.wait_status("barn", "healthy", 30)
+    fleet.wait_status("barn", "healthy")
     return worker
 
 
@@ -52,7 +53,7 @@ def read(fleet: Fleet, *words: str) -> Any:
 def watch(fleet: Fleet, log: Path, *more: str) -> Process:
     watching = Process((*CORRAL, "nodes", "list", "--watch", *more), fleet.env, log)
     fleet.workers[f"watch {log}"] = watching
-    wait_for(lambda: "barn" in watching.output(), "present state", 30)
+    wait_for(lambda: "barn" in watching.output(), "present state")
     return watching
 
 
@@ -95,15 +96,15 @@ def test_lists_are_for_people_and_for_scripts(fleet: Fleet, barn: Process) -> No
 def test_watching_shows_a_change_and_leaves_in_order(fleet: Fleet, barn: Process, tmp_path: Path) -> None:
     people, script = watch(fleet, tmp_path / "people"), watch(fleet, tmp_path / "script", "--json")
     done(fleet, "nodes", "drain", "barn")
-    wait_for(lambda: "barn: healthy → draining" in people.output(), "line about the change", 30)
+    wait_for(lambda: "barn: healthy → draining" in people.output(), "line about the change")
 
     def told() -> list[tuple[str, str]]:
         lines = [json.loads(line) for line in script.output().splitlines()]
         return [(line["before"], line["after"]) for line in lines if line["name"] == "barn"]
 
-    wait_for(lambda: ("healthy", "draining") in told(), "record of the change", 30)
+    wait_for(lambda: ("healthy", "draining") in told(), "record of the change")
     assert done(fleet, "nodes", "resume", "barn") == "barn takes work again\n"
-    wait_for(lambda: told()[-1] == ("draining", "healthy"), "record of the way back", 30)
+    wait_for(lambda: told()[-1] == ("draining", "healthy"), "record of the way back")
     for watching in (people, script):
         watching.signal(signal.SIGINT)
         assert watching.wait() == 0, watching.output()
@@ -115,13 +116,13 @@ def test_everything_that_waits_is_approved_at_once(fleet: Fleet) -> None:
     for name in ("attic", "cellar"):
         fleet.join(name, token=token)
     for name in ("attic", "cellar"):
-        fleet.wait_status(name, "pending", 30)
+        fleet.wait_status(name, "pending")
     listed = done(fleet, "nodes", "list", "--status", "pending")
     assert "waits for approval: corral nodes approve attic" in listed
     said = done(fleet, "nodes", "approve", "--all-pending").splitlines()
     assert sorted(said) == ["attic approved: healthy", "cellar approved: healthy"]
     for name in ("attic", "cellar"):
-        fleet.wait_status(name, "healthy", 30)
+        fleet.wait_status(name, "healthy")
     again = fleet.cli("nodes", "approve", "--all-pending")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "nothing waits for approval\n")
     assert done(fleet, "nodes", "approve", "attic") == "attic is already healthy\n"
@@ -153,8 +154,8 @@ def test_labels_budget_and_replicas_go_round(fleet: Fleet, barn: Process) -> Non
         node = fleet.nodes()["barn"]
         return (node["max_replicas_per_model"], node.get("vram_budget", "")) == (1, "")
 
-    wait_for(as_the_worker_says, "what the worker itself says", 30)
-    fleet.wait_status("barn", "healthy", 30)
+    wait_for(as_the_worker_says, "what the worker itself says")
+    fleet.wait_status("barn", "healthy")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_keys_open_what_their_role_says_until_they_are_revoked(fleet: Fleet, bar
     known = {key["id"]: key["role"] for key in read(fleet, "keys", "list")}
     assert known.items() >= {ids["inference"]: "inference", ids["viewer"]: "viewer"}.items()
     assert not any(secret in json.dumps(read(fleet, "keys", "list")) for secret in secrets.values())
-    wait_for(lambda: fleet.api("GET", "/v1/models", key=secrets["inference"]).status == 200, "key at the gateway", 5)
+    wait_for(lambda: fleet.api("GET", "/v1/models", key=secrets["inference"]).status == 200, "key at the gateway")
 
     assert "barn" in done(fleet, "nodes", "list", "--url", fleet.url, "--key", secrets["viewer"])
     where = ("--url", fleet.url, "--key")
@@ -211,7 +212,7 @@ def test_keys_open_what_their_role_says_until_they_are_revoked(fleet: Fleet, bar
     assert "give a valid key" in fleet.refused("nodes", "list", *where, "ck_nobodys")
 
     assert done(fleet, "keys", "revoke", ids["inference"], ids["viewer"]).count("revoked") == 2
-    wait_for(lambda: fleet.api("GET", "/v1/models", key=secrets["inference"]).status == 401, "end of the key", 5)
+    wait_for(lambda: fleet.api("GET", "/v1/models", key=secrets["inference"]).status == 401, "end of the key")
     assert "give a valid key" in fleet.refused("nodes", "list", *where, secrets["viewer"])
     states = {key["id"]: key["state"] for key in read(fleet, "keys", "list", "--all")}
     assert (states[ids["inference"]], states[ids["viewer"]]) == ("revoked", "revoked")
@@ -239,7 +240,7 @@ def test_a_machine_is_replaced_and_another_deleted(fleet: Fleet, barn: Process) 
     assert old.output().splitlines()[-1].startswith("corral worker: the controller refuses the join token")
     line = f"corral join {fleet.url} --token {fleet.token()} --name byre --port 0"
     heir = fleet.paste(line, "heir")
-    fleet.wait_status("byre", "pending", 30)
+    fleet.wait_status("byre", "pending")
     done(fleet, "nodes", "approve", "byre")
     assert fleet.wait_status("byre", "healthy", 30)["id"] == before["id"]
 

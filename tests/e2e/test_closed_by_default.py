@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
-from tests.support.processes import wait_for, wait_until
+from tests.support.waiting import until, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ async def test_one_node_cannot_listen_to_another(cluster: Cluster, subject: str)
 
         await client.subscribe(subject.format(other=other["id"]), cb=hear)
         await client.flush()
-        await wait_until(lambda: _now(intruder.complaints), "complaint of the server", 5)
+        await until(lambda: intruder.complaints, "complaint of the server")
         assert "permissions violation" in intruder.complaints[0].lower()
     finally:
         await client.close()
@@ -149,7 +149,7 @@ async def test_one_node_cannot_speak_for_another_nor_give_orders(cluster: Cluste
             subject.format(me=me["id"], other=other["id"], other_inbox=other["bus"]["inbox"]), b'{"available_ram":1}'
         )
         await client.flush()
-        await wait_until(lambda: _now(intruder.complaints), "complaint of the server", 5)
+        await until(lambda: intruder.complaints, "complaint of the server")
         assert "permissions violation" in intruder.complaints[0].lower()
     finally:
         await client.close()
@@ -189,10 +189,6 @@ async def test_a_deleted_node_is_dropped_at_once_and_stays_out(cluster: Cluster)
         await staying.close()
 
 
-async def _now(value: object) -> object:
-    return value
-
-
 def test_no_secret_stands_in_any_log(cluster: Cluster, tmp_path: Path) -> None:
     """The last test of this module: everything above has been logged at debug level by then."""
     member = cluster.members[0]
@@ -201,7 +197,7 @@ def test_no_secret_stands_in_any_log(cluster: Cluster, tmp_path: Path) -> None:
     cluster.wait_status(member, "talker", "healthy")
     key = cluster.api(member, "POST", "/api/keys", {"role": "viewer", "name": "k"}).json()["secret"]
     cluster.api(member, "DELETE", "/api/nodes/talker")
-    wait_for(lambda: not worker.running, "end of the deleted worker", 15)
+    wait_for(lambda: not worker.running, "end of the deleted worker")
     keys = cluster.keys
     secrets = [token, key, cluster.key, (cluster.secrets / "gateway.key").read_text().strip()]
     secrets += [keys.operator_seed, keys.account_seed, keys.system_user_seed, keys.service_user_seed, keys.operator_jwt]

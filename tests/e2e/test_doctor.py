@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet import Fleet
-from tests.support.processes import alive, wait_for
+from tests.support.processes import alive
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,7 +51,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         fleet.start()
         fleet.join_line()
-        fleet.wait_status(fleet.own_node(), "healthy", 30)
+        fleet.wait_status(fleet.own_node(), "healthy")
         yield fleet
     finally:
         fleet.close()
@@ -94,7 +95,7 @@ def test_a_secret_that_others_can_read_is_found(fleet: Fleet) -> None:
 
 def test_a_machine_that_waits_is_no_fault(fleet: Fleet) -> None:
     worker = fleet.join("waiting", token=fleet.token())
-    fleet.wait_status("waiting", "pending", 30)
+    fleet.wait_status("waiting", "pending")
     advice = ask(fleet)
     assert advice.code == 0
     assert [(each["level"], each["mend"]) for each in advice.findings["node"]] == [
@@ -106,8 +107,8 @@ def test_a_machine_that_waits_is_no_fault(fleet: Fleet) -> None:
 
 def test_with_the_bus_away_it_says_where_to_look(fleet: Fleet) -> None:
     os.kill(fleet.child_pid("nats-server"), signal.SIGKILL)
-    wait_for(lambda: not fleet.api("GET", "/api/cluster").json()["bus"]["connected"], "controller without a bus", 20)
-    wait_for(lambda: next(iter(fleet.nodes().values())).get("bus_down"), "node without a bus", 20)
+    wait_for(lambda: not fleet.api("GET", "/api/cluster").json()["bus"]["connected"], "controller without a bus")
+    wait_for(lambda: next(iter(fleet.nodes().values())).get("bus_down"), "node without a bus")
     bad = ask(fleet).bad()
     assert bad.keys() == {"bus", "bus door", "node"}
     assert bad["bus"].startswith("the controller is not connected to it → ")
@@ -118,7 +119,7 @@ def test_with_the_bus_away_it_says_where_to_look(fleet: Fleet) -> None:
 
 def test_with_the_controller_away_it_says_where_to_look(fleet: Fleet) -> None:
     os.kill(fleet.child_pid("controller"), signal.SIGKILL)
-    wait_for(lambda: not fleet.controller_ready(), "gateway without a controller", 20)
+    wait_for(lambda: not fleet.controller_ready(), "gateway without a controller")
     bad = ask(fleet).bad()
     assert "controller" in bad
     assert "logs/controller.log" in bad["controller"]
@@ -128,7 +129,7 @@ def test_after_a_hard_end_it_says_that_nothing_answers(fleet: Fleet) -> None:
     assert fleet.up is not None
     children = [fleet.child_pid(role) for role in ("gateway", "worker")]
     fleet.up.kill()
-    wait_for(lambda: not any(alive(pid) for pid in children), "end of all children", 20)
+    wait_for(lambda: not any(alive(pid) for pid in children), "end of all children")
     bad = ask(fleet).bad()
     assert bad.keys() == {"gateway", "bus door"}
     assert f"nothing answers at {fleet.url} (Connection refused)" in bad["gateway"]

@@ -16,7 +16,8 @@ from corral.bus.binary import find_nats_server
 from corral.kit.certificates import Ca, make_ca
 from tests.e2e.test_closed_by_default import Intruder, knock, register
 from tests.support.cluster import Cluster, Member
-from tests.support.processes import CORRAL, Process, free_port, wait_for, wait_until
+from tests.support.processes import CORRAL, Process, free_port
+from tests.support.waiting import until, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -123,7 +124,7 @@ async def test_with_an_account_seed_each_node_keeps_to_its_own_subjects(by_accou
         async def both() -> bool:
             return len(intruder.complaints) == 2
 
-        await wait_until(both, "two complaints of the server", 5)
+        await until(both, "two complaints of the server")
         assert all("permissions violation" in complaint.lower() for complaint in intruder.complaints)
     finally:
         await client.close()
@@ -154,7 +155,7 @@ async def test_a_deleted_node_is_told_but_its_credential_ends_with_its_time(by_a
     async def refused() -> bool:
         return await knock(by_account, taken) == "-ERR 'Authorization Violation'"
 
-    await wait_until(refused, "end of the credential's time", CREDENTIAL_TTL_S + 10)
+    await until(refused, "end of the credential's time", CREDENTIAL_TTL_S + 10)
 
 
 def test_one_password_for_everybody_works_and_is_called_what_it_is(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_a_bus_that_wants_certificates_gets_them(tmp_path: Path, keys: BusKeys, 
         assert member.controller.stop() == 0
         cluster.start_controller(member, **shown)
         cluster.wait_ready(member)
-        wait_for(lambda: cluster.bus_facts()["connected"], "controller on the bus", 20)
+        wait_for(lambda: cluster.bus_facts()["connected"], "controller on the bus")
         cluster.join_healthy("barn", **shown)
     finally:
         cluster.close()

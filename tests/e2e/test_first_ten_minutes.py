@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet import Fleet, http
-from tests.support.processes import alive, wait_for
+from tests.support.processes import alive
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_second_machine_joins_waits_is_approved_dies_and_comes_back(fleet: Fle
     fleet.wait_status("barn", "healthy")
 
     worker.kill()
-    fleet.wait_status("barn", "offline", timeout_s=8)
+    fleet.wait_status("barn", "offline")
     again = fleet.join("barn")
     back = fleet.wait_status("barn", "healthy")
     assert back["id"] == node["id"], "a restarted worker is the same node"
@@ -100,7 +101,7 @@ def test_kill_9_of_up_leaves_nothing_behind_and_the_next_up_is_the_same_fleet(fl
     assert fleet.up is not None
     children = [fleet.child_pid(role) for role in ("nats-server", "controller", "gateway", "worker")]
     fleet.up.kill()
-    wait_for(lambda: not any(alive(pid) for pid in children), "end of all children", 15)
+    wait_for(lambda: not any(alive(pid) for pid in children), "end of all children")
     fleet.start()
     assert fleet.wait_status(name, "healthy")["id"] == node["id"]
     assert len(fleet.nodes()) == 1

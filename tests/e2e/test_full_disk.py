@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet
-from tests.support.processes import Process, wait_for
+from tests.support.processes import Process
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -101,19 +102,19 @@ def test_a_full_disk_under_a_running_fleet_is_a_503_until_there_is_room(fleet: F
         return fleet.api("POST", "/api/tokens", {"name": "x" * 250}).status
 
     disk.fill()
-    wait_for(lambda: make_token() == 503, "honest 503", 30)
+    wait_for(lambda: make_token() == 503, "honest 503")
     refused = fleet.api("POST", "/api/tokens", {})
     assert refused.status == 503
     assert "database or disk is full" in refused.json()["error"]["message"]
     assert refused.headers["retry-after"]
     assert fleet.api("GET", "/v1/models").status == 200, "what is warm goes on"
     until = time.monotonic() + 2 * STALE_S  # long enough to blame a node for what we could not write down
-    wait_for(lambda: time.monotonic() > until, "end of the shortage", 20)
+    wait_for(lambda: time.monotonic() > until, "end of the shortage")
 
     disk.make_room()
-    wait_for(lambda: make_token() == 201, "room again", 30)
+    wait_for(lambda: make_token() == 201, "room again")
     seen = fleet.nodes()[name]["last_heartbeat"]
-    wait_for(lambda: fleet.nodes()[name]["last_heartbeat"] > seen, "a heartbeat that is written", 30)
+    wait_for(lambda: fleet.nodes()[name]["last_heartbeat"] > seen, "a heartbeat that is written")
     assert fleet.status(name) == "healthy"
     assert [fleet.child_pid(role) for role in ROLES] == children, "nothing had to be restarted"
 
@@ -131,7 +132,7 @@ def test_join_on_a_full_disk_says_so_and_spends_nothing(fleet: Fleet, disk: Disk
         full.make_room()
         assert "barn" not in fleet.nodes()
         worker = fleet.paste(f"corral join {fleet.url} --token {token} --name barn", "barn", CORRAL_DATA=str(data))
-        fleet.wait_status("barn", "healthy", 30)
+        fleet.wait_status("barn", "healthy")
         assert worker.stop() == 0
 
 
@@ -162,14 +163,14 @@ def test_a_first_start_that_ran_out_of_room_waits_for_some_and_leaves_nothing_ha
             cluster.start_controller(member)
             controller = member.controller
             assert controller is not None
-            wait_for(lambda: full in controller.output(), "word about the disk", 30)
+            wait_for(lambda: full in controller.output(), "word about the disk")
             return controller
 
         try:
             start_without_room().kill()
             patient = start_without_room()
             tiny.resize("16m")
-            cluster.wait_ready(member, 30)
+            cluster.wait_ready(member)
             assert patient.running
             assert "Traceback" not in patient.output()
         finally:

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.fleet import Fleet, http
-from tests.support.processes import Process, wait_for
+from tests.support.processes import Process
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -42,7 +43,7 @@ def usual_port_is_taken() -> Iterator[None]:
 
 
 def wait_told(worker: Process, words: str) -> None:
-    wait_for(lambda: words in worker.output(), f"{words!r} from the worker", 30)
+    wait_for(lambda: words in worker.output(), f"{words!r} from the worker")
 
 
 @pytest.mark.usefixtures("usual_port_is_taken")
@@ -60,7 +61,7 @@ def test_pasted_on_the_same_machine_it_becomes_a_second_node_under_another_name(
     approved = fleet.cli("nodes", "approve", name)
     assert (approved.returncode, approved.stdout) == (0, f"{name} approved: healthy\n")
     fleet.wait_status(name, "healthy")
-    wait_for(lambda: http("GET", f"{node['ingress_url']}/readyz").status == 200, "ingress that is ready", 30)
+    wait_for(lambda: http("GET", f"{node['ingress_url']}/readyz").status == 200, "ingress that is ready")
     assert fleet.status(own) == "healthy"
 
     assert worker.stop() == 0

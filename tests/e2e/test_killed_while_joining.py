@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.processes import CORRAL, Process, free_port, wait_for
+from tests.support.processes import CORRAL, Process, free_port
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -183,7 +184,7 @@ def test_whoever_is_killed_while_machines_join_they_all_arrive(
         for _ in range(3):
             for machine in machines:
                 machine.toll.forget()
-            wait_for(lambda: is_under_way(cluster, machines), "registration", 30)
+            wait_for(lambda: is_under_way(cluster, machines), "registration")
             threading.Event().wait(chance.uniform(0, SOON_S))
             kill_and_restart(cluster, victim)
         wait_for(lambda: are_well(cluster, machines), "one healthy node per name", 45)

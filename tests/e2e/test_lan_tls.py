@@ -20,7 +20,7 @@ import pytest
 
 from corral.kit.certificates import fingerprint
 from tests.support.fleet import Fleet, http
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -67,7 +67,7 @@ def test_the_printed_line_brings_a_second_machine_whose_every_door_has_tls(fleet
     assert fleet.cli("nodes", "approve", name).returncode == 0
     fleet.wait_status(name, "healthy")
 
-    wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order", 30)
+    wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order")
     for node in fleet.nodes().values():
         assert node["ingress_url"].startswith("https://")
         assert node.get("ingress_error", "") == ""
@@ -181,7 +181,7 @@ def test_another_start_is_the_same_fleet_to_those_who_trust_it(fleet: Fleet) -> 
         assert not node.get("bus_down")
         return node
 
-    after = wait_for(back, "worker that comes back by itself", 30)
+    after = wait_for(back, "worker that comes back by itself")
     assert (after["id"], after["status"], worker.running) == (before["id"], "healthy", True)
 
 
@@ -196,6 +196,6 @@ def test_without_tls_a_person_has_said_so(tmp_path_factory: pytest.TempPathFacto
         name = fleet.newcomer(own)
         assert fleet.cli("nodes", "approve", name).returncode == 0
         assert fleet.wait_status(name, "healthy")["ingress_url"].startswith("http://")
-        wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order", 30)
+        wait_for(lambda: fleet.proven_ingresses() == {own: True, name: True}, "both ingresses found in order")
     finally:
         fleet.close()

@@ -14,7 +14,8 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet
 from tests.support.postgres import Postgres, postgres
-from tests.support.processes import Process, wait_for
+from tests.support.processes import Process
+from tests.support.waiting import wait_for
 
 __all__ = ["postgres"]
 
@@ -54,13 +55,13 @@ def digest(file: Path) -> str:
 def furnish(fleet: Fleet) -> tuple[Process, str, str]:
     """A fleet that somebody has lived in: its worker, a client's key and a join token for three."""
     worker = fleet.join("barn", token=fleet.token("--pre-approved"))
-    fleet.wait_status("barn", "healthy", 30)
+    fleet.wait_status("barn", "healthy")
     for words in (("label", "barn", "tier=fast", "room=öst"), ("budget", "barn", "80%"), ("max-replicas", "barn", "3")):
         assert fleet.cli("nodes", *words).returncode == 0
     made = fleet.cli("keys", "create", "notebook", "--model", "smollm2", "--json")
     key = str(json.loads(made.stdout)["secret"])
     goner = fleet.join("goner", token=fleet.token("--pre-approved"))
-    fleet.wait_status("goner", "healthy", 30)
+    fleet.wait_status("goner", "healthy")
     assert goner.stop() == 0
     assert fleet.cli("nodes", "delete", "goner", "--yes").returncode == 0  # it does not know yet
     return worker, key, fleet.token("--uses", "3", "--pre-approved", "--name", "rack")
@@ -90,11 +91,11 @@ def test_a_fleet_moves_and_everybody_finds_it_as_it_was(fleet: Fleet, postgres: 
     assert fleet.api("GET", "/v1/models", key=key).status == 200
 
     seen = fleet.nodes()["barn"]["last_heartbeat"]
-    wait_for(lambda: fleet.nodes()["barn"]["last_heartbeat"] > seen, "worker that goes on as itself", 30)
+    wait_for(lambda: fleet.nodes()["barn"]["last_heartbeat"] > seen, "worker that goes on as itself")
     fleet.wait_status("barn", "healthy")
     assert worker.running
     fleet.join("byre", token=token)
-    fleet.wait_status("byre", "healthy", 30)
+    fleet.wait_status("byre", "healthy")
     assert "was deleted" in fleet.refused("join", "--data", str(fleet.root / "worker-goner"))
 
 

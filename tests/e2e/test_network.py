@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.fleet import Answer, Fleet
 from tests.support.network import Lan, Machine, two_machines
-from tests.support.processes import CORRAL, Process, clean_env, wait_for
+from tests.support.processes import CORRAL, Process, clean_env
+from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -65,7 +66,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetThere]:
 @pytest.fixture(scope="module")
 def barn(fleet: FleetThere) -> Process:
     worker = fleet.bring("barn")
-    fleet.wait_status("barn", "healthy", 30)
+    fleet.wait_status("barn", "healthy")
     return worker
 
 
@@ -76,7 +77,7 @@ def address_of(machine: Machine, url: str) -> bool:
 def test_each_machine_is_reached_where_it_was_seen(fleet: FleetThere, barn: Process) -> None:
     assert address_of(fleet.lan.here, fleet.join_line().split()[2])
     own = fleet.newcomer("barn")
-    wait_for(lambda: fleet.proven_ingresses() == {own: True, "barn": True}, "both ingresses found in order", 30)
+    wait_for(lambda: fleet.proven_ingresses() == {own: True, "barn": True}, "both ingresses found in order")
     nodes = fleet.nodes()
     assert address_of(fleet.lan.there, nodes["barn"]["ingress_url"])
     assert address_of(fleet.lan.here, nodes[own]["ingress_url"])
@@ -89,8 +90,8 @@ def test_an_ingress_that_cannot_be_reached_is_told_with_what_to_do(fleet: FleetT
     hidden = fleet.bring("hidden", "--host", "127.0.0.1")
     fleet.bring("firewalled", "--advertise", SILENT)
     for name, why in (("hidden", "cannot be reached (Connection refused)"), ("firewalled", "does not answer")):
-        fleet.wait_status(name, "healthy", 30)
-        wait_for(lambda name=name: fleet.nodes()[name].get("ingress_error"), f"word about {name}", 30)  # type: ignore[misc]
+        fleet.wait_status(name, "healthy")
+        wait_for(lambda name=name: fleet.nodes()[name].get("ingress_error"), f"word about {name}")  # type: ignore[misc]
         node = fleet.nodes()[name]
         assert node["ingress_error"].startswith(f"{node['ingress_url']} {why}")
         assert f"set --advertise on {name}" in node["ingress_error"] or "--advertise there" in node["ingress_error"]
@@ -100,8 +101,8 @@ def test_an_ingress_that_cannot_be_reached_is_told_with_what_to_do(fleet: FleetT
 
     assert hidden.stop() == 0
     fleet.bring("hidden")
-    fleet.wait_status("hidden", "healthy", 30)
-    wait_for(lambda: fleet.proven_ingresses()["hidden"], "ingress found in order after all", 30)
+    fleet.wait_status("hidden", "healthy")
+    wait_for(lambda: fleet.proven_ingresses()["hidden"], "ingress found in order after all")
     assert not fleet.nodes()["hidden"].get("ingress_error")
 
 
@@ -113,9 +114,9 @@ def test_a_cut_cable_takes_a_node_offline_and_a_mended_one_brings_it_back(fleet:
         other.close()  # or it is many nodes at once, and nobody is taken offline
     fleet.lan.cut()
     try:
-        fleet.wait_status("barn", "offline", 30)
+        fleet.wait_status("barn", "offline")
         until = time.monotonic() + 8  # four times the limit on top of it
-        wait_for(lambda: time.monotonic() > until, "end of the outage", 20)
+        wait_for(lambda: time.monotonic() > until, "end of the outage")
         near = [node for node in fleet.nodes().values() if address_of(fleet.lan.here, node["ingress_url"])]
         assert [node["status"] for node in near] == ["healthy"]
     finally:
@@ -124,7 +125,7 @@ def test_a_cut_cable_takes_a_node_offline_and_a_mended_one_brings_it_back(fleet:
     assert after["id"] == before["id"]
     assert barn.running
     assert [fleet.up.pid, barn.pid, *(fleet.child_pid(role) for role in ROLES)] == processes
-    wait_for(lambda: not fleet.nodes()["barn"].get("bus_down"), "node on the bus", 30)
+    wait_for(lambda: not fleet.nodes()["barn"].get("bus_down"), "node on the bus")
 
 
 def test_a_machine_that_starts_before_its_network_joins_when_it_is_there(fleet: FleetThere) -> None:
@@ -132,7 +133,7 @@ def test_a_machine_that_starts_before_its_network_joins_when_it_is_there(fleet: 
     fleet.lan.cut()
     try:
         early = fleet.bring("early", line=line)
-        wait_for(lambda: "asked for again" in early.output(), "a worker that tries on", 30)
+        wait_for(lambda: "asked for again" in early.output(), "a worker that tries on")
     finally:
         fleet.lan.mend()
     fleet.wait_status("early", "healthy", 45)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cluster import Cluster, Member
 from tests.support.postgres import Postgres, postgres
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 __all__ = ["postgres"]
 
@@ -79,7 +79,7 @@ def test_without_the_bus_nodes_are_heard_over_http_and_nothing_needs_a_restart(s
     assert any("bus cannot be reached" in line for line in attention)
 
     cluster.start_bus()
-    wait_for(lambda: not diary.note()["barn"].get("bus_down"), "node back on the bus", 20)
+    wait_for(lambda: not diary.note()["barn"].get("bus_down"), "node back on the bus")
     diary.for_seconds(2 * STALE_S)
     assert diary.seen["barn"] == {"healthy"}
 
@@ -96,8 +96,8 @@ def test_a_bus_that_is_absent_at_the_start_is_waited_for(tmp_path: Path) -> None
         cluster.join(member, "barn", cluster.token(member, pre_approved=True))
         cluster.wait_status(member, "barn", "healthy")
         cluster.start_bus()
-        wait_for(lambda: cluster.api(member, "GET", "/api/cluster").json()["bus"]["connected"], "bus", 20)
-        wait_for(lambda: not cluster.nodes(member)["barn"].get("bus_down"), "node on the bus", 20)
+        wait_for(lambda: cluster.api(member, "GET", "/api/cluster").json()["bus"]["connected"], "bus")
+        wait_for(lambda: not cluster.nodes(member)["barn"].get("bus_down"), "node on the bus")
     finally:
         cluster.close()
 
@@ -107,16 +107,16 @@ def test_an_outage_of_the_database_is_not_held_against_the_nodes(postgres_cluste
     join_healthy(cluster, "barn", "byre")
     postgres.stop(signal.SIGQUIT)
     try:
-        wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 503, "honest 503", 20)
+        wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 503, "honest 503")
         answer = cluster.api(member, "GET", "/api/nodes")
         assert answer.json()["error"]["message"]
         assert answer.headers["retry-after"]
         assert cluster.api(member, "GET", "/v1/models").status == 200, "what is warm goes on"
         gone_until = time.monotonic() + 2 * STALE_S
-        wait_for(lambda: time.monotonic() > gone_until, "an outage longer than the limit", 10)
+        wait_for(lambda: time.monotonic() > gone_until, "an outage longer than the limit")
     finally:
         postgres.start()
-    wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "database back", 20)
+    wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "database back")
     diary = Diary(cluster, member)
     diary.for_seconds(2 * STALE_S)
     assert diary.seen == {"barn": {"healthy"}, "byre": {"healthy"}}
@@ -134,7 +134,7 @@ def test_a_locked_database_is_waited_for(sqlite_cluster: Cluster, tmp_path: Path
         lock.execute("ROLLBACK")
     finally:
         lock.close()
-    wait_for(lambda: cluster.api(member, "POST", "/api/tokens", {}).status == 201, "writes again", 20)
+    wait_for(lambda: cluster.api(member, "POST", "/api/tokens", {}).status == 201, "writes again")
     diary.for_seconds(2 * STALE_S)
     assert diary.seen["barn"] == {"healthy"}
 
@@ -145,7 +145,7 @@ def test_a_controller_killed_and_away_for_long_blames_nobody(sqlite_cluster: Clu
     assert member.controller is not None
     member.controller.kill()
     away_until = time.monotonic() + 2 * STALE_S
-    wait_for(lambda: time.monotonic() > away_until, "an absence longer than the limit", 10)
+    wait_for(lambda: time.monotonic() > away_until, "an absence longer than the limit")
     cluster.start_controller(member)
     cluster.wait_ready(member)
     diary = Diary(cluster, member)
@@ -162,7 +162,7 @@ def test_when_most_of_the_fleet_falls_silent_nobody_is_taken_offline(sqlite_clus
         worker.signal(signal.SIGSTOP)
     try:
         diary = Diary(cluster, member)
-        wait_for(lambda: [diary.note()[name]["status"] for name in "abc"] == ["unhealthy"] * 3, "held nodes", 15)
+        wait_for(lambda: [diary.note()[name]["status"] for name in "abc"] == ["unhealthy"] * 3, "held nodes")
         diary.for_seconds(2 * STALE_S)
         assert all("offline" not in seen for seen in diary.seen.values())
         attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]

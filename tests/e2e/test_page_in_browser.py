@@ -15,7 +15,8 @@ from corral.contract.codec import encode
 from corral.store import nodes, revisions
 from tests.support.chromium import Watched, chromium, new_person, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port
+from tests.support.waiting import until
 
 # One chromium for all of them: starting it takes longer than most tests do.
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
@@ -109,7 +110,7 @@ async def test_nodes_that_went_together_can_come_back_together(person: Watched, 
     await corral.put(*both, made_node("shed"))
     page = await open_fleet(person, corral, url)
     names = page.locator("tbody .name")
-    await wait_until(lambda: _followers(corral, 1), "one follower")
+    await until(lambda: _followers(corral, 1), "one follower")
     async with corral.store.write() as tx:
         for node in both:
             await nodes.delete(tx, node.id)
@@ -315,7 +316,7 @@ async def test_a_session_that_ends_leads_back_to_the_sign_in(person: Watched, co
     await corral.key(name="another")
     await sign_in(page, url, key)
     await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
-    await wait_until(lambda: _followers(corral, 1), "one follower")
+    await until(lambda: _followers(corral, 1), "one follower")
     await corral.access.revoke("lost laptop", by="somebody")
     await page.wait_for_url(f"{url}/login?why=ended")
     await expect(page.get_by_role("alert")).to_have_text("Your session has ended. Please sign in again.")
@@ -431,13 +432,13 @@ async def test_a_tab_nobody_looks_at_gives_its_connection_back(person: Watched, 
     page = await person.tab()
     await page.clock.install()
     await sign_in(page, url, await corral.key())
-    await wait_until(lambda: _followers(corral, 1), "one follower")
+    await until(lambda: _followers(corral, 1), "one follower")
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true}); " + (
         "document.dispatchEvent(new Event('visibilitychange'))"
     )
     await page.evaluate(hide % "true")
     await page.clock.run_for(31_000)
-    await wait_until(lambda: _followers(corral, 0), "no follower")
+    await until(lambda: _followers(corral, 0), "no follower")
     await corral.put(made_node("barn"))
     await page.evaluate(hide % "false")
     await expect(page.locator("tbody .name")).to_have_text(["barn"])

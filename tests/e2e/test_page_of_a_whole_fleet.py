@@ -15,7 +15,7 @@ from playwright.async_api import expect
 
 from tests.support.chromium import chromium, new_person, sign_in
 from tests.support.fleet import Fleet
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.test_outages import STALE_S, join_healthy
 from tests.support.cluster import Cluster
 from tests.support.postgres import Postgres, postgres
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 __all__ = ["postgres"]
 
@@ -50,7 +50,7 @@ def test_the_only_controller_is_stopped_for_longer_than_a_node_may_be_silent(clu
             rest(1.5 * STALE_S)
         finally:
             member.controller.signal(signal.SIGCONT)
-        wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "awake controller", 20)
+        wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "awake controller")
         rest(STALE_S)
     assert {name: node["status"] for name, node in cluster.nodes(member).items()} == dict.fromkeys(NAMES, "healthy")
     never_left(cluster)
@@ -72,7 +72,7 @@ def test_one_of_two_is_stopped_and_comes_back_with_yesterdays_news(tmp_path: Pat
             rest(2 * STALE_S)
         finally:
             one.controller.signal(signal.SIGCONT)
-        wait_for(lambda: cluster.api(one, "GET", "/api/nodes").status == 200, "awake controller", 20)
+        wait_for(lambda: cluster.api(one, "GET", "/api/nodes").status == 200, "awake controller")
         for name in NAMES:
             cluster.wait_status(two, name, "healthy")
         rest(2 * STALE_S)

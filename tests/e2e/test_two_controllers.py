@@ -11,7 +11,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.fleet import http
 from tests.support.postgres import Postgres, postgres
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 __all__ = ["postgres"]
 
@@ -35,7 +35,7 @@ def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
     assert one.controller is not None
     one.controller.kill()
     worker.kill()
-    cluster.wait_status(two, "barn", "offline", timeout_s=15)
+    cluster.wait_status(two, "barn", "offline")
 
     # The worker's own gateway has lost its controller; the fleet has not.
     answer = cluster.api(one, "GET", "/api/nodes")
@@ -57,7 +57,7 @@ def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
 def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
     one, two = cluster.members
     made = cluster.api(one, "POST", "/api/keys", {"name": "app", "role": "inference"}).json()
-    wait_for(lambda: http("GET", two.url + "/v1/models", key=made["secret"]).status == 200, "key known everywhere", 5)
+    wait_for(lambda: http("GET", two.url + "/v1/models", key=made["secret"]).status == 200, "key known everywhere")
     assert cluster.api(two, "DELETE", f"/api/keys/{made['key']['id']}").status == 204
     wait_for(lambda: http("GET", one.url + "/v1/models", key=made["secret"]).status == 401, "key refused everywhere", 2)
 

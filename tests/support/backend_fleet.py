@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from corral.store.backend_rules import Asked
 from corral.store.nodes import Node
 from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedWorker
+from tests.support.waiting import DEADLINE_S, until
 
 QUICK = BackendOptions(
     times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=1.0, list_s=1.0, second_try_s=0.02),
@@ -55,7 +56,6 @@ QUICK = BackendOptions(
     upgrade_check_every_s=3600.0,
     upgrade_check_rest_s=0.05,
 )
-DEADLINE_S = 15.0
 
 
 @dataclass
@@ -233,8 +233,8 @@ class Fleet:
             return (await self.view(operation)).state == state
 
         try:
-            await eventually(reached, deadline_s)
-        except TimeoutError:
+            await until(reached, timeout_s=deadline_s)
+        except AssertionError:
             raise AssertionError(f"not {state} but {await self.view(operation)}") from None
         return await self.view(operation)
 
@@ -243,8 +243,8 @@ class Fleet:
             return any(row.status == status for row in (await self.view(operation)).nodes if row.node_name == name)
 
         try:
-            await eventually(reached, deadline_s)
-        except TimeoutError:
+            await until(reached, timeout_s=deadline_s)
+        except AssertionError:
             raise AssertionError(f"{name} is not {status}: {await self.view(operation)}") from None
         return await self.row(operation, name)
 
@@ -275,12 +275,6 @@ def wish(kind: str, backend: str, **more: Any) -> Wish:
         scope = Scope(ScopeKind.SELECTOR, selector)
     asked = Asked(backend, more.pop("uri", ""), more.pop("alias", ""))
     return make_wish(OperationKind(kind), asked, scope=scope, **more)
-
-
-async def eventually(condition: Callable[[], Awaitable[object]], deadline_s: float = DEADLINE_S) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not await condition():  # noqa: ASYNC110 - what is waited for happens in the store
-            await asyncio.sleep(0.005)
 
 
 def quick(**changes: Any) -> BackendOptions:

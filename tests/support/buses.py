@@ -19,7 +19,7 @@ from corral.bus.permissions import Permissions, inbox_prefix
 from corral.kit.clock import SystemClock
 from tests.support.nats import Cable, NatsServer, quick_settings, running_server
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Yard(ABC):

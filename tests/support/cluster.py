@@ -11,7 +11,8 @@ from corral.bus.auth import BusKeys
 from corral.bus.embedded import ServerSettings, prepare_server
 from corral.bus.keys import load_or_create_keys
 from tests.support.fleet import SHORT, Answer, http
-from tests.support.processes import CORRAL, Process, clean_env, free_port, wait_for
+from tests.support.processes import CORRAL, Process, clean_env, free_port
+from tests.support.waiting import DEADLINE_S, wait_for
 
 
 class Member:
@@ -93,7 +94,7 @@ class Cluster:
         }
         member.gateway = Process((*CORRAL, "gateway"), self.env | told | env, self._log(f"gateway-{member.number}"))
 
-    def wait_ready(self, member: Member, timeout_s: float = 20.0) -> None:
+    def wait_ready(self, member: Member, timeout_s: float = 60.0) -> None:
         def ready() -> bool:
             assert member.controller is not None
             assert member.controller.running, member.controller.output()
@@ -109,7 +110,7 @@ class Cluster:
         assert answer.status == 200, answer.body
         return {node["name"]: node for node in answer.json()}
 
-    def wait_status(self, member: Member, name: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def wait_status(self, member: Member, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
         wait_for(lambda: self.nodes(member)[name]["status"] == status, f"{status} node {name}", timeout_s)
         return self.nodes(member)[name]
 

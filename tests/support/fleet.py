@@ -15,7 +15,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import CORRAL, Process, clean_env, free_port, wait_for
+from tests.support.processes import CORRAL, Process, clean_env, free_port
+from tests.support.waiting import DEADLINE_S, wait_for
 
 SHORT = {
     "CORRAL_HEARTBEAT_INTERVAL": "300ms",
@@ -30,6 +31,7 @@ SHORT = {
     "CORRAL_RETRY_CAP": "1s",
     "CORRAL_APPROVAL_POLL": "300ms",
 }
+TIMEOUT_S = 30.0  # of one request: a slow machine is no failure
 
 
 class Answer:
@@ -60,7 +62,7 @@ def http(
         data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, data=data, timeout=10, context=trust) as answer:
+        with urllib.request.urlopen(request, data=data, timeout=TIMEOUT_S, context=trust) as answer:
             return Answer(answer.status, answer.read(), dict(answer.headers))
     except urllib.error.HTTPError as error:
         with error:
@@ -128,7 +130,7 @@ class Fleet:
             self.wait_ready()
         return self
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
         def ready() -> bool:
             assert self.up is not None
             assert self.up.running, self.up.output()
@@ -145,7 +147,7 @@ class Fleet:
     def api(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answer:
         return self.http(method, path, key=self.key if key is None else key, body=body)
 
-    def cli(self, *words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self.prefix, *CORRAL, *words],
             env=self.env,
@@ -155,7 +157,7 @@ class Fleet:
             stdin=subprocess.DEVNULL,
         )
 
-    def refused(self, *words: str, code: int = 1, timeout_s: float = 30.0) -> str:
+    def refused(self, *words: str, code: int = 1, timeout_s: float = 60.0) -> str:
         """The one line with which a command that cannot succeed leaves the person."""
         return refusal(self.cli(*words, timeout_s=timeout_s), code=code)
 
@@ -174,14 +176,14 @@ class Fleet:
         """The name of the node `up` itself brings."""
         return str(wait_for(lambda: next(iter(self.nodes()), ""), "node of our own"))
 
-    def newcomer(self, *known: str, timeout_s: float = 30.0) -> str:
+    def newcomer(self, *known: str, timeout_s: float = DEADLINE_S) -> str:
         """The name of a node that is none of these."""
         return wait_for(lambda: next((name for name in self.nodes() if name not in known), ""), "new node", timeout_s)
 
     def status(self, name: str) -> str:
         return str(self.nodes()[name]["status"])
 
-    def wait_status(self, name: str, status: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def wait_status(self, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
         wait_for(lambda: self.status(name) == status, f"{status} node {name}", timeout_s)
         return self.nodes()[name]
 
@@ -213,7 +215,7 @@ class Fleet:
             assert found is not None, self.up.output()
             return found[1]
 
-        return wait_for(printed, "join line", 30)
+        return wait_for(printed, "join line")
 
     def paste(self, line: str, name: str, **env: str) -> Process:
         """Run a join line as it is, the data folder apart: two workers of one person need two."""

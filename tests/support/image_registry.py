@@ -37,7 +37,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
-from tests.support.processes import Process, clean_env, free_port, wait_for
+from tests.support.processes import Process, clean_env, free_port
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -32,24 +31,9 @@ from corral.bus.lanes import LaneLimits
 from corral.bus.link import LinkTimes
 from corral.bus.nats import NatsBus, NatsSettings
 from corral.bus.revocation import push_account
+from tests.support.processes import free_port
 
 REPLY_TTL_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def eventually(condition: Callable[[], object], what: str = "the condition", timeout_s: float = 10.0) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what} did not come about within {timeout_s} s")
-        await asyncio.sleep(0.005)
 
 
 def quick_settings(

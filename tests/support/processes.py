@@ -1,8 +1,7 @@
-"""Free ports, waiting for a condition with a deadline, and processes that never outlive their test."""
+"""Free ports, and processes that never outlive their test."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -10,15 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 CORRAL = (sys.executable, "-m", "corral.cli.main")
-
 
 _given: set[int] = set()
 
@@ -33,38 +27,6 @@ def free_port() -> int:
             if port not in _given:
                 _given.add(port)
                 return port
-
-
-def wait_for(look: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
-    """The first truthy answer. An exception counts as "not yet"; the last one is told when the time is over."""
-    deadline = time.monotonic() + timeout_s
-    last: object = None
-    while True:
-        try:
-            last = look()
-            if last:
-                return last
-        except (AssertionError, OSError, KeyError, ValueError) as error:
-            last = error
-        if time.monotonic() > deadline:
-            raise AssertionError(f"no {what} within {timeout_s} s; last seen: {last!r}")
-        time.sleep(0.05)
-
-
-async def wait_until(look: Callable[[], Awaitable[T]], what: str, timeout_s: float = 15.0) -> T:
-    """`wait_for` inside a running loop."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    last: object = None
-    while True:
-        try:
-            last = await look()
-            if last:
-                return last
-        except (AssertionError, OSError, KeyError, ValueError) as error:
-            last = error
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"no {what} within {timeout_s} s; last seen: {last!r}")
-        await asyncio.sleep(0.05)
 
 
 class Process:
@@ -89,7 +51,7 @@ class Process:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 40.0) -> int:
         try:
             return self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
@@ -100,21 +62,21 @@ class Process:
     def signal(self, number: int) -> None:
         self._popen.send_signal(number)
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 40.0) -> int:
         if self.running:
             self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def kill(self) -> None:
         self._popen.kill()
-        self._popen.wait(10)
+        self._popen.wait(30)
 
     def close(self) -> None:
         """Whatever state it is in, it is gone afterwards."""
         if self.running:
             self.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(15)
+                self._popen.wait(30)
         if self.running:
             self.kill()
 

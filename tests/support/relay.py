@@ -11,8 +11,9 @@ from typing import Any
 
 from corral.contract.http import Handler, RelayResult, Request, Responder, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
+from tests.support.waiting import until
 
-WAIT_S = 10.0  # far beyond what anything here takes; only a hang reaches it
+WAIT_S = 30.0  # far beyond what anything here takes; only a hang reaches it
 
 
 @dataclass
@@ -248,9 +249,7 @@ class Rig:
         return client
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 - what is waited for is said by no event
-                await asyncio.sleep(0.002)
+        await until(condition)
 
 
 def answering(*answers: bytes, close: bool = False) -> Script:

@@ -24,7 +24,7 @@ from corral.contract.messages.models import LIST_RUNNING_MODELS, ListRunningMode
 from corral.contract.subjects import call
 from corral.kit.errors import Conflict, Failed, Invalid, OutcomeUnknown, Unreachable
 from tests.support.buses import Yard
-from tests.support.nats import eventually
+from tests.support.waiting import until
 
 T_S = 5.0
 
@@ -214,7 +214,7 @@ async def test_no_more_handlers_run_at_once_than_asked_for(yard: Yard, concurren
             group.create_task(controller.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=T_S, node="n"))
             for _ in range(8)
         ]
-        await eventually(lambda: max(running) == at_once, "the expected concurrency")
+        await until(lambda: max(running) == at_once, "the expected concurrency")
         release.set()
     assert all(each.result().success for each in calls)
     assert max(running) == at_once
@@ -246,10 +246,10 @@ async def test_a_full_queue_tells_the_caller_so(yard: Yard) -> None:
 
     async with asyncio.TaskGroup() as group:
         first = group.create_task(order())
-        await eventually(lambda: max(running) == 1, "the first one running")
+        await until(lambda: max(running) == 1, "the first one running")
         calls = [group.create_task(order()) for _ in range(9)]
         # Two wait: the other seven are told.
-        await eventually(lambda: sum(each.done() for each in calls) == 7, "seven refusals")
+        await until(lambda: sum(each.done() for each in calls) == 7, "seven refusals")
         assert max(running) == 1
         release.set()
     replies = [each.result() for each in calls]
@@ -298,7 +298,7 @@ async def test_a_cancelled_caller_takes_nobody_with_it(yard: Yard) -> None:
         for _ in range(2)
     ]
     calls[0].cancel()  # while the inbox is still being set up for both
-    await eventually(lambda: max(running) >= 1, "a running handler")
+    await until(lambda: max(running) >= 1, "a running handler")
     release.set()
     assert (await calls[1]).success
     assert calls[0].cancelled()

@@ -15,7 +15,7 @@ from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.contract.messages.nodes import NODE_HEARTBEAT, STOP_NODE, BusHeartbeat
 from corral.kit.errors import Invalid
 from tests.support.buses import Yard
-from tests.support.nats import eventually
+from tests.support.waiting import until
 
 
 def raw(payload: bytes) -> Any:
@@ -32,7 +32,7 @@ class Ear:
         self.heard.append((message, dict(tokens)))
 
     async def has(self, count: int) -> None:
-        await eventually(lambda: len(self.heard) >= count, f"message {count}")
+        await until(lambda: len(self.heard) >= count, f"message {count}")
 
     @property
     def versions(self) -> list[int]:
@@ -67,7 +67,7 @@ async def test_messages_of_one_subject_arrive_in_order(yard: Yard) -> None:
     await listener.subscribe(VIEW_CHANGED, ear)
     for number in range(500):
         await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=number))
-    await eventually(lambda: len(ear.heard) == 500, "all messages")
+    await until(lambda: len(ear.heard) == 500, "all messages")
     assert ear.versions == list(range(500))
 
 
@@ -79,8 +79,8 @@ async def test_in_a_queue_group_one_hears_each_message_and_others_hear_all(yard:
     await second.subscribe(VIEW_CHANGED, ears[2])
     for number in range(60):
         await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=number))
-    await eventually(lambda: len(ears[2].heard) == 60, "all messages")
-    await eventually(lambda: len(ears[0].heard) + len(ears[1].heard) >= 60, "the group's messages")
+    await until(lambda: len(ears[2].heard) == 60, "all messages")
+    await until(lambda: len(ears[0].heard) + len(ears[1].heard) >= 60, "the group's messages")
     assert sorted(ears[0].versions + ears[1].versions) == list(range(60))
     assert ears[0].heard
     assert ears[1].heard
@@ -108,7 +108,7 @@ async def test_a_stop_that_cannot_be_read_stops_nothing_but_an_empty_one_stops_a
     await controller.publish(STOP_BACKEND, raw(b"null"), node="n")
     await controller.publish(STOP_BACKEND, raw(b""), node="n")
     await controller.publish(STOP_BACKEND, StopBackend(backend="vllm", force=True), node="n")
-    await eventually(lambda: len(ear.heard) == 3, "three stops")
+    await until(lambda: len(ear.heard) == 3, "three stops")
     assert [message for message, _ in ear.heard] == [
         StopBackend(),
         StopBackend(),
@@ -122,7 +122,7 @@ async def test_whoever_wants_the_bytes_gets_every_payload(yard: Yard) -> None:
     await worker.subscribe_bytes(STOP_NODE, ear, node="n")
     for payload in (b"", b"null", b"{oops"):
         await controller.publish(STOP_NODE, raw(payload), node="n")
-    await eventually(lambda: len(ear.heard) == 3, "three payloads")
+    await until(lambda: len(ear.heard) == 3, "three payloads")
     assert ear.heard == [(payload, {"node": "n"}) for payload in (b"", b"null", b"{oops")]
 
 
@@ -140,7 +140,7 @@ async def test_a_handler_that_fails_hears_the_next_message(yard: Yard) -> None:
     await listener.subscribe(VIEW_CHANGED, moody)
     for number in range(5):
         await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=number))
-    await eventually(lambda: heard == [0, 3, 4], "the messages around the failures")
+    await until(lambda: heard == [0, 3, 4], "the messages around the failures")
 
 
 async def test_a_slow_consumer_loses_its_oldest_and_delays_nobody(yard: Yard) -> None:
@@ -161,7 +161,7 @@ async def test_a_slow_consumer_loses_its_oldest_and_delays_nobody(yard: Yard) ->
         await quick.has(number + 1)
     assert seen == []
     release.set()
-    await eventually(lambda: len(seen) == 11, "what was kept")
+    await until(lambda: len(seen) == 11, "what was kept")
     assert seen == [0, *range(90, 100)]  # the one in hand, then the ten newest
     assert subscription.dropped == 89
 
@@ -182,9 +182,9 @@ async def test_waiting_messages_are_bounded_by_their_size_too(yard: Yard) -> Non
     await begun.wait()
     for number in range(1, 50):
         await teller.publish(VIEW_CHANGED, ViewChanged(kind=str(number), id="x" * 20_000))
-    await eventually(lambda: subscription.dropped == 45, "the overflow")
+    await until(lambda: subscription.dropped == 45, "the overflow")
     release.set()
-    await eventually(lambda: len(seen) == 5, "what was kept")
+    await until(lambda: len(seen) == 5, "what was kept")
     assert seen == ["0", "46", "47", "48", "49"]
 
 
@@ -194,10 +194,10 @@ async def test_after_unsubscribe_no_handler_starts(yard: Yard) -> None:
     subscription = await listener.subscribe(VIEW_CHANGED, ended)
     await listener.subscribe(VIEW_CHANGED, going)
     await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=1))
-    await eventually(lambda: ended.heard and going.heard, "the first message")
+    await until(lambda: ended.heard and going.heard, "the first message")
     await subscription.unsubscribe()
     await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=2))
-    await eventually(lambda: len(going.heard) == 2, "the second message")
+    await until(lambda: len(going.heard) == 2, "the second message")
     assert ended.versions == [1]
 
 

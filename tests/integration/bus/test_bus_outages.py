@@ -14,7 +14,7 @@ from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.kit.errors import Denied, OutcomeUnknown, Unavailable, Unreachable
 from tests.support.buses import Yard
-from tests.support.nats import eventually
+from tests.support.waiting import until
 
 T_S = 5.0
 
@@ -32,7 +32,7 @@ async def test_who_is_cut_off_knows_it_and_nothing_is_kept_for_later(yard: Yard)
 
     await controller.subscribe(VIEW_CHANGED, hear)
     await yard.cut("n")
-    await eventually(lambda: not node.connected, "the loss being noticed")
+    await until(lambda: not node.connected, "the loss being noticed")
     assert node.connected_since is None
     with pytest.raises(Unavailable):
         await node.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=T_S, node="other")
@@ -43,7 +43,7 @@ async def test_who_is_cut_off_knows_it_and_nothing_is_kept_for_later(yard: Yard)
     await yard.heal("n")
     await node.wait_connected(T_S)
     await node.publish(VIEW_CHANGED, ViewChanged(kind="after"))
-    await eventually(lambda: heard, "an event after the outage")
+    await until(lambda: heard, "an event after the outage")
     assert heard == [ViewChanged(kind="after")]
 
 
@@ -56,7 +56,7 @@ async def test_a_node_that_returns_answers_again_without_doing_anything(yard: Ya
     await node.serve(INSTALL_BACKEND, answer, node="n")
     for _ in range(3):
         await yard.cut("n")
-        await eventually(lambda: not node.connected, "the loss being noticed")
+        await until(lambda: not node.connected, "the loss being noticed")
         with pytest.raises((Unreachable, OutcomeUnknown)):
             await controller.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=0.3, node="n")
         await yard.heal("n")
@@ -78,7 +78,7 @@ async def test_the_one_who_forgot_is_told_no_more_and_a_failing_callback_harms_n
     node.on_change(fail)
     forget = node.on_change(told.append)
     await yard.cut("n")
-    await eventually(lambda: told == [False], "the first change")
+    await until(lambda: told == [False], "the first change")
     forget()
     forget()
     await yard.heal("n")
@@ -89,7 +89,7 @@ async def test_the_one_who_forgot_is_told_no_more_and_a_failing_callback_harms_n
 async def test_a_subscription_made_while_away_takes_effect_later(yard: Yard) -> None:
     node, controller = await yard.join("n"), await yard.join("c")
     await yard.cut("n")
-    await eventually(lambda: not node.connected, "the loss being noticed")
+    await until(lambda: not node.connected, "the loss being noticed")
     kept = await node.serve(INSTALL_BACKEND, answer, node="kept")
     dropped = await node.serve(INSTALL_BACKEND, answer, node="dropped")
     await dropped.unsubscribe()
@@ -115,7 +115,7 @@ async def test_an_answer_finds_a_caller_who_was_away_meanwhile(yard: Yard) -> No
     order = asyncio.create_task(controller.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=T_S, node="n"))
     await begun.wait()
     await yard.cut("c")
-    await eventually(lambda: not controller.connected, "the loss being noticed")
+    await until(lambda: not controller.connected, "the loss being noticed")
     await yard.heal("c")
     await controller.wait_connected(T_S)
     release.set()
@@ -162,7 +162,7 @@ async def test_a_node_hears_and_tells_only_what_is_its_own(yard: Yard) -> None:
         await a.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=T_S, node="b")
     await a.publish(NODE_HEARTBEAT, BusHeartbeat(), node="b")  # forged: goes nowhere
     await a.publish(NODE_HEARTBEAT, BusHeartbeat(), node="a")
-    await eventually(lambda: heard, "a heartbeat")
+    await until(lambda: heard, "a heartbeat")
     assert heard == ["a"]
     reply = await controller.call(INSTALL_BACKEND, InstallBackend(backend="x"), timeout_s=T_S, node="b")
     assert reply.success

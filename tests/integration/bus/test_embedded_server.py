@@ -22,7 +22,9 @@ from corral.bus.embedded import EmbeddedServer, ServerSettings, prepare_server
 from corral.bus.keys import load_or_create_keys
 from corral.bus.revocation import look_up_account, push_account
 from corral.kit.errors import Conflict, Failed, NotFound, Unavailable, Unreachable
-from tests.support.nats import NatsServer, eventually, free_port
+from tests.support.nats import NatsServer
+from tests.support.processes import free_port
+from tests.support.waiting import until
 
 
 def is_alive(pid: int) -> bool:
@@ -184,7 +186,7 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     assert is_alive(pid)
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
-    await eventually(lambda: not is_alive(pid), "the child's end")
+    await until(lambda: not is_alive(pid), "the child's end")
 
 
 def test_the_command_is_all_a_supervisor_needs(tmp_path: Path, keys: BusKeys) -> None:
@@ -224,7 +226,7 @@ async def test_a_server_without_a_full_resolver_says_so(tmp_path: Path, keys: Bu
     with output.open("wb") as stream:
         process = await asyncio.create_subprocess_exec(*prepared.argv, stdout=stream, stderr=stream)
     try:
-        await eventually(lambda: "Server is ready" in output.read_text(), "the server")
+        await until(lambda: "Server is ready" in output.read_text(), "the server")
         server = NatsServer(keys, EmbeddedServer(ServerSettings(folder=tmp_path / "bus", port=prepared.port), keys))
         with pytest.raises(Unreachable, match="takes no accounts at run time"):
             await push_account([prepared.url], server.system().credentials(), tokens[keys.account])

@@ -19,7 +19,9 @@ from corral.bus.nats import NatsBus
 from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, InstallReply
 from corral.kit.certificates import Ca, Issued, make_ca
 from corral.kit.errors import Invalid, Unavailable, Unreachable
-from tests.support.nats import NatsServer, eventually, free_port, quick_settings, running_server
+from tests.support.nats import NatsServer, quick_settings, running_server
+from tests.support.processes import free_port
+from tests.support.waiting import until
 
 
 async def answer(request: InstallBackend, tokens: Tokens) -> InstallReply:
@@ -75,7 +77,7 @@ async def test_with_a_ca_calls_go_over_tls_and_survive_renewal_and_revocation(tm
             await node.serve(INSTALL_BACKEND, answer, node="a")
             assert (await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="a")).success
             await server.revoke(server.node("a").public_key)
-            await eventually(lambda: not node.connected, "the drop")
+            await until(lambda: not node.connected, "the drop")
 
 
 async def test_the_ca_may_come_as_text(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ async def shared_server(folder: Path) -> AsyncIterator[str]:
             str(find_nats_server()), "--config", str(config), stdout=stream, stderr=stream, preexec_fn=die_with_parent()
         )
     try:
-        await eventually(lambda: "Server is ready" in log.read_text(), "the server")
+        await until(lambda: "Server is ready" in log.read_text(), "the server")
         yield f"nats://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -17,7 +17,8 @@ from corral.bus.jwt import sign
 from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, InstallReply
 from corral.contract.messages.nodes import STOP_NODE, StopNode
 from corral.kit.errors import Denied, Unreachable
-from tests.support.nats import NatsServer, eventually
+from tests.support.nats import NatsServer
+from tests.support.waiting import until
 
 
 class Wire:
@@ -241,7 +242,7 @@ async def test_a_request_that_wants_its_answer_outside_an_inbox_gets_none(nats_s
         # A later message on the same way proves that the forged one would have arrived by now.
         await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="c")
         await controller.publish(STOP_NODE, StopNode(), node="v")
-        await eventually(lambda: ordered, "the honest message")
+        await until(lambda: ordered, "the honest message")
         assert ordered == ["v"]
 
 

@@ -22,7 +22,9 @@ from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, I
 from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.kit.errors import OutcomeUnknown, Unavailable, Unreachable
-from tests.support.nats import Minting, NatsServer, eventually, free_port, quick_settings
+from tests.support.nats import Minting, NatsServer, quick_settings
+from tests.support.processes import free_port
+from tests.support.waiting import until
 
 
 async def answer(request: InstallBackend, tokens: Tokens) -> InstallReply:
@@ -87,7 +89,7 @@ async def test_credentials_of_3_s_over_15_s_lose_nothing(nats_server: NatsServer
                 told += 1
                 await asyncio.sleep(max(0.0, told * 0.02 - elapsed))
         assert all(call.result().success for call in calls)
-        await eventually(lambda: len(heard) >= told and len(heard_in_group) >= told, "every event")
+        await until(lambda: len(heard) >= told and len(heard_in_group) >= told, "every event")
         for each in (served, heard, heard_in_group):
             assert sorted(each) == list(range(told))
         assert told > 400
@@ -128,7 +130,7 @@ async def test_renewing_in_a_flood_loses_nothing(nats_server: NatsServer) -> Non
                 await teller.publish(VIEW_CHANGED, ViewChanged(kind="nodes", row_version=told))
                 told += 1
             await asyncio.sleep(0.001)
-        await eventually(lambda: len(heard) >= told, "every event")
+        await until(lambda: len(heard) >= told, "every event")
         assert sorted(heard) == list(range(told))
         assert told > 1000
 
@@ -159,11 +161,11 @@ async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(
         await node.wait_connected(5)
         await node.serve(INSTALL_BACKEND, answer, node="a")
         source.failing = True
-        await eventually(lambda: not node.connected, "the end of the credentials")
+        await until(lambda: not node.connected, "the end of the credentials")
         with pytest.raises(Unavailable, match="the bus is away"):
             await node.publish(NODE_HEARTBEAT, BusHeartbeat(), node="a")
         asked = source.asked
-        await eventually(lambda: source.asked > asked + 3, "more tries")
+        await until(lambda: source.asked > asked + 3, "more tries")
         source.failing = False
         await node.wait_connected(5)
         assert (await order(controller)).success
@@ -183,7 +185,7 @@ async def test_credentials_that_stay_the_same_are_no_reason_to_reconnect(nats_se
     async with nats_server.bus(source.minted, source=source) as node:
         await node.wait_connected(5)
         link = node._link
-        await eventually(lambda: source.asked >= 3, "two renewals")
+        await until(lambda: source.asked >= 3, "two renewals")
         assert node._link is link
 
 
@@ -197,7 +199,7 @@ async def test_a_revoked_node_is_dropped_at_once_and_stays_out(nats_server: Nats
             bus.on_change(changes.append)
         revoked_at = time.monotonic()
         await nats_server.revoke(nats_server.node("a").public_key)
-        await eventually(lambda: not node.connected, "the drop")
+        await until(lambda: not node.connected, "the drop")
         assert time.monotonic() - revoked_at < 1
         with pytest.raises(Unreachable):
             await order(controller)
@@ -234,7 +236,7 @@ async def test_everything_works_again_after_the_server_was_killed(nats_server: N
 
         await controller.subscribe(VIEW_CHANGED, hear)
         await nats_server.server.kill()
-        await eventually(lambda: not controller.connected and not node.connected, "the loss being noticed")
+        await until(lambda: not controller.connected and not node.connected, "the loss being noticed")
         with pytest.raises(Unavailable):
             await order(controller)
         await nats_server.server.start()
@@ -242,7 +244,7 @@ async def test_everything_works_again_after_the_server_was_killed(nats_server: N
         await node.wait_connected(5)
         assert (await order(controller)).success
         await controller.publish(VIEW_CHANGED, ViewChanged(kind="nodes"))
-        await eventually(lambda: heard, "an event")
+        await until(lambda: heard, "an event")
 
 
 async def test_a_frozen_server_is_noticed_and_forgiven(nats_server: NatsServer) -> None:
@@ -261,7 +263,7 @@ async def test_a_frozen_server_is_noticed_and_forgiven(nats_server: NatsServer) 
         try:
             with pytest.raises((OutcomeUnknown, Unavailable)):
                 await order(controller, timeout_s=0.2)
-            await eventually(lambda: not controller.connected and not node.connected, "the silence being noticed")
+            await until(lambda: not controller.connected and not node.connected, "the silence being noticed")
             with pytest.raises(Unavailable):
                 await order(controller)
         finally:
@@ -279,7 +281,7 @@ async def flood(bus: Bus) -> None:
 async def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     status = Path(f"/proc/{pid}/stat")
-    await eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the freeze")
+    await until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the freeze")
 
 
 async def test_a_flood_into_a_frozen_server_is_not_kept_for_ever(nats_server: NatsServer) -> None:
@@ -336,7 +338,7 @@ async def test_wrong_credentials_give_one_clear_line_and_are_tried_for_ever(nats
     source = Corrected()
     with capture_logs() as logs:
         async with nats_server.bus(good, source=source) as node:
-            await eventually(lambda: source.asked > 5, "several tries")
+            await until(lambda: source.asked > 5, "several tries")
             with pytest.raises(Unavailable, match="the server refuses our credentials"):
                 await node.wait_connected(0.1)
             told = [entry for entry in logs if entry["log_level"] in ("warning", "error")]

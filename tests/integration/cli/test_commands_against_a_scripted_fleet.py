@@ -16,7 +16,7 @@ import pytest
 from corral.cli.main import COMMANDS, load
 from tests.integration.cli.conftest import Corral
 from tests.support.scripted_fleet import KEY, node, refused
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_for
 
 
 def changes(corral: Corral) -> list[tuple[str, str]]:
@@ -228,7 +228,7 @@ def test_watch_prints_changes_and_leaves_in_peace_on_ctrl_c(corral: Corral, tmp_
     out = tmp_path / "out"
     with out.open("wb") as stream:
         watching = start(corral, "nodes", "list", "--watch", stdout=stream, stderr=subprocess.PIPE)
-    wait_until(lambda: b"offline" in out.read_bytes())
+    wait_for(lambda: b"offline" in out.read_bytes())
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=20)
     assert out.read_text() == "attic: healthy\nattic: healthy → offline (silent)\n"
@@ -256,7 +256,7 @@ def test_watch_on_a_terminal_draws_a_table(corral: Corral) -> None:
 def test_ctrl_c_elsewhere_is_130_without_a_trace(corral: Corral) -> None:
     corral.fleet.nodes[0]["in_flight_count"] = 1
     waiting = start(corral, "nodes", "drain", "attic", "--wait", "1h", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: sum(path == "/api/nodes/attic" for _, path, _ in corral.fleet.calls) >= 3)
+    wait_for(lambda: sum(path == "/api/nodes/attic" for _, path, _ in corral.fleet.calls) >= 3)
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=20)
     assert (waiting.returncode, err) == (130, b"")

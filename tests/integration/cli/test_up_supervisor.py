@@ -16,7 +16,7 @@ import pytest
 from corral.cli.up.children import ChildSpec
 from corral.cli.up.supervisor import Supervisor, Timing
 from corral.kit.clock import SystemClock
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import until, wait_for
 
 QUICK = Timing(restart_first_s=0.02, restart_cap_s=0.1, steady_after_s=0.5)
 ENV = {"PATH": os.environ["PATH"]}
@@ -198,9 +198,9 @@ def test_none_is_left_behind_when_the_supervisor_is_killed(tmp_path: Path) -> No
         children = [psutil.Process(int(pid)) for pid in line.split()]
         assert len(children) == 2
         # They must have become `sleep`: then the death signal is known to have survived the exec.
-        wait_until(lambda: all(each.name() == "sleep" for each in children))
+        wait_for(lambda: all(each.name() == "sleep" for each in children))
         supervisor.send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children))
+        wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children))
     finally:
         supervisor.kill()
         supervisor.communicate()

@@ -138,7 +138,7 @@ async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: 
         sending = asyncio.ensure_future(registry.watch._send_hints())
         registry.watch.touched("nodes")
         registry.watch.touched("keys")
-        await until(lambda: len(sent) == 2, 5)
+        await until(lambda: len(sent) == 2)
         assert not sending.done()
         sending.cancel()
 

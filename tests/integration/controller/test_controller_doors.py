@@ -18,7 +18,8 @@ from corral.kit.settings import BadSettings, read_settings
 from tests.support.cluster import Cluster
 from tests.support.fleet import http
 from tests.support.postgres import Postgres, postgres
-from tests.support.processes import free_port, wait_for
+from tests.support.processes import free_port
+from tests.support.waiting import wait_for
 
 __all__ = ["postgres"]
 

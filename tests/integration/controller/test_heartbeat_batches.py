@@ -14,8 +14,8 @@ from corral.kit.errors import Invalid, Unavailable
 from corral.store import nodes
 from corral.store.api import Transaction
 from corral.store.nodes import Node
-from tests.support.processes import wait_until
 from tests.support.registry import Registry, open_registry
+from tests.support.waiting import until
 
 
 async def stored(registry: Registry, node_id: str) -> Node:
@@ -52,11 +52,7 @@ async def test_who_cannot_write_leaves_the_hearing_to_others(tmp_path: Path, mon
         await heartbeats.flush()
         assert registry.recordings[-1] == "recorded"
         await node.publish(NODE_HEARTBEAT, BusHeartbeat(), node="x")
-        await wait_until(lambda: _is(heartbeats.heard == heard + 2), "beat heard again", 5)
-
-
-async def _is(value: bool) -> bool:
-    return value
+        await until(lambda: heartbeats.heard == heard + 2, "beat heard again")
 
 
 async def test_what_can_never_be_stored_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from corral.controller.leadership import Leadership
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Conflict
 from corral.store import nodes
-from tests.support.processes import wait_until
 from tests.support.registry import Registry, open_registry
+from tests.support.waiting import until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -205,5 +205,5 @@ async def test_a_loop_with_long_pauses_stays_with_one_controller(tmp_path: Path)
         other = Leadership(registry.store, "other", ttl_s=0.01)
         assert await one.lead("slow", every_s=60)
         assert await one.lead("quick")
-        await wait_until(lambda: other.lead("quick"), "a lease that ran out")
+        await until(lambda: other.lead("quick"), "a lease that ran out")
         assert not await other.lead("slow", every_s=60)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.fleet import Answer, http
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 _numbers = itertools.count()
 
@@ -274,7 +274,7 @@ def test_expired_revoked_and_unknown_tokens_say_which_they_are(cluster: Cluster)
         rows = cluster.api(member, "GET", "/api/tokens").json()
         return str(next(row["state"] for row in rows if row["name"] == name))
 
-    wait_for(lambda: state_of("short") == "expired", "expired token", 5)
+    wait_for(lambda: state_of("short") == "expired", "expired token")
     assert "has expired" in node.register().json()["error"]
     node.join_token = cluster.token(member, name="to-revoke")
     assert cluster.api(member, "DELETE", "/api/tokens/to-revoke").status == 204

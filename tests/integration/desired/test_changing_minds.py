@@ -8,8 +8,9 @@ import pytest
 
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.store import node_backends, operations
-from tests.support.backend_fleet import Fleet, eventually
+from tests.support.backend_fleet import Fleet
 from tests.support.scripted_worker import CorralWorker
+from tests.support.waiting import until
 
 
 async def having(fleet: Fleet, *names: str, backend: str = "vllm") -> list[CorralWorker]:
@@ -51,7 +52,7 @@ async def test_deleting_what_nobody_has_stores_nothing(fleet: Fleet) -> None:
     barn.put("piper", is_system=True)
     assert isinstance(barn, CorralWorker)
     await barn.beat()
-    await eventually(lambda: _listed(fleet, "barn", ["piper", "vllm"]))
+    await until(lambda: _listed(fleet, "barn", ["piper", "vllm"]))
     with pytest.raises(Invalid, match="belongs to the system"):
         await fleet.ask("delete", "piper")
     async with fleet.store.read() as tx:
@@ -63,9 +64,9 @@ async def test_install_and_delete_crossing(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     install = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     delete = await fleet.ask("delete", "vllm")
-    await eventually(lambda: _true(barn.orders("cancel")))
+    await until(lambda: barn.orders("cancel"))
     await fleet.until(delete, "done")
     assert barn.installed == {}
     view = await fleet.view(install)
@@ -92,12 +93,12 @@ async def test_cancel_reaches_the_node(fleet: Fleet) -> None:
     barn, away = await fleet.corral("barn"), await fleet.corral("away", joins=False, status="offline")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     await fleet.operations.cancel(operation)
     view = await fleet.view(operation)
     assert {row.status for row in view.nodes} == {"cancelled"}
     assert (view.state, view.outcome, view.message) == ("done", "cancelled", "cancelled")
-    await eventually(lambda: _true(barn.at_once == 0), 2.0)
+    await until(lambda: barn.at_once == 0, timeout_s=2.0)
     assert barn.orders("cancel") == [{"op_id": operation, "backend": "vllm"}]
     with pytest.raises(Invalid, match="already ended"):
         await fleet.operations.cancel(operation)
@@ -112,9 +113,9 @@ async def test_cancel_on_one_node_leaves_the_others(fleet: Fleet) -> None:
     gate = asyncio.Event()
     barn.script.hold = stall.script.hold = gate
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once and stall.at_once))
+    await until(lambda: barn.at_once and stall.at_once)
     await fleet.operations.cancel(operation, node="barn")
-    await eventually(lambda: _true(barn.at_once == 0))
+    await until(lambda: barn.at_once == 0)
     gate.set()
     view = await fleet.until(operation, "done")
     assert {row.node_name: row.status for row in view.nodes} == {"barn": "cancelled", "stall": "success"}
@@ -128,11 +129,11 @@ async def test_withdraw_lets_what_runs_end(fleet: Fleet) -> None:
     await fleet.corral("away", joins=False, status="offline")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     await fleet.operations.withdraw(operation)
     assert {row.status for row in (await fleet.view(operation)).nodes} == {"withdrawn"}
     barn.script.hold.set()
-    await eventually(lambda: _true(barn.installed))
+    await until(lambda: barn.installed)
     assert barn.orders("cancel") == []
 
 
@@ -140,7 +141,7 @@ async def test_retry_of_what_was_cancelled_asks_anew(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install("mine", uri="oci://registry.test/mine:1", alias="x")
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     await fleet.operations.cancel(operation)
     barn.script.hold = None
     again = await fleet.operations.retry(operation, by="key-1")
@@ -171,7 +172,7 @@ async def test_an_upgrade_nobody_has_is_refused_and_stores_nothing(fleet: Fleet)
     with pytest.raises(NotFound, match="'llama-cpp' is not installed on any node"):
         await fleet.ask("upgrade", "llama-cpp")
     await fleet.corral("empty")
-    await eventually(lambda: _known(fleet, "empty"))
+    await until(lambda: _known(fleet, "empty"))
     with pytest.raises(NotFound, match="not installed on this node"):
         await fleet.ask("delete", "llama-cpp", node="empty")
     async with fleet.store.read() as tx:
@@ -185,7 +186,7 @@ async def test_one_node_switches_first_then_a_share_and_a_failed_switch_stops_th
         worker.script.hold = gate
     fleet.catalogue.publish("vllm", "sha256:2")
     operation = await fleet.ask("upgrade", "vllm", max_parallel="25%")
-    await eventually(lambda: _true(sum(worker.at_once for worker in workers.values()) == 1))
+    await until(lambda: sum(worker.at_once for worker in workers.values()) == 1)
     await fleet.quiet()
     assert sum(worker.at_once for worker in workers.values()) == 1, "one node per variant first"
     (first,) = [name for name, worker in workers.items() if worker.at_once]
@@ -193,7 +194,7 @@ async def test_one_node_switches_first_then_a_share_and_a_failed_switch_stops_th
     gate = asyncio.Event()
     for worker in workers.values():
         worker.script.hold = gate
-    await eventually(lambda: _true(sum(worker.at_once for worker in workers.values()) == 2))
+    await until(lambda: sum(worker.at_once for worker in workers.values()) == 2)
     await fleet.quiet()
     assert sum(worker.at_once for worker in workers.values()) == 2, "then a quarter of eight"
     second, third = [name for name, worker in workers.items() if worker.at_once]
@@ -242,8 +243,8 @@ async def test_rollback_to_what_the_nodes_keep(fleet: Fleet) -> None:
     await barn.beat()
     old = await fleet.localai("old-hand")
     old.put("vllm")
-    await eventually(lambda: _listed(fleet, "barn", ["vllm"]))
-    await eventually(lambda: _listed(fleet, "old-hand", ["vllm"]))
+    await until(lambda: _listed(fleet, "barn", ["vllm"]))
+    await until(lambda: _listed(fleet, "old-hand", ["vllm"]))
     operation = await fleet.ask("rollback", "vllm")
     view = await fleet.until(operation, "done")
     assert barn.installed["vllm"]["digest"] == "sha256:1"
@@ -262,15 +263,13 @@ async def test_withdrawing_an_upgrade_brings_back_what_held_before(fleet: Fleet)
     fleet.catalogue.publish("vllm", "sha256:2")
     barn.script.hold, stall.script.hold = asyncio.Event(), asyncio.Event()
     operation = await fleet.ask("upgrade", "vllm")
-    await eventually(lambda: _true(barn.at_once or stall.at_once))
+    await until(lambda: barn.at_once or stall.at_once)
     first, second = (barn, stall) if barn.at_once else (stall, barn)
     assert first.script.hold is not None
     first.script.hold.set()
-    await eventually(lambda: _true(first.installed["vllm"]["digest"] == "sha256:2" and second.at_once))
+    await until(lambda: first.installed["vllm"]["digest"] == "sha256:2" and second.at_once)
     await fleet.operations.cancel(operation)
-    await eventually(
-        lambda: _true({worker.installed["vllm"]["digest"] for worker in (barn, stall)} == {"sha256:cpu-vllm-1"})
-    )
+    await until(lambda: {worker.installed["vllm"]["digest"] for worker in (barn, stall)} == {"sha256:cpu-vllm-1"})
 
 
 async def _listed(fleet: Fleet, name: str, backends: list[str]) -> bool:
@@ -280,7 +279,3 @@ async def _listed(fleet: Fleet, name: str, backends: list[str]) -> bool:
 async def _known(fleet: Fleet, name: str) -> bool:
     async with fleet.store.read() as tx:
         return await node_backends.find(tx, f"id-of-{name}") is not None
-
-
-async def _true(value: object) -> bool:
-    return bool(value)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from corral.store import open_store, operations
-from tests.support.backend_fleet import Controller, Fleet, eventually, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import Controller, Fleet, open_fleet, quick, sqlite_url
+from tests.support.waiting import until
 
 
 async def test_two_controllers_order_once_and_show_the_same(fleet: Fleet) -> None:
@@ -31,11 +32,11 @@ async def test_two_controllers_order_once_and_show_the_same(fleet: Fleet) -> Non
 
 async def test_the_other_controller_goes_on_when_one_is_killed_in_mid_install(fleet: Fleet) -> None:
     barn, old = await fleet.corral("barn"), await fleet.localai("old-hand")
-    await eventually(lambda: _leads(fleet.first))
+    await until(lambda: _leads(fleet.first))
     second = await fleet.controller("c2")
     barn.script.hold = old.script.hold = asyncio.Event()
     operation = await fleet.install(on=second)
-    await eventually(lambda: _true(barn.at_once and old.at_once))
+    await until(lambda: barn.at_once and old.at_once)
     await fleet.first.kill()
     fleet.controllers.reverse()
     row = await fleet.until_row(operation, "old-hand", "running_on_worker")
@@ -50,11 +51,11 @@ async def test_a_cancel_survives_the_controller_that_took_it(fleet: Fleet) -> No
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     await fleet.first.kill()
     await fleet.operations.cancel(operation)
     await fleet.controller("c2")
-    await eventually(lambda: _true(barn.at_once == 0))
+    await until(lambda: barn.at_once == 0)
     assert barn.installed == {}
 
 
@@ -64,7 +65,7 @@ async def test_the_database_away_for_a_while_costs_time_only(fleet: Fleet, monke
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
 
     def away() -> Any:
         raise Unavailable("the database is away")
@@ -72,7 +73,7 @@ async def test_the_database_away_for_a_while_costs_time_only(fleet: Fleet, monke
     with monkeypatch.context() as broken:
         broken.setattr(fleet.store, "write", away)
         barn.script.hold.set()
-        await eventually(lambda: _true(barn.outcomes))
+        await until(lambda: barn.outcomes)
         await asyncio.sleep(0.1)
     await fleet.until(operation, "done")
     assert len(barn.orders()) == 1
@@ -173,7 +174,3 @@ def _results() -> tuple[Any, ...]:
 
 async def _leads(controller: Controller) -> bool:
     return controller.backends.reconciler.leading
-
-
-async def _true(value: object) -> bool:
-    return bool(value)

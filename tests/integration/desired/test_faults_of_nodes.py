@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from corral.store import nodes
-from tests.support.backend_fleet import Fleet, eventually
+from tests.support.backend_fleet import Fleet
+from tests.support.waiting import until
 
 
 async def test_an_offline_node_converges_when_it_returns(fleet: Fleet) -> None:
@@ -54,7 +55,7 @@ async def test_a_node_gone_in_mid_install_finishes_when_it_returns(fleet: Fleet)
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
+    await until(lambda: barn.at_once)
     await barn.stop()
     await fleet.set_node("barn", status="offline")
     await fleet.until(operation, "waiting")
@@ -70,8 +71,8 @@ async def test_a_worker_that_accepted_and_died_gets_the_same_order_again(fleet: 
     barn = await fleet.corral("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.at_once))
-    await eventually(lambda: _accepted(fleet))
+    await until(lambda: barn.at_once)
+    await until(lambda: _accepted(fleet))
     barn.script.hold = None
     await barn.restart()
     await barn.beat()
@@ -83,7 +84,7 @@ async def test_a_lost_result_is_found_in_the_next_heartbeat(fleet: Fleet) -> Non
     barn = await fleet.corral("barn")
     barn.script.lose_results = True
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.outcomes))
+    await until(lambda: barn.outcomes)
     assert (await fleet.view(operation)).state == "under_way"
     await barn.beat()
     await fleet.until(operation, "done")
@@ -95,7 +96,7 @@ async def test_a_lost_refusal_is_found_in_the_next_heartbeat(fleet: Fleet) -> No
     barn.script.lose_results = True
     barn.script.failures = [{"error": "disk full"}]
     operation = await fleet.install()
-    await eventually(lambda: _true(barn.outcomes))
+    await until(lambda: barn.outcomes)
     await barn.beat()
     assert (await fleet.until_row(operation, "barn", "error")).error == "disk full"
 
@@ -121,7 +122,7 @@ async def test_messages_lost_on_the_way_cost_time_and_nothing_else(fleet: Fleet)
         await asyncio.sleep(0.05)
         return (await fleet.view(operation)).state == "done"
 
-    await eventually(nearly, 40)
+    await until(nearly, timeout_s=40)
     for worker in workers:
         assert len(set(worker.carried_out)) == len(worker.carried_out)
         assert worker.installed["vllm"]["digest"] == "sha256:cpu-vllm-1"
@@ -147,7 +148,7 @@ async def test_a_node_on_which_nobody_listens_is_unhealthy_until_its_next_heartb
         async with fleet.store.read() as tx:
             return (await nodes.get(tx, barn.node_id)).status == "unhealthy"
 
-    await eventually(unhealthy)
+    await until(unhealthy)
     row = await fleet.until_row(operation, "barn", "queued")
     assert row.error == "node unhealthy, will retry when healthy"
     await barn.start()
@@ -171,7 +172,7 @@ async def test_somebody_who_deletes_it_by_hand_gets_it_back(fleet: Fleet) -> Non
         then = intent.updated_at - timedelta(minutes=5)
         await backend_intents.put(tx, [msgspec.structs.replace(intent, updated_at=then)])
     await barn.beat()
-    await eventually(lambda: _true(barn.installed))
+    await until(lambda: barn.installed)
     assert [order["attempt"] for order in barn.orders()] == [1, 2]
 
 
@@ -188,7 +189,3 @@ async def test_nonsense_from_a_worker_harms_nobody_else(fleet: Fleet) -> None:
 
 async def _accepted(fleet: Fleet) -> bool:
     return (await fleet.intent("barn")).accepted_at is not None
-
-
-async def _true(value: object) -> bool:
-    return bool(value)

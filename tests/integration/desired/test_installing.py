@@ -9,8 +9,9 @@ import pytest
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import NotFound, Unreachable
 from corral.store import nodes, operations
-from tests.support.backend_fleet import Fleet, eventually
+from tests.support.backend_fleet import Fleet
 from tests.support.scripted_catalogue import build
+from tests.support.waiting import until
 
 
 async def test_every_node_gets_it_in_the_build_that_fits(fleet: Fleet) -> None:
@@ -46,7 +47,7 @@ async def test_fan_out_is_concurrent_and_one_slow_node_delays_nobody(fleet: Flee
     for worker in workers:
         worker.script.hold = gate
     operation = await fleet.install()
-    await eventually(lambda: _true(all(worker.at_once for worker in [*workers, slow])))
+    await until(lambda: all(worker.at_once for worker in [*workers, slow]))
     gate.set()
     for number in range(12):
         await fleet.until_row(operation, f"n{number}", "success")
@@ -151,7 +152,7 @@ async def test_a_later_node_gets_the_build_the_others_got(fleet: Fleet) -> None:
     fleet.catalogue.publish("vllm", "sha256:newer", "intel")
     late = await fleet.corral("late")
     other = await fleet.corral("other", capability="intel")  # another kind of machine, the same variant
-    await eventually(lambda: _true(late.installed and other.installed))
+    await until(lambda: late.installed and other.installed)
     assert {worker.installed["vllm"]["digest"] for worker in (late, other)} == {"sha256:cpu-vllm-1"}
 
 
@@ -185,7 +186,7 @@ async def test_one_node_or_some_by_label(fleet: Fleet) -> None:
 
         await node_labels.merge(tx, "id-of-b", {"tier": "fast"}, origin="admin")
     fleet.first.backends.reconciler.look_at_everybody()
-    await eventually(lambda: _true("vllm" in fleet.workers["b"].installed))
+    await until(lambda: "vllm" in fleet.workers["b"].installed)
 
 
 async def test_forced_means_fetched_again_once(fleet: Fleet) -> None:
@@ -222,7 +223,3 @@ async def test_a_deleted_node_ends_its_rows(fleet: Fleet) -> None:
     row = await fleet.until_row(operation, "ghost", "withdrawn")
     assert row.error == "the node was deleted"
     assert (await fleet.view(operation)).state == "done"
-
-
-async def _true(value: object) -> bool:
-    return bool(value)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from corral.controller.desired.dispatch import Lines
 from corral.store import node_backends, nodes
-from tests.support.backend_fleet import QUICK, Fleet, eventually, open_fleet, quick, sqlite_url
+from tests.support.backend_fleet import QUICK, Fleet, open_fleet, quick, sqlite_url
+from tests.support.waiting import until
 
 SHORT = quick(times=replace(QUICK.times, install_s=0.5, upgrade_s=0.5))
 
@@ -29,9 +30,9 @@ async def test_it_is_asked_in_the_contracts_words_and_done_when_its_list_shows_i
 async def test_it_is_asked_for_its_inventory_by_itself(fleet: Fleet) -> None:
     old = await fleet.localai("old-hand")
     old.put("piper", is_system=True)
-    await eventually(lambda: _listed(fleet, ["piper"]))
+    await until(lambda: _listed(fleet, ["piper"]))
     old.put("vllm", digest="sha256:x")
-    await eventually(lambda: _listed(fleet, ["piper", "vllm"]))
+    await until(lambda: _listed(fleet, ["piper", "vllm"]))
 
 
 async def test_a_call_that_times_out_is_in_progress_not_failed_and_not_repeated(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ async def test_one_that_had_its_time_and_has_nothing_to_show_is_asked_again(tmp_
         old.script.lie = True
         operation = await fleet.install()
         await fleet.until_row(operation, "old-hand", "running_on_worker", 5.0)
-        await eventually(lambda: _true(len(old.orders()) >= 2))
+        await until(lambda: len(old.orders()) >= 2)
         old.script.hold, old.script.lie = None, False
         await fleet.until(operation, "done")
         assert (await fleet.view(operation)).nodes[0].failures == 0
@@ -86,7 +87,7 @@ async def test_an_upgrade_shows_by_its_date_and_a_worker_from_before_reinstalls_
     old = await fleet.localai("older", upgrades=False)
     for worker in (new, old):
         worker.put("vllm")
-    await eventually(lambda: _listed(fleet, ["vllm"], "newer", "older"))
+    await until(lambda: _listed(fleet, ["vllm"], "newer", "older"))
     operation = await fleet.ask("upgrade", "vllm", max_parallel="100%")
     await fleet.until(operation, "done")
     assert [order["op_id"] for order in new.orders("upgrade")] == [operation]
@@ -99,7 +100,7 @@ async def test_an_upgrade_shows_by_its_date_and_a_worker_from_before_reinstalls_
 async def test_other_upgrade_errors_do_not_fall_back(fleet: Fleet) -> None:
     old = await fleet.localai("old-hand")
     old.put("vllm")
-    await eventually(lambda: _listed(fleet, ["vllm"]))
+    await until(lambda: _listed(fleet, ["vllm"]))
     old.script.failures = [{"error": "no such image"}]
     operation = await fleet.ask("upgrade", "vllm")
     row = await fleet.until_row(operation, "old-hand", "error")
@@ -110,7 +111,7 @@ async def test_other_upgrade_errors_do_not_fall_back(fleet: Fleet) -> None:
 async def test_a_delete_that_is_refused_counts_as_failed(fleet: Fleet) -> None:
     old = await fleet.localai("old-hand")
     old.put("vllm")
-    await eventually(lambda: _listed(fleet, ["vllm"]))
+    await until(lambda: _listed(fleet, ["vllm"]))
     old.script.failures = [{"error": "vllm#0 is still running"}]
     operation = await fleet.ask("delete", "vllm")
     assert (await fleet.until_row(operation, "old-hand", "error")).error == "vllm#0 is still running"
@@ -121,14 +122,14 @@ async def test_a_delete_that_is_refused_counts_as_failed(fleet: Fleet) -> None:
 
 async def test_one_on_which_nobody_listens_is_unhealthy_after_the_second_try(fleet: Fleet) -> None:
     old = await fleet.localai("old-hand")
-    await eventually(lambda: _known(fleet))
+    await until(lambda: _known(fleet))
     await old.stop()
 
     async def unhealthy() -> bool:
         async with fleet.store.read() as tx:
             return (await nodes.get(tx, old.node_id)).status == "unhealthy"
 
-    await eventually(unhealthy)
+    await until(unhealthy)
 
 
 async def test_no_more_calls_are_open_at_once_than_lines(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ async def test_no_more_calls_are_open_at_once_than_lines(tmp_path: Path) -> None
         for worker in workers:
             worker.script.hold = gate
         operation = await fleet.install()
-        await eventually(lambda: _true(sum(worker.at_once for worker in workers) == 2))
+        await until(lambda: sum(worker.at_once for worker in workers) == 2)
         await fleet.quiet()
         view = await fleet.view(operation)
         assert sum(worker.at_once for worker in workers) == 2
@@ -160,7 +161,7 @@ async def test_mixed_fleet_without_spurious_errors(fleet: Fleet) -> None:
         seen.update(row.status for row in view.nodes)
         return view.state == "done"
 
-    await eventually(done)
+    await until(done)
     assert "error" not in seen
 
 
@@ -171,7 +172,3 @@ async def _listed(fleet: Fleet, names: list[str], *nodes: str) -> bool:
 async def _known(fleet: Fleet) -> bool:
     async with fleet.store.read() as tx:
         return await node_backends.find(tx, "id-of-old-hand") is not None
-
-
-async def _true(value: object) -> bool:
-    return bool(value)

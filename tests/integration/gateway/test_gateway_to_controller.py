@@ -12,7 +12,7 @@ from corral.gateway.main import Gateway
 from tests.integration.gateway.conftest import ADMIN, USER, OpenGateway, bearer
 from tests.integration.gateway.raw_client import connected, exchange
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
-from tests.support.nats import eventually
+from tests.support.waiting import until
 
 
 async def test_claims_of_clients_are_replaced_by_ours(
@@ -87,7 +87,7 @@ async def test_events_pass_as_they_come(gateway: Gateway, controller: ScriptedCo
             await reader.readuntil(f"data: {number}\n\n".encode())
         assert controller.streams_open == 1
     # The client has left, so the controller's stream ends too, long before it has something more to say.
-    await eventually(lambda: controller.streams_open == 0, "the controller's stream ended")
+    await until(lambda: controller.streams_open == 0, "the controller's stream ended")
 
 
 async def test_websockets_pass_on_their_routes_only(gateway: Gateway, http: aiohttp.ClientSession) -> None:
@@ -117,18 +117,18 @@ async def test_a_controller_that_is_down_is_told_and_comes_back(
         assert [model["id"] for model in (await answer.json())["data"]] == ["small", "org/large"]
     async with http.get(f"{gateway.url}/readyz") as answer:
         assert answer.status == 200
-    await eventually(lambda: not gateway.metrics.view.controller_reachable, "the loss is seen")
+    await until(lambda: not gateway.metrics.view.controller_reachable, "the loss is seen")
     await controller.start()
     async with http.get(f"{gateway.url}/api/nodes") as answer:
         assert answer.status == 200
-    await eventually(lambda: gateway.metrics.view.controller_reachable, "the return is seen")
+    await until(lambda: gateway.metrics.view.controller_reachable, "the return is seen")
 
 
 async def test_a_controller_that_dies_while_it_answers_is_told(
     gateway: Gateway, controller: ScriptedController, http: aiohttp.ClientSession
 ) -> None:
     waiting = asyncio.ensure_future(http.get(f"{gateway.url}/hang"))
-    await eventually(lambda: gateway.server.running == 1, "the request is under way")
+    await until(lambda: gateway.server.running == 1, "the request is under way")
     await controller.stop()
     async with await waiting as answer:
         assert answer.status == 502

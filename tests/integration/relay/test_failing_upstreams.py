@@ -9,6 +9,7 @@ import pytest
 
 from corral.contract.http import Patience, Request, Responder, Target, UpstreamFailed
 from corral.relay import PoolLimits
+from tests.support.processes import free_port
 from tests.support.relay import Everything, Served, answering, ok, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -28,13 +29,6 @@ class Catches(Everything):
         except UpstreamFailed as failure:
             self.failures.append(failure)
             raise
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def test_a_refused_connection_is_502_and_the_client_stays() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Process, clean_env, free_port, wait_for
+from tests.support.processes import Process, clean_env, free_port
 from tests.support.supervising import MOCK
+from tests.support.waiting import wait_for
 
 TOKEN = "a token of the test's"
 Run = Callable[..., tuple[Process, int]]

@@ -15,8 +15,9 @@ import pytest
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendStub
 from tests.integration.sdk.conftest import TOKEN, Run
-from tests.support.processes import Process, alive, clean_env, free_port, wait_for, wait_until
+from tests.support.processes import Process, alive, clean_env, free_port
 from tests.support.supervising import MOCK
+from tests.support.waiting import until, wait_for
 
 AUTHORIZED = (("authorization", f"Bearer {TOKEN}"),)
 HELLO = pb.PredictOptions(Prompt="hello there", ModelIdentity="m")
@@ -133,7 +134,7 @@ async def test_a_caller_who_leaves_stops_the_generation(run: Run) -> None:
         async def is_idle() -> bool:
             return (await backend.Status(pb.HealthMessage(), metadata=AUTHORIZED)).state == pb.StatusResponse.READY
 
-        await wait_until(is_idle, "end of the abandoned answer")
+        await until(is_idle, "end of the abandoned answer")
 
 
 async def test_a_crash_in_mid_stream(run: Run) -> None:

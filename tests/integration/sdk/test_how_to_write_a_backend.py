@@ -18,8 +18,8 @@ from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.integration.sdk.conftest import TOKEN, Run
 from tests.integration.sdk.test_http_backends import ask, say
-from tests.support.processes import wait_for
 from tests.support.supervising import ROOT, settings, swept
+from tests.support.waiting import wait_for
 
 PAGE = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.sdk.conftest import TOKEN, Run
-from tests.support.processes import wait_for
+from tests.support.waiting import wait_for
 
 
 def ask(port: int, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:

@@ -22,9 +22,9 @@ from corral.worker.supervisor.folders import nobody_there
 from corral.worker.supervisor.identity import Identity
 from corral.worker.supervisor.shim import boot_id, start_time
 from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun
-from tests.support.processes import Process, alive, wait_for
+from tests.support.processes import Process, alive
 from tests.support.supervising import ROOT, get, identities, listens, mock_grpc, tiny
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_for
 
 Open = Callable[..., Any]
 Drive = Callable[..., tuple[Process, dict[str, Any]]]

@@ -23,6 +23,10 @@ def texts(supervisor: Supervisor, name: str) -> list[str]:
     return [line.text for line in supervisor.logs.read(name)]
 
 
+def said(supervisor: Supervisor, word: str) -> Callable[[], bool]:
+    return lambda: word in texts(supervisor, "m")
+
+
 async def test_both_streams_are_kept_each_in_order_with_their_time(supervisor: Supervisor, tmp_path: Path) -> None:
     """Between the two no order can be promised: they are two pipes."""
     await supervisor.start(tiny(tmp_path / "b", "lines=2 slow=1"))
@@ -40,7 +44,7 @@ async def test_a_model_merges_its_replicas_and_an_unknown_one_wrote_nothing(
     second = await supervisor.start(tiny(tmp_path / "b", replica=1))
     for port, word in ((first.port, "one"), (second.port, "two"), (first.port, "three")):
         await asyncio.to_thread(get, port, f"/say/{word}")
-        await until(lambda word=word: word in texts(supervisor, "m"))  # type: ignore[misc]
+        await until(said(supervisor, word))
     assert texts(supervisor, "m") == ["one", "two", "three"]
     assert texts(supervisor, "m#0") == ["one", "three"]
     assert texts(supervisor, "nobody") == []
@@ -117,7 +121,7 @@ async def test_a_slow_follower_loses_lines_and_knows_how_many(supervisor: Superv
     async with supervisor.logs.follow("m", buffer=3) as lines:
         for number in range(5):
             await asyncio.to_thread(get, running.port, f"/say/{number}")
-            await until(lambda number=number: str(number) in texts(supervisor, "m"))  # type: ignore[misc]
+            await until(said(supervisor, str(number)))
         assert lines.dropped == 2
         assert [(await anext(lines)).text for _ in range(3)] == ["0", "1", "2"]
 

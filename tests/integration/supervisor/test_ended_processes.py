@@ -24,7 +24,7 @@ async def test_a_backend_killed_behind_the_back_is_noticed_and_restarted(
     first = await supervisor.start(tiny(tmp_path / "b"))
     os.kill(first.pid, signal.SIGKILL)
     killed_at = time.monotonic()
-    await until(lambda: supervisor.find(first.process_id) is None, deadline_s=1.0)
+    await until(lambda: supervisor.find(first.process_id) is None, timeout_s=1.0)
     assert time.monotonic() - killed_at < 1.0
     await until(lambda: supervisor.find_key("m#0"))
     second = supervisor.find_key("m#0")
@@ -52,7 +52,7 @@ async def test_a_start_right_after_the_kill_never_returns_the_dead_one(superviso
     first = await supervisor.start(spec)
     os.kill(first.pid, signal.SIGKILL)
     await until(lambda: not alive(first.pid))
-    await until(lambda: supervisor.find(first.process_id) is None, deadline_s=1.0)
+    await until(lambda: supervisor.find(first.process_id) is None, timeout_s=1.0)
     assert (await supervisor.start(spec)).pid != first.pid
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from corral.worker.supervisor.shim import Log, boot_id, start_time
-from tests.support.processes import alive, wait_for
+from tests.support.processes import alive
 from tests.support.supervising import ROOT
+from tests.support.waiting import wait_for
 
 SHIM = ROOT / "src" / "corral" / "worker" / "supervisor" / "shim.py"
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -209,5 +209,5 @@ async def test_starting_and_stopping_leaks_nothing(supervisor: Supervisor, tmp_p
     files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for _ in range(8):
         await once()
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks, 5)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks)
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]

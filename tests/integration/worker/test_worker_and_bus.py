@@ -17,7 +17,8 @@ from corral.contract.messages.backends import LIST_BACKENDS, ListBackends
 from corral.contract.messages.models import LIST_RUNNING_MODELS, ListRunningModels
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.subjects import event
-from tests.support.nats import Cable, NatsServer, free_port, nats_server, running_server
+from tests.support.nats import Cable, NatsServer, nats_server, running_server
+from tests.support.processes import free_port
 from tests.support.running_worker import running_worker
 from tests.support.scripted_controller import ScriptedController
 from tests.support.waiting import until

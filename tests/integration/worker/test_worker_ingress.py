@@ -27,7 +27,8 @@ from corral.worker.metrics import WorkerMetrics
 from corral.worker.supervisor.spec import SupervisorSettings
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.certificates import TestCa
-from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.nats import NatsServer, nats_server
+from tests.support.processes import free_port
 from tests.support.running_worker import RunningWorker, running_worker
 from tests.support.scripted_controller import ScriptedController
 from tests.support.waiting import until

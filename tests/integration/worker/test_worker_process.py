@@ -78,7 +78,7 @@ async def test_killed_at_any_point_it_comes_back_as_the_same_node(
     assert await ended(victim) == -signal.SIGKILL
     node_id = controller.named("w1").id if controller.nodes else ""
     start(token=token)
-    await until(lambda: works(controller, boots=1 if when == "before register" else 2), 40)
+    await until(lambda: works(controller, boots=1 if when == "before register" else 2), timeout_s=40)
     assert len(controller.nodes) == 1
     node = controller.named("w1")
     assert node_id in ("", node.id)
@@ -95,14 +95,14 @@ async def test_killed_again_and_again_while_it_starts(controller: ScriptedContro
         await asyncio.sleep(with_delay)
         victim.kill()
     start(token=token)
-    await until(lambda: works(controller, boots=1), 40)
+    await until(lambda: works(controller, boots=1), timeout_s=40)
     assert len(controller.nodes) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_is_an_orderly_leave(controller: ScriptedController, start: Start, number: int) -> None:
     process = start(token=controller.token())
-    await until(lambda: works(controller, boots=1), 40)
+    await until(lambda: works(controller, boots=1), timeout_s=40)
     process.signal(number)
     assert await ended(process) == 0
     after = controller.calls[controller.calls.index("POST drain") :]
@@ -112,7 +112,7 @@ async def test_a_signal_is_an_orderly_leave(controller: ScriptedController, star
 
 async def test_a_second_signal_is_quicker(controller: ScriptedController, start: Start) -> None:
     process = start(token=controller.token(), drain_timeout="50s", leave_timeout="60s")
-    await until(lambda: works(controller, boots=1), 40)
+    await until(lambda: works(controller, boots=1), timeout_s=40)
     controller.named("w1").in_flight = 1
     process.signal(signal.SIGTERM)
     await until(lambda: "GET models" in controller.calls)
@@ -123,7 +123,7 @@ async def test_a_second_signal_is_quicker(controller: ScriptedController, start:
 
 async def test_a_second_worker_on_one_folder(controller: ScriptedController, start: Start) -> None:
     first = start(token=controller.token())
-    await until(lambda: works(controller, boots=1), 40)
+    await until(lambda: works(controller, boots=1), timeout_s=40)
     second = start(token=controller.token())
     assert await ended(second) == 1
     assert f"corral worker: another worker (pid {first.pid}) uses " in second.output()
@@ -160,7 +160,7 @@ async def test_no_secret_is_logged(controller: ScriptedController, start: Start,
     process = start(token=token, log_level="debug", log_json="true")
     await until(lambda: controller.credentials_given >= 1)
     controller.approve("w1")
-    await until(lambda: works(controller, boots=1), 40)
+    await until(lambda: works(controller, boots=1), timeout_s=40)
     process.signal(signal.SIGTERM)
     assert await ended(process) == 0
     said = process.output()

@@ -32,7 +32,7 @@ async def test_a_deadline_comes_on_time_but_never_early() -> None:
     await asyncio.sleep(0.025)  # the wheel's time may now be a tick old
     watched = Watched(wheel, 0.05)
     wheel.add(watched)
-    await until(lambda: watched.expired_after_s, 5)
+    await until(lambda: watched.expired_after_s)
     assert watched.expired_after_s >= 0.05
     wheel.discard(keeper)
 
