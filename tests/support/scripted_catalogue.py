@@ -11,7 +11,7 @@ import msgspec
 
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Source
-from corral.controller.desired.catalogue import Listed, NodeInventory
+from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.store.backend_rules import Asked
@@ -35,7 +35,7 @@ class ScriptedCatalogue:
         }
         self.concrete: dict[str, str] = {"cuda-vllm": "vllm"}
         self.slow: asyncio.Event | None = None  # resolving waits for it
-        self.asked: list[tuple[Asked, str, str]] = []
+        self.asked: list[tuple[Asked, MachineKind]] = []
         self.newer: dict[str, UpgradeInfo] = {}
         self.refreshed = 0
 
@@ -58,8 +58,9 @@ class ScriptedCatalogue:
             raise NotFound(f"no backend is called {name!r}; near it: {', '.join(near)}")
         return Listed(name, asked=msgspec.structs.replace(asked, backend=name))
 
-    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
-        self.asked.append((asked, capability, platform))
+    async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+        capability, platform, _ = kind
+        self.asked.append((asked, kind))
         if self.slow is not None:
             await self.slow.wait()
         if asked.uri:

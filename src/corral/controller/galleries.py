@@ -21,7 +21,7 @@ from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.contract.capability import DEFAULT, DISABLED
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
-from corral.controller.desired.catalogue import Listed, NodeInventory
+from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.gallery import upgrades as rules
 from corral.gallery.catalogue import AliasGroup, Unknown, split_query
@@ -72,8 +72,8 @@ class Galleries:
                     asked=msgspec.structs.replace(asked, backend=found.name, gallery=gallery),
                 )
 
-    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
-        machine, resolver = _machine(capability, platform), self._resolver_for(asked)
+    async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+        machine, resolver = _machine(kind), self._resolver_for(asked)
         if asked.uri:
             found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
         else:
@@ -92,7 +92,12 @@ class Galleries:
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
         nodes = [
-            rules.NodeInventory(row.node_id, row.node_name, _machine(row.capability, row.platform), row.backends)
+            rules.NodeInventory(
+                row.node_id,
+                row.node_name,
+                _machine(MachineKind(row.capability, row.platform, row.python)),
+                row.backends,
+            )
             for row in inventories
         ]
         if not any(row.backends for row in nodes):
@@ -152,8 +157,8 @@ def _query(asked: Asked) -> str:
     return f"{asked.gallery}@{asked.backend}" if asked.gallery else asked.backend
 
 
-def _machine(capability: str, platform: str) -> Machine:
-    return Machine(capability or DEFAULT, platform)
+def _machine(kind: MachineKind) -> Machine:
+    return Machine(kind.capability or DEFAULT, kind.platform, kind.python)
 
 
 def _build(found: Resolved) -> TargetBuild:

@@ -37,6 +37,7 @@ class BackendTarget(msgspec.Struct, frozen=True):
     id: str
     capability: str
     platform: str  # os/arch; empty = the node does not tell
+    python: str  # the same; wheels are locked for it
     resolved_at: datetime
     build: TargetBuild | None = None
     reason: str = ""  # why there is none
@@ -48,13 +49,14 @@ table = Table(
     Column("id", Text, primary_key=True),
     Column("capability", Text, primary_key=True),
     Column("platform", Text, primary_key=True),
+    Column("python", Text, primary_key=True),
     Column("resolved_at", Instant, nullable=False),
     Column("build", Json[TargetBuild](TargetBuild)),
     Column("reason", Text, nullable=False),
 )
 
 _INSERT = insert_whole(table).on_conflict_do_nothing(index_elements=list(table.primary_key.columns))
-_ALL = select(table).order_by(table.c.id, table.c.capability, table.c.platform)
+_ALL = select(table).order_by(table.c.id, table.c.capability, table.c.platform, table.c.python)
 _OF = _ALL.where(among(table.c.id, "ids"))
 _FORGET = delete_from(table).where(table.c.build.is_(None))
 _UNUSED = delete_from(table).where(table.c.id.not_in(select(backend_rules.table.c.target)))

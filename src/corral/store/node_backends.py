@@ -1,4 +1,4 @@
-"""Inventories: what each node says it has, and which orders it is at or has ended lately.
+"""Inventories: what each node says it has and runs, and which orders it is at or has ended lately.
 
 Without a row a node has never told. What an inventory means is `controller/desired/inventory.py`'s."""
 
@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select
 
 from corral.contract.messages.backends import NodeBackend, OrderReport
+from corral.contract.messages.replicas import ReplicaProcess
 from corral.store.api import Transaction
 from corral.store.schema import insert_whole, metadata, record, records
 from corral.store.types import Instant, Json, among, now
@@ -24,6 +25,7 @@ class Inventory(msgspec.Struct, frozen=True):
     seen_at: datetime  # when it was last written down
     backends: tuple[NodeBackend, ...]
     orders: tuple[OrderReport, ...] = ()
+    processes: tuple[ReplicaProcess, ...] = ()
     fingerprint: str = ""  # of all that was told; `put` makes it
 
 
@@ -36,13 +38,20 @@ table = Table(
     Column("seen_at", Instant, nullable=False, index=True),
     Column("backends", Json[tuple[NodeBackend, ...]](tuple[NodeBackend, ...]), nullable=False),
     Column("orders", Json[tuple[OrderReport, ...]](tuple[OrderReport, ...]), nullable=False),
+    Column(
+        "processes",
+        Json[tuple[ReplicaProcess, ...]](tuple[ReplicaProcess, ...]),
+        nullable=False,
+        server_default="[]",  # for those who do not know the column yet
+    ),
     Column("fingerprint", Text, nullable=False),
 )
 
+_TOLD = ("boot_id", "seq", "backends", "orders", "processes")
 _INSERT = insert_whole(table).values(seen_at=now())
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.node_id],
-    set_={name: _INSERT.excluded[name] for name in ("boot_id", "seq", "seen_at", "backends", "orders", "fingerprint")},
+    set_={name: _INSERT.excluded[name] for name in (*_TOLD, "seen_at", "fingerprint")},
     # A heartbeat that was on its way while the node was asked must not undo the answer.
     where=(_INSERT.excluded.seq == 0)
     | (_INSERT.excluded.seq >= table.c.seq)
@@ -57,14 +66,14 @@ _CHANGED = select(table.c.node_id).where(table.c.seen_at > bindparam("since", ty
 
 async def put(tx: Transaction, inventory: Inventory) -> bool:
     """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
-    told = {name: getattr(inventory, name) for name in ("node_id", "boot_id", "seq", "backends", "orders")}
+    told = {name: getattr(inventory, name) for name in ("node_id", *_TOLD)}
     told["fingerprint"] = fingerprint_of(inventory)
     return (await tx.execute(_PUT, told)).rowcount == 1
 
 
 def fingerprint_of(inventory: Inventory) -> str:
     """The same for the same news: most heartbeats bring none."""
-    told = (inventory.boot_id, inventory.seq, inventory.backends, inventory.orders)
+    told = tuple(getattr(inventory, name) for name in _TOLD)
     return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, bindparam, func, select
+from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text, bindparam, func, select, text
 from sqlalchemy import delete as delete_from
 from sqlalchemy import update as update_table
 
@@ -55,6 +55,7 @@ class Node(msgspec.Struct, frozen=True):
     version: str = ""  # of corral on the worker
     os: str = ""
     arch: str = ""
+    python: str = ""  # 3.11, of the interpreter that runs wheels; empty = it does not say
     gpu_vendor: str = ""
     gpu_compute_capability: str = ""
     capability: str = ""
@@ -97,6 +98,9 @@ class NodeOutline(msgspec.Struct, frozen=True):
     capability: str
     os: str
     arch: str
+    python: str
+    available_vram: int
+    available_ram: int
     total_disk: int
     available_disk: int
     last_heartbeat: datetime | None
@@ -148,6 +152,7 @@ table = Table(
     _text("version"),
     _text("os"),
     _text("arch"),
+    _text("python", server_default=text("''")),  # for those who do not know the column yet
     _text("gpu_vendor"),
     _text("gpu_compute_capability"),
     _text("capability"),

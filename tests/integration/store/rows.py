@@ -60,6 +60,7 @@ def a_target(**known: Any) -> BackendTarget:
         "id": "t",
         "capability": "nvidia",
         "platform": "linux/amd64",
+        "python": "3.11",
         "resolved_at": NOON,
         "build": build,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.plan import NoBuild
@@ -26,6 +26,14 @@ class Listed:
     asked: Asked | None = None  # the request in its normal form
 
 
+class MachineKind(NamedTuple):
+    """What choosing a build goes by. Many nodes are of one kind: what is found out for one holds for all."""
+
+    capability: str
+    platform: str = ""  # os/arch; empty: the node does not say
+    python: str = ""  # 3.11, of the interpreter that will run wheels; empty: as ours
+
+
 @dataclass(frozen=True)
 class NodeInventory:
     """What one node has, for the upgrade check."""
@@ -35,14 +43,16 @@ class NodeInventory:
     capability: str
     platform: str
     backends: tuple[NodeBackend, ...]
+    python: str = ""
 
 
+@runtime_checkable  # the doors' parameters are checked when they are handed out
 class Catalogue(Protocol):
     async def look_up(self, asked: Asked) -> Listed:
         """Raises NotFound naming what is near, Invalid for a request nobody can serve, Unavailable when no gallery can
         be asked."""
 
-    async def resolve(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: Asked, kind: MachineKind, /) -> TargetBuild | NoBuild:
         """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:

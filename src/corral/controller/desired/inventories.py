@@ -66,7 +66,9 @@ class Inventories:
         if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
             return
         boot_id, seq = tame_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
-        self._waiting[node_id] = Inventory(node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or ())
+        self._waiting[node_id] = Inventory(
+            node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or (), beat.processes or ()
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -137,11 +139,12 @@ class Inventories:
 
 
 async def with_boot(tx: Transaction, looked: Looked) -> Inventory | None:
-    """An answer tells no boot and no orders: the node's own, and those it last told. None when the node is gone."""
+    """An answer tells no boot, orders or processes: the node's own, and those it last told. None when the node is
+    gone."""
     found = await nodes.list_outlines(tx, [looked.node_id])
     if not found:
         return None
     outline = found[0]
     before = await node_backends.find(tx, looked.node_id)
-    orders = before.orders if before is not None and is_current(before, outline) else ()
-    return Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends, orders)
+    told = (before.orders, before.processes) if before is not None and is_current(before, outline) else ()
+    return Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends, *told)

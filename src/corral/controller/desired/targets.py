@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 
-from corral.controller.desired.catalogue import Catalogue
+from corral.controller.desired.catalogue import Catalogue, MachineKind
 from corral.controller.desired.outcomes import USUAL, Retry
 from corral.controller.desired.plan import NoBuild, NotLookedUp
 from corral.controller.desired.world import TargetKey
@@ -89,14 +89,14 @@ class Targets:
         return max(0.0, (min(due) - self._clock.now()).total_seconds()) if due else None
 
     async def resolve(
-        self, asked: Asked, kinds: Collection[tuple[str, str]], *, budget_s: float
-    ) -> dict[tuple[str, str], TargetBuild | NoBuild]:
+        self, asked: Asked, kinds: Collection[MachineKind], *, budget_s: float
+    ) -> dict[MachineKind, TargetBuild | NoBuild]:
         """What can be said within the budget, at the moment a request is accepted. The rest is looked up later."""
-        found: dict[tuple[str, str], TargetBuild | NoBuild] = {}
+        found: dict[MachineKind, TargetBuild | NoBuild] = {}
 
-        async def one(kind: tuple[str, str]) -> None:
+        async def one(kind: MachineKind) -> None:
             try:
-                found[kind] = await self._resolved(asked, *kind)
+                found[kind] = await self._resolved(asked, kind)
             except CorralError as error:
                 log.warning("build not found out yet", backend=asked.backend, kind=kind, error=error.message)
 
@@ -108,18 +108,18 @@ class Targets:
             log.warning("builds are looked up later", backend=asked.backend, missing=len(kinds) - len(found))
         return found
 
-    async def _resolved(self, asked: Asked, capability: str, platform: str) -> TargetBuild | NoBuild:
+    async def _resolved(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
         if asked.pinned:
-            return NoBuild(f"nobody knows a build of this version for {platform or capability}")
+            return NoBuild(f"nobody knows a build of this version for {kind.platform or kind.capability}")
         try:
-            return await self._catalogue.resolve(asked, capability, platform)
+            return await self._catalogue.resolve(asked, kind)
         except (NotFound, Invalid) as error:
             return NoBuild(error.message)
 
     async def _find(self, key: TargetKey, asked: Asked) -> None:
         try:
             async with self._turn:
-                build = await self._resolved(asked, key.capability, key.platform)
+                build = await self._resolved(asked, key.kind)
             async with self._store.write() as tx:
                 await add_target(tx, key, build)
                 await revisions.bump(tx, "rules")
@@ -146,11 +146,12 @@ async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBui
     """One variant is one build within a target: a node of another kind that comes later gets what the others got."""
     now = await tx.now()
     if isinstance(build, NoBuild):
-        row = BackendTarget(key.target, key.capability, key.platform, now, reason=build.reason)
+        row = BackendTarget(key.target, *key.kind, now, reason=build.reason)
     else:
         for known in await backend_targets.list_for(tx, [key.target]):
-            same = known.build is not None and known.build.variant == build.variant and known.platform == key.platform
+            machine = (known.platform, known.python) == (key.kind.platform, key.kind.python)
+            same = known.build is not None and known.build.variant == build.variant and machine
             if same and known.build is not None:
                 build = known.build
-        row = BackendTarget(key.target, key.capability, key.platform, now, build)
+        row = BackendTarget(key.target, *key.kind, now, build)
     await backend_targets.add(tx, [row])

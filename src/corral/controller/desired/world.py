@@ -11,6 +11,7 @@ from datetime import datetime
 
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.nodes import NodeType
+from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.inventory import names_in
 from corral.controller.desired.plan import (
     Build,
@@ -58,8 +59,7 @@ class TargetKey:
     """One target on one kind of machine."""
 
     target: str
-    capability: str
-    platform: str
+    kind: MachineKind
 
 
 @dataclass
@@ -80,7 +80,7 @@ class World:
         want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
         if not isinstance(want, Wanted):
             return None
-        return self.targets.get(TargetKey(want.target, outline.capability, outline.platform))
+        return self.targets.get(TargetKey(want.target, kind_of(outline)))
 
 
 Looking = Callable[[TargetKey], NotLookedUp]
@@ -248,7 +248,7 @@ async def _stopping(tx: Transaction, intents: dict[str, dict[str, Intent]]) -> d
 async def _read_builds(tx: Transaction, world: World, looking: Looking) -> None:
     wanted = {want.target for own in world.wanted.values() for want in own.values() if isinstance(want, Wanted)}
     for row in await backend_targets.list_for(tx, sorted(wanted)):
-        world.targets[TargetKey(row.id, row.capability, row.platform)] = row
+        world.targets[TargetKey(row.id, MachineKind(row.capability, row.platform, row.python))] = row
     for node_id, own in world.wanted.items():
         world.builds[node_id] = {
             backend: _build(world, node_id, want, looking) for backend, want in own.items() if isinstance(want, Wanted)
@@ -256,8 +256,7 @@ async def _read_builds(tx: Transaction, world: World, looking: Looking) -> None:
 
 
 def _build(world: World, node_id: str, want: Wanted, looking: Looking) -> BuildOrNot:
-    outline = world.outlines[node_id]
-    key = TargetKey(want.target, outline.capability, outline.platform)
+    key = TargetKey(want.target, kind_of(world.outlines[node_id]))
     found = world.targets.get(key)
     if found is None:
         world.missing[key] = world.asked[want.generation]
@@ -284,6 +283,10 @@ async def _read_rollouts(tx: Transaction, world: World) -> None:
         ]
 
 
-def kinds_of(outlines: Iterable[NodeOutline]) -> set[tuple[str, str]]:
-    """The kinds of machine among them, as builds are chosen by: capability and platform."""
-    return {(outline.capability, outline.platform) for outline in outlines}
+def kind_of(outline: NodeOutline) -> MachineKind:
+    return MachineKind(outline.capability, outline.platform, outline.python)
+
+
+def kinds_of(outlines: Iterable[NodeOutline]) -> set[MachineKind]:
+    """The kinds of machine among them, as builds are chosen by."""
+    return {kind_of(outline) for outline in outlines}

@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from corral.contract.admin import PlanNode, PlanView
+from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.rules import Want
 from corral.controller.desired.targets import add_target
@@ -75,8 +76,8 @@ class Accepting:
         operation_id, target = str(uuid.uuid4()), prepared.target
         if prepared.want is not Want.ABSENT and not target:
             target = str(uuid.uuid4())
-            for (capability, platform), build in sorted(prepared.builds.items()):
-                await add_target(tx, TargetKey(target, capability, platform), build)
+            for kind, build in sorted(prepared.builds.items(), key=lambda item: item[0]):
+                await add_target(tx, TargetKey(target, kind), build)
         generation = await revisions.bump(tx, "rules")
         operation = Operation(
             operation_id,
@@ -154,7 +155,7 @@ async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:
 
 async def _has_builds(tx: Transaction, target: str, builds: Builds) -> bool:
     rows = await backend_targets.list_for(tx, [target]) if target else []
-    stored = {(row.capability, row.platform): row.build for row in rows}
+    stored = {MachineKind(row.capability, row.platform, row.python): row.build for row in rows}
     for kind, build in builds.items():
         found = stored.get(kind)
         if isinstance(build, NoBuild):

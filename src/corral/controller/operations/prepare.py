@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from corral.contract.admin import PlanNode
-from corral.controller.desired.catalogue import Catalogue
+from corral.controller.desired.catalogue import Catalogue, MachineKind
 from corral.controller.desired.inventory import (
     Installed,
     concrete_name,
@@ -24,7 +24,7 @@ from corral.controller.desired.inventory import (
 from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
 from corral.controller.desired.targets import Targets
-from corral.controller.desired.world import is_current, kinds_of, rule_of, takes_backends
+from corral.controller.desired.world import is_current, kind_of, kinds_of, rule_of, takes_backends
 from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.store import backend_rules, backend_targets, node_backends, node_labels, nodes
@@ -34,7 +34,6 @@ from corral.store.backend_targets import TargetBuild
 from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
 
-MachineKind = tuple[str, str]
 Builds = Mapping[MachineKind, TargetBuild | NoBuild]
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
 
@@ -49,7 +48,7 @@ class Candidate:
 
     @property
     def kind(self) -> MachineKind:
-        return self.outline.capability, self.outline.platform
+        return kind_of(self.outline)
 
     @property
     def known(self) -> bool:
@@ -210,7 +209,7 @@ async def _earlier_target(tx: Transaction, rules: Sequence[BackendRule]) -> tupl
     builds: dict[str, dict[MachineKind, TargetBuild | NoBuild]] = {}
     for row in await backend_targets.list_for(tx, sorted({rule.target for rule in chain})):
         found = row.build if row.build is not None else NoBuild(row.reason)
-        builds.setdefault(row.id, {})[row.capability, row.platform] = found
+        builds.setdefault(row.id, {})[MachineKind(row.capability, row.platform, row.python)] = found
     if not chain:
         return None
     now = _digests(builds.get(chain[-1].target, {}))

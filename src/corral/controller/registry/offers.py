@@ -70,6 +70,7 @@ def node_columns(offer: RegisterNode, *, known: bool, chosen: AdminChoices) -> d
         "capability": tame_text(capability_of(offer.capability, offer.gpu_vendor, offer.total_vram)),
         "os": os,
         "arch": arch,
+        "python": tame_text(offer.python),
         "devices": tame_devices(offer.devices),
         "boot_id": tame_text(offer.boot_id),
         "version": tame_text(offer.version),
