@@ -50,6 +50,7 @@ class _ErrorBody(Message, frozen=True):
 
 class _Nested(Message, frozen=True):
     error: _ErrorBody | str = ""
+    code: str | int = ""  # beside an error that is only a sentence
 
 
 def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> CorralError:
@@ -66,13 +67,13 @@ def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> Cor
 
 def _read_body(body: bytes) -> tuple[str, str]:
     try:
-        error = decode(_Nested, body).error
+        told = decode(_Nested, body)
     except Undecodable:
         # Not ours at all: another program on that port, or a proxy's own page.
         return _one_line(body), ""
-    if isinstance(error, str):
-        return error, ""
-    return error.message, error.type
+    if isinstance(told.error, str):
+        return told.error, str(told.code)
+    return told.error.message, told.error.type
 
 
 def _one_line(body: bytes) -> str:

@@ -80,7 +80,7 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
     elif error.status_code == 400 and isinstance(error.extra, list) and error.extra:
         detail = "; ".join(_sentence(fault) for fault in error.extra)
     elif error.status_code >= 500:
-        log.error("request failed", path=request.url.path, error=str(error))
+        log.error("request failed", path=request.url.path, exc_info=error)
         detail = "something went wrong here; the log has the details"
     return _in_its_form(request, error.status_code, detail, "http_error", dict(error.headers or {}))
 
