@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator
 
 import uvloop
 
-from corral.contract.messages.nodes import RegisterNode
+from corral.contract.messages.nodes import NodeRegistered, RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Invalid
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.settings import shown
+from corral.kit.tasks import Wake
 from corral.worker.addresses import listen_on, tell
 from corral.worker.agent.agent import Agent
 from corral.worker.agent.bus_access import BusOpener
@@ -29,11 +30,13 @@ from corral.worker.agent.describe import describe
 from corral.worker.agent.identity import IdentityFile, hold_folder
 from corral.worker.agent.joining import Joining
 from corral.worker.agent.machine import Machine
+from corral.worker.agent.peer import CORRAL, Peer, localai_peer
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.trust import settle_trust
 from corral.worker.agent.waiting import alongside, unless_set
+from corral.worker.backends import open_backends
 from corral.worker.hardware.probe import HardwareProbe
 from corral.worker.ingress.door import Door
 from corral.worker.ingress.load import LoadReports
@@ -67,10 +70,12 @@ async def serve(
         standing = Standing(boot_id=str(uuid.uuid4()), name=identity.current.name)
         tokens = TokenCheck(server_clock.now)
         tokens.trust(identity.current.signing_key, identity.current.node_id)
-        supervisor = Supervisor(settings.supervisor_settings(settings.data), clock=clock)
+        wake = Wake()  # of the next heartbeat
+        supervisor = Supervisor(settings.supervisor_settings(settings.data), clock=clock, changed=wake.set)
         door = Door(standing, tokens, metrics, supervisor)
         certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
+        join_token = read_join_token(settings)
         machine = Machine(
             HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s
         )
@@ -94,7 +99,7 @@ async def serve(
                     identity,
                     standing,
                     metrics,
-                    join_token=read_join_token(settings),
+                    join_token=join_token,
                     describe=registration,
                     backoff=retry,
                     approval=Backoff(settings.approval_poll_s, settings.approval_poll_s),
@@ -102,22 +107,42 @@ async def serve(
                     server_clock=server_clock,
                     clock=clock,
                 )
-                agent = Agent(
-                    settings=settings,
-                    api=api,
-                    joining=joining,
-                    machine=machine,
-                    standing=standing,
-                    server_clock=server_clock,
-                    metrics=metrics,
-                    open_bus=BusOpener(settings, clock),
-                    ingress=ingress,
-                    supervisor=supervisor,
-                    load=LoadReports(door.inflight, boot_id=standing.boot_id, interval_s=settings.load_interval_s),
-                    clock=clock,
-                )
+
+                def peer_of(reply: NodeRegistered) -> Peer:
+                    if reply.protocol > 0:
+                        return CORRAL
+                    told = tell(settings, port=ingress.port, host_name=socket.gethostname())
+                    return localai_peer(settings, told_address=told.address, token=join_token)
+
                 await unless_set(stopped, machine.look())
-                async with alongside(machine.run()):
+                async with (
+                    alongside(machine.run()),
+                    open_backends(
+                        settings,
+                        supervisor,
+                        door.replicas,
+                        lambda: machine.report,
+                        clock=clock,
+                        env=os.environ,
+                        wake=wake,
+                    ) as backends,
+                ):
+                    agent = Agent(
+                        settings=settings,
+                        api=api,
+                        joining=joining,
+                        machine=machine,
+                        standing=standing,
+                        server_clock=server_clock,
+                        metrics=metrics,
+                        open_bus=BusOpener(settings, clock),
+                        ingress=ingress,
+                        supervisor=supervisor,
+                        load=LoadReports(door.inflight, boot_id=standing.boot_id, interval_s=settings.load_interval_s),
+                        backends=backends,
+                        peer_of=peer_of,
+                        clock=clock,
+                    )
                     await agent.run(stopped, hurry)
 
 

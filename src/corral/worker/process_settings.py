@@ -92,17 +92,18 @@ class ProcessSettings:
 
     def supervisor_settings(self, data: Path) -> SupervisorSettings:
         """What the supervisor is told; `data` is the worker's data folder."""
+        # Plain numbers: what the supervisor writes to the disk must be of types that can be written.
         return SupervisorSettings(
             folder=self.processes or data / "processes",
             ports=read_port_range(self.backend_ports),
-            quarantine_s=self.backend_port_rest_s,
-            affinity_s=self.backend_port_claim_s,
-            poll_s=self.backend_poll_s,
-            probe_timeout_s=self.backend_probe_timeout_s,
-            shim_timeout_s=self.backend_shim_timeout_s,
-            free_timeout_s=self.backend_free_timeout_s,
-            grace_s=self.backend_grace_s,
-            kill_wait_s=self.backend_kill_wait_s,
+            quarantine_s=float(self.backend_port_rest_s),
+            affinity_s=float(self.backend_port_claim_s),
+            poll_s=float(self.backend_poll_s),
+            probe_timeout_s=float(self.backend_probe_timeout_s),
+            shim_timeout_s=float(self.backend_shim_timeout_s),
+            free_timeout_s=float(self.backend_free_timeout_s),
+            grace_s=float(self.backend_grace_s),
+            kill_wait_s=float(self.backend_kill_wait_s),
             log_bytes=self.backend_log_bytes,
             log_files=self.backend_log_files,
             log_lines=self.backend_log_lines,

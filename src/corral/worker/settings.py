@@ -14,6 +14,7 @@ from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
 from corral.kit.settings import BadSettings, Seconds, setting
 from corral.worker.addresses import read_host_port
+from corral.worker.install_settings import InstallSettings
 from corral.worker.process_settings import ProcessSettings
 
 NAME_MAX = 255
@@ -313,5 +314,5 @@ class _NodeSettings:
 
 
 @dataclass(frozen=True)
-class WorkerSettings(ProcessSettings, _NodeSettings):
+class WorkerSettings(InstallSettings, ProcessSettings, _NodeSettings):
     """All of them. The bases come in the reverse of the order in which people are shown them."""

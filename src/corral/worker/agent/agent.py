@@ -27,11 +27,12 @@ from corral.worker.agent.heartbeats import Heartbeats
 from corral.worker.agent.joining import Joining
 from corral.worker.agent.leaving import Leaving, stop_backends
 from corral.worker.agent.machine import Machine
-from corral.worker.agent.orders import Orders
+from corral.worker.agent.peer import Peer
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.waiting import alongside, unless_set
+from corral.worker.backends import Backends
 from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.server import Ingress
 from corral.worker.metrics import WorkerMetrics
@@ -57,6 +58,8 @@ class Agent:
     ingress: Ingress
     supervisor: Supervisor
     load: LoadReports
+    backends: Backends
+    peer_of: Callable[[NodeRegistered], Peer]
     clock: Clock
 
     async def run(self, stopped: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -106,19 +109,22 @@ class Agent:
             return renewed
 
         source = NodeCredentials(reply, renew=renew, lost=lost, clock=self.clock)
+        self.backends.work_for(self.peer_of(reply))
+        self.backends.news.start_over()
         async with self.open_bus(reply, source) as bus:
             self.standing.bus_connected = lambda: bus.connected
             try:
-                await Orders(leave=stopped.set).listen(bus, reply.id)
-                with contextlib.suppress(Unavailable):  # else the first heartbeat says that the bus is down
-                    await bus.wait_connected(min(self.settings.heartbeat_interval_s, 2.0))
-                async with alongside(
-                    self._heartbeats(bus, reply, lost).run(), self._keep_certificate(), self._tell_load(bus, reply)
-                ):
-                    why = await unless_set(stopped, _result_of(losing))
-                if why is None:
-                    self.standing.leaving = True
-                    await self._leaving(reply).leave(hurry)
+                with self.backends.voice.over(bus, reply.id):
+                    await self.backends.orders(stopped.set).listen(bus, reply.id)
+                    with contextlib.suppress(Unavailable):  # else the first heartbeat says that the bus is down
+                        await bus.wait_connected(min(self.settings.heartbeat_interval_s, 2.0))
+                    async with alongside(
+                        self._heartbeats(bus, reply, lost).run(), self._keep_certificate(), self._tell_load(bus, reply)
+                    ):
+                        why = await unless_set(stopped, _result_of(losing))
+                    if why is None:
+                        self.standing.leaving = True
+                        await self._leaving(reply).leave(hurry)
                 return why
             finally:
                 self.standing.bus_connected = lambda: False
@@ -144,6 +150,7 @@ class Agent:
             self.standing,
             self.server_clock,
             self.metrics,
+            self.backends.news,
             token=self.joining.api_token,
             on_bus=reply.protocol > 0,
             interval_s=self.settings.heartbeat_interval_s,

@@ -14,15 +14,16 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHea
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
-from corral.kit.tasks import Wake
 from corral.worker.agent.answers import Deleted, RegisterAgain, read_call
 from corral.worker.agent.controller import Answered, ControllerApi, ControllerAway
 from corral.worker.agent.machine import Machine
+from corral.worker.agent.news import News
 from corral.worker.agent.server_clock import ServerClock
 from corral.worker.agent.standing import Standing
 from corral.worker.metrics import WorkerMetrics
 
 log = get_log(__name__)
+GAP_S = 0.25  # between two heartbeats, however much there is to tell
 
 
 class Heartbeats:
@@ -34,6 +35,7 @@ class Heartbeats:
         standing: Standing,
         server_clock: ServerClock,
         metrics: WorkerMetrics,
+        news: News,
         *,
         token: str,
         on_bus: bool,
@@ -49,6 +51,7 @@ class Heartbeats:
         self._standing = standing
         self._server_clock = server_clock
         self._metrics = metrics
+        self._news = news
         self._token = token
         self._on_bus = on_bus
         self._interval_s = interval_s
@@ -59,35 +62,44 @@ class Heartbeats:
         self._bus_was_up: bool | None = None
 
     async def run(self) -> None:
-        wake = Wake()
+        wake = self._news.wake
         stop_watching = self._bus.on_change(lambda _: wake.set())
+        due = self._clock.monotonic()
         try:
             while True:
-                began = self._clock.monotonic()
+                now = self._clock.monotonic()
+                regular = now >= due
+                if regular:
+                    due = now + self._interval_s
                 try:
-                    await self.beat()
+                    await self.beat(regular=regular)
                 except Exception:
                     log.exception("heartbeat failed")
-                took_s = self._clock.monotonic() - began
-                await wake.wait(max(0.0, self._interval_s - took_s))
+                # Much may happen at once: what changed within the gap goes with one beat.
+                await self._clock.sleep(min(GAP_S, self._interval_s))
+                await wake.wait(max(0.0, due - self._clock.monotonic()))
         finally:
             stop_watching()
 
-    async def beat(self) -> None:
+    async def beat(self, *, regular: bool = True) -> None:
+        """One that is not `regular` is there for the news in it, or because the bus came or went."""
         up = self._bus.connected
         changed, self._bus_was_up = up is not self._bus_was_up, up
         self._metrics.bus_connected.set(up)
         if not self._on_bus:
-            if up:
+            if up and (regular or changed):
                 await self._over_http(up)
             return
         told = up and await self._over_bus()
+        if not (regular or changed):
+            return
         if not told or changed or self._beats % self._http_every == 0:
             await self._over_http(up)
         self._beats += 1
 
     async def _over_bus(self) -> bool:
         report = self._machine.report
+        news, was_told = await self._news.gather()
         beat = BusHeartbeat(
             boot_id=self._standing.boot_id,
             status_seen=self._standing.status,
@@ -99,6 +111,10 @@ class Heartbeats:
             total_disk=report.total_disk,
             gpu_vendor=report.gpu_vendor,
             devices=report.devices,
+            inventory=news.inventory,
+            inventory_seq=news.inventory_seq,
+            orders=news.orders,
+            processes=news.processes,
         )
         try:
             await self._bus.publish(NODE_HEARTBEAT, beat, node=self._standing.node_id)
@@ -106,6 +122,7 @@ class Heartbeats:
             self._count("bus", "failed")
             log.warning("heartbeat not sent over the bus", reason=error.message)
             return False
+        was_told()
         self._count("bus", "sent")
         return True
 

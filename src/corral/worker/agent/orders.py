@@ -1,7 +1,7 @@
-"""Orders from the bus: one function per subject, and the list that ties them (contract: nats.md §2–4).
+"""Orders from the bus: the list of subjects (contract: nats.md §2). A new subject is its line here and its function in
+the module of its noun. Decoding, refusing what cannot be decoded, and answering are the bus's part.
 
-A new subject is its line in `listen` and its function here. Decoding, refusing what cannot be decoded, and answering
-are the bus's part.
+Installs and upgrades run side by side, one after another for the same backend: that is the installer's part.
 """
 
 from __future__ import annotations
@@ -9,35 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from corral.bus.api import Bus, Tokens
-from corral.contract.messages.backends import LIST_BACKENDS, STOP_BACKEND, BackendList, ListBackends, StopBackend
-from corral.contract.messages.models import LIST_RUNNING_MODELS, ListRunningModels, RunningModels
+from corral.contract.messages.backends import (
+    CANCEL_BACKEND,
+    DELETE_BACKEND,
+    INSTALL_BACKEND,
+    LIST_BACKENDS,
+    STOP_BACKEND,
+    UPGRADE_BACKEND,
+)
+from corral.contract.messages.models import DELETE_MODEL, LIST_RUNNING_MODELS, STOP_MODEL, UNLOAD_MODEL
 from corral.contract.messages.nodes import STOP_NODE
+from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
 from corral.kit.log import get_log
+from corral.worker.agent.backend_orders import BackendOrders
+from corral.worker.agent.model_orders import ModelOrders
+from corral.worker.agent.replica_orders import ReplicaOrders
 
 log = get_log(__name__)
 
+MANY = 256  # side by side, of those that are answered when they are done
+
 
 class Orders:
-    def __init__(self, *, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, backends: BackendOrders, models: ModelOrders, replicas: ReplicaOrders, *, leave: Callable[[], None]
+    ) -> None:
+        self._backends = backends
+        self._models = models
+        self._replicas = replicas
         self._leave = leave
 
     async def listen(self, bus: Bus, node: str) -> None:
-        await bus.serve(LIST_BACKENDS, self.list_backends, node=node)
-        await bus.serve(LIST_RUNNING_MODELS, self.list_running_models, node=node)
-        await bus.subscribe(STOP_BACKEND, self.stop_backend, node=node)
+        backends, models, replicas = self._backends, self._models, self._replicas
+        await bus.serve(INSTALL_BACKEND, backends.install, concurrency=MANY, node=node)
+        await bus.serve(UPGRADE_BACKEND, backends.upgrade, concurrency=MANY, node=node)
+        await bus.serve(DELETE_BACKEND, backends.delete, node=node)
+        await bus.serve(CANCEL_BACKEND, backends.cancel, node=node)
+        await bus.serve(LIST_BACKENDS, backends.list_backends, node=node)
+        await bus.subscribe(STOP_BACKEND, backends.stop, node=node)
+        await bus.serve(UNLOAD_MODEL, models.unload, node=node)
+        await bus.serve(STOP_MODEL, models.stop, node=node)
+        await bus.serve(DELETE_MODEL, models.delete, node=node)
+        await bus.serve(LIST_RUNNING_MODELS, models.list_running, node=node)
+        await bus.serve(START_REPLICA, replicas.start, concurrency=MANY, node=node)
+        await bus.serve(STOP_REPLICA, replicas.stop, concurrency=MANY, node=node)
         await bus.subscribe_bytes(STOP_NODE, self.stop_node, node=node)
 
-    async def list_backends(self, _asked: ListBackends, _tokens: Tokens) -> BackendList:
-        return BackendList(backends=())
-
-    async def list_running_models(self, _asked: ListRunningModels, _tokens: Tokens) -> RunningModels:
-        return RunningModels(models=())
-
-    async def stop_backend(self, order: StopBackend, _tokens: Tokens) -> None:
-        # An empty name means all of them; a payload nobody can read must not be taken for that, and never gets here.
-        log.info("told to stop a backend, none runs", backend=order.backend or "all")
-
     async def stop_node(self, _payload: bytes, _tokens: Tokens) -> None:
-        # Any payload counts, so it is not decoded. A second stop finds the worker on its way already.
         log.info("told to leave over the bus")
         self._leave()

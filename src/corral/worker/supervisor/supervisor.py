@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -120,6 +121,18 @@ class Supervisor:
     def list_processes(self) -> tuple[ReplicaProcess, ...]:
         """Every process, for the heartbeat."""
         return tuple(entry.described() for entry in self._table)
+
+    def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
+        """What was asked for, by process id: every process of a backend, under any of its names, whatever its state."""
+        return {entry.process_id: entry.spec for entry in self._table if entry.backend in backends}
+
+    def directories(self) -> frozenset[Path]:
+        """The folders something runs from, or is about to."""
+        return frozenset(Path(entry.spec.directory) for entry in self._table)
+
+    @property
+    def ports(self) -> PortRange:
+        return self._ports.ports
 
     def use_ports(self, ports: PortRange) -> None:
         """For what is started from now on."""

@@ -1,0 +1,140 @@
+"""Replacing the processes of a backend by ones of another version, without a gap (DESIGN §5, Upgrade).
+
+The new ones are started beside the old ones. Only when every one of them serves does anything change; when one does
+not, all of them go and the old ones serve on. Which version is the current one on the disk is the installer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from corral.kit.errors import CorralError, Failed, NotFound
+from corral.kit.log import get_log
+from corral.worker.installer.inventory import InstalledBackend
+from corral.worker.supervisor.spec import ProcessSpec
+from corral.worker.supervisor.supervisor import Supervisor
+
+log = get_log(__name__)
+
+
+class Traffic(Protocol):
+    """The ingress, as far as it matters here."""
+
+    async def retire(self, process_id: str, timeout_s: float) -> bool:
+        """No new requests from now on; whether those under way have ended within that time."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    old: str  # process ids
+    new: str
+    key: str
+
+
+class Replacing:
+    def __init__(self, supervisor: Supervisor, traffic: Traffic, *, drain_s: float) -> None:
+        """`drain_s`: how long requests to the old process may take to end."""
+        self._supervisor = supervisor
+        self._traffic = traffic
+        self._drain_s = drain_s
+
+    def users(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
+        """What runs of a backend, or is to run again."""
+        return self._supervisor.specs_of(backends)
+
+    async def start_beside(self, backends: Collection[str], build: InstalledBackend) -> list[Pair]:
+        """A process of `build` for each that is of another one. Raises StartFailed and the like; the new ones are
+        gone then, and the old ones have not noticed."""
+        pairs: list[Pair] = []
+        try:
+            for process_id, spec in self.users(backends).items():
+                if spec.directory == str(build.directory):
+                    continue
+                wanted = successor(spec, build)
+                there = self._find(wanted)  # a worker that was killed half way left it behind
+                if there is None:
+                    there = (await self._supervisor.start(wanted, beside=True)).process_id
+                pairs.append(Pair(process_id, there, spec.key))
+        except BaseException:
+            await self.give_up(backends, build)
+            raise
+        return pairs
+
+    async def give_up(self, backends: Collection[str], build: InstalledBackend) -> None:
+        """Not to be replaced after all: what runs of the new build beside an old one goes, also one that starts."""
+        specs = self.users(backends)
+        old = {spec.key for spec in specs.values() if spec.directory != str(build.directory)}
+        new = [
+            process_id
+            for process_id, spec in specs.items()
+            if spec.key in old and spec.directory == str(build.directory)
+        ]
+        await asyncio.gather(*(self._stop(process_id, force=True) for process_id in new))
+
+    async def retire(self, pairs: list[Pair]) -> None:
+        """The new ones have taken over: the old ones finish what they are at, and go."""
+        await asyncio.gather(*(self._retire(pair) for pair in pairs))
+
+    async def _retire(self, pair: Pair) -> None:
+        if not await self._traffic.retire(pair.old, self._drain_s):
+            log.warning("a process is replaced with requests under way", key=pair.key, waited_s=self._drain_s)
+        await self._stop(pair.old)
+        log.info("process replaced", key=pair.key, old=pair.old, new=pair.new)
+
+    async def _stop(self, process_id: str, *, force: bool = False) -> None:
+        try:
+            stopped = await self._supervisor.stop(process_id, force=force)
+        except NotFound:
+            return
+        except CorralError as error:
+            log.error("a process could not be stopped", process=process_id, reason=error.message)
+            return
+        if not stopped.terminated:
+            log.error("a process could not be stopped", process=process_id, reason=stopped.error)
+
+    def _find(self, wanted: ProcessSpec) -> str | None:
+        running = self._supervisor.find_key(wanted.key)
+        return running.process_id if running is not None and running.directory == wanted.directory else None
+
+    async def stop_users(self, backends: Collection[str], keys: Collection[str] = (), *, force: bool) -> list[str]:
+        """Stop every process of a backend, and those of these keys; the keys of those that were there. Raises Failed,
+        naming it, for one that will not go."""
+        stopped = await self._supervisor.stop_backend(backends, force=force)
+        for key in keys:
+            stopped += await self._supervisor.stop_key(key, force=force)
+        if left := [each for each in stopped if not each.terminated]:
+            raise StillThere([each.key for each in stopped if each.terminated], left[0].key, left[0].error)
+        return list(dict.fromkeys(each.key for each in stopped))
+
+    async def keep_one_each(self, current: Collection[str]) -> None:
+        """After a start: a worker that was killed while it replaced a process left two under one key. The one of a
+        current version stays. `current` are the folders of those."""
+        by_key: dict[str, list[tuple[str, str]]] = {}
+        for running in self._supervisor.serving():
+            by_key.setdefault(running.key, []).append((running.process_id, running.directory))
+        for key, found in by_key.items():
+            keep = next((each for each in found if each[1] in current), found[-1])
+            for process_id, _ in found:
+                if process_id != keep[0]:
+                    log.warning("two processes under one key, one goes", key=key, process=process_id)
+                    await self._stop(process_id)
+
+
+class StillThere(Failed):
+    """A process was killed and is still there, so nothing is changed on the disk. `stopped` are those that are gone."""
+
+    def __init__(self, stopped: list[str], key: str, why: str) -> None:
+        super().__init__(f"{key} could not be stopped: {why}")
+        self.stopped = stopped
+
+
+def successor(spec: ProcessSpec, build: InstalledBackend) -> ProcessSpec:
+    """The same process of another build. Pure."""
+    return msgspec.structs.replace(
+        spec, directory=str(build.directory), manifest=build.manifest, digest=build.digest, process_id=""
+    )

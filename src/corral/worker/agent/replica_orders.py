@@ -1,0 +1,133 @@
+"""Orders about replicas: one function per subject (DESIGN §3). Between Corral peers only.
+
+Starting one means: its backend's version is on the disk, its files are there, the process serves and, for gRPC, has
+its model loaded. Where a replica should be is the controller's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from corral.bus.api import Tokens
+from corral.contract.messages.replicas import (
+    START_REPLICA_RESULT,
+    STOP_REPLICA_RESULT,
+    ReplicaReply,
+    ReplicaResult,
+    StartReplica,
+    StopReplica,
+)
+from corral.kit.errors import CorralError, Failed, Invalid, NotFound
+from corral.kit.log import get_log
+from corral.worker.agent.order_runs import OrderRuns, Run
+from corral.worker.agent.outcomes import OrderKey, Outcome
+from corral.worker.agent.replica_spec import spec_of
+from corral.worker.agent.voice import Voice
+from corral.worker.installer.installer import Installer
+from corral.worker.supervisor.supervisor import Supervisor
+
+log = get_log(__name__)
+
+START, STOP = "replica.start", "replica.stop"
+_RESULTS = {START: START_REPLICA_RESULT, STOP: STOP_REPLICA_RESULT}
+
+Order = StartReplica | StopReplica
+
+
+class ReplicaOrders:
+    def __init__(
+        self, installer: Installer, supervisor: Supervisor, runs: OrderRuns, voice: Voice, models: Path
+    ) -> None:
+        self._installer = installer
+        self._supervisor = supervisor
+        self._runs = runs
+        self._voice = voice
+        self._models = models
+
+    async def start(self, order: StartReplica, _tokens: Tokens) -> ReplicaReply:
+        return await self._answer(START, order, lambda: self._start(order))
+
+    async def stop(self, order: StopReplica, _tokens: Tokens) -> ReplicaReply:
+        return await self._answer(STOP, order, lambda: self._stop(order))
+
+    async def _start(self, order: StartReplica) -> str:
+        """The id of the process that serves: a new one, when an order is repeated whose process is over."""
+        build = await self._installer.find(order.backend, order.digest)
+        if build is None:
+            which = f"{order.backend} {order.digest}".strip()
+            raise NotYet(f"{which} is not installed on this machine")
+        try:
+            spec = await asyncio.to_thread(spec_of, order, build, self._models)
+        except NotFound as error:
+            raise NotYet(error.message) from error
+        try:
+            return (await self._supervisor.start(spec)).process_id
+        except asyncio.CancelledError:
+            # Nobody waits for it any more, and a start that goes on by itself would be nobody's.
+            await self._stop_quietly(order.process_id)
+            raise
+
+    async def _stop(self, order: StopReplica) -> str:
+        try:
+            stopped = await self._supervisor.stop(order.process_id, grace_s=order.grace_s or None)
+        except NotFound:
+            return order.process_id  # it is as it should be
+        if not stopped.terminated:
+            raise Failed(stopped.error)
+        return stopped.process_id
+
+    async def _stop_quietly(self, process_id: str) -> None:
+        try:
+            await self._supervisor.stop(process_id, force=True)
+        except CorralError as error:
+            log.info("nothing to stop", process=process_id, reason=error.message)
+
+    async def _answer(self, kind: str, order: Order, work: Callable[[], Awaitable[str]]) -> ReplicaReply:
+        if not (order.accept and order.op_id):
+            result = await self._runs.see_through(self._carry_out(order, work))
+            return ReplicaReply(success=result.success, error=result.error, process_id=result.process_id)
+        key = OrderKey(kind, order.op_id, order.attempt, order.process_id)
+        given_up = partial(_result, order, success=False, error="cancelled")
+
+        async def run(_run: Run) -> ReplicaResult:
+            return await self._carry_out(order, work)
+
+        self._runs.accept(key, run, self._tell, given_up=given_up)
+        return ReplicaReply(success=True, accepted=True, process_id=order.process_id)
+
+    async def _carry_out(self, order: Order, work: Callable[[], Awaitable[str]]) -> ReplicaResult:
+        try:
+            process_id = await work()
+        except CorralError as error:
+            log.warning("order failed", process=order.process_id, op=order.op_id, error=error.message)
+            return _result(order, success=False, error=error.message, final=isinstance(error, Invalid))
+        except Exception as error:
+            log.exception("order failed", process=order.process_id, op=order.op_id)
+            return _result(order, success=False, error=f"the worker failed: {error!r}")
+        return _result(order, success=True, process_id=process_id)
+
+    async def _tell(self, outcome: Outcome) -> None:
+        if outcome.replica is not None:
+            await self._voice.try_to_say(_RESULTS[outcome.kind], outcome.replica, op=outcome.replica.op_id)
+
+
+class NotYet(Failed):
+    """Something is missing that may well come: a backend, a file."""
+
+    code = "not_yet"
+
+
+def _result(
+    order: Order, *, success: bool, error: str = "", final: bool = False, process_id: str = ""
+) -> ReplicaResult:
+    return ReplicaResult(
+        op_id=order.op_id,
+        attempt=order.attempt,
+        success=success,
+        process_id=process_id or order.process_id,
+        error=error,
+        final=final,
+    )

@@ -1,0 +1,130 @@
+"""From an order to exactly one build. A Corral controller has resolved it already; where it has not, and for LocalAI's
+controllers, which never do, the worker looks in the galleries itself, for its own machine (DESIGN §3)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from corral.contract.messages.backends import InstallBackend, UpgradeBackend
+from corral.contract.sources import Registry, parse_uri
+from corral.gallery.galleries import Gallery, parse_galleries
+from corral.gallery.machine import Machine
+from corral.gallery.opening import GalleryOptions, open_resolver
+from corral.gallery.resolve import Resolver
+from corral.gallery.resolved import Refused, Resolved
+from corral.kit.clock import Clock
+from corral.kit.errors import Failed, Invalid
+from corral.worker.installer.names import check_name
+from corral.worker.installer.requests import InstallRequest, request_of
+
+Order = InstallBackend | UpgradeBackend
+MOST_OPEN = 8
+
+
+class NotResolved(Failed):
+    """No build could be named. `permanent`: time alone will not cure it."""
+
+    code = "not_resolved"
+
+    def __init__(self, refused: Refused) -> None:
+        hint = f"; did you mean {', '.join(refused.nearest)}?" if refused.nearest else ""
+        super().__init__(f"{refused.reason}{hint}")
+        self.permanent = refused.permanent
+
+
+class Resolving:
+    """`async with`. Each list of galleries is opened once and kept, with what was read of it."""
+
+    def __init__(
+        self,
+        options: GalleryOptions,
+        registry: Registry,
+        machine: Callable[[], Machine],
+        *,
+        clock: Clock,
+        env: Mapping[str, str],
+    ) -> None:
+        """`options` are this worker's own; `machine` tells what it is now."""
+        self._options = options
+        self._registry = registry
+        self._machine = machine
+        self._clock = clock
+        self._env = env
+        self._open: dict[tuple[str, bool], Resolver] = {}
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Resolving:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open.clear()
+        await self._stack.aclose()
+
+    async def request_for(self, order: Order, *, built_in: bool) -> InstallRequest:
+        """`built_in` False: the order is a LocalAI controller's, whose names mean its own builds. Raises Invalid,
+        NotResolved."""
+        if order.sources:
+            return request_of(order)
+        async with self._resolver(order.backend_galleries, built_in) as resolver:
+            found = await self._look_up(resolver, order)
+        if isinstance(found, Refused):
+            raise NotResolved(found)
+        return _request(order, found)
+
+    async def _look_up(self, resolver: Resolver, order: Order) -> Resolved | Refused:
+        machine = self._machine()
+        if not order.uri:
+            return await resolver.resolve(order.backend, machine)
+        try:
+            parse_uri(order.uri)
+        except Invalid:
+            # The contract reads what is no source as the name of a gallery's entry (gallery.md §8).
+            if "/" in order.uri or ":" in order.uri:
+                raise
+            if order.name or order.alias:
+                raise Invalid(f"{order.uri!r} is in a gallery, where it has its own name and alias") from None
+            return await resolver.resolve(order.uri, machine)
+        return await resolver.resolve_uri(order.uri, machine, name=order.name or order.backend, alias=order.alias)
+
+    @contextlib.asynccontextmanager
+    async def _resolver(self, galleries: str, built_in: bool) -> AsyncIterator[Resolver]:
+        key = (galleries, built_in)
+        if (known := self._open.get(key)) is not None:
+            yield known
+            return
+        opening = open_resolver(
+            replace(self._options, galleries=self._chosen(galleries), built_in=built_in),
+            self._registry,
+            clock=self._clock,
+            env=self._env,
+        )
+        if len(self._open) < MOST_OPEN:
+            resolver = await self._stack.enter_async_context(opening)
+            yield self._open.setdefault(key, resolver)
+        else:
+            async with opening as resolver:
+                yield resolver
+
+    def _chosen(self, galleries: str) -> Sequence[Gallery]:
+        """What the order says takes the place of the worker's own list."""
+        return parse_galleries(galleries) or self._options.galleries
+
+
+def _request(order: Order, found: Resolved) -> InstallRequest:
+    asked_as = order.backend if order.backend not in ("", found.variant) else ""
+    request = InstallRequest(
+        name=check_name(found.variant),
+        sources=found.sources,
+        asked_as=check_name(asked_as) if asked_as else "",
+        digest=found.digest,
+        alias=order.alias or found.alias,
+        version=found.version,
+        gallery_url=found.gallery_url,
+        manifest=found.manifest,
+        force=isinstance(order, InstallBackend) and order.force,
+    )
+    return request if not order.digest else msgspec.structs.replace(request, digest=order.digest)

@@ -1,0 +1,59 @@
+"""Settings of installing backends: where builds are looked up and fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.gallery.galleries import DEFAULT_GALLERIES, parse_galleries
+from corral.kit.errors import Invalid
+from corral.kit.settings import Seconds, setting
+
+
+def _positive(value: float) -> str | None:
+    return None if value > 0 else "must be more than zero"
+
+
+def _galleries(value: str) -> str | None:
+    try:
+        parse_galleries(value)
+    except Invalid as error:
+        return error.message
+    return None
+
+
+def _last_port(value: int) -> str | None:
+    return None if value >= 0 else f"{value} is not a port; give 0 for as many as there are"
+
+
+@dataclass(frozen=True)
+class InstallSettings:
+    galleries: str = setting(
+        "galleries this worker looks in when an order names no source: a JSON list of {name, url, mirrors}; [] = none",
+        default=DEFAULT_GALLERIES,
+        aliases=("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES"),
+        check=_galleries,
+        advanced=True,
+    )
+    gallery_folder: Path | None = setting(
+        "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True
+    )
+    gallery_timeout_s: Seconds = setting(
+        "how long one place of a gallery may take to send it", default=Seconds(120), check=_positive, advanced=True
+    )
+    insecure_registries: tuple[str, ...] = setting(
+        "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
+    )
+    download_stall_s: Seconds = setting(
+        "a download on which nothing came for so long is begun again where it stopped",
+        default=Seconds(60),
+        check=_positive,
+        advanced=True,
+    )
+    grpc_max_port: int = setting(
+        "last port of backends that a LocalAI controller calls; 0 = 65535",
+        default=0,
+        aliases=("LOCALAI_GRPC_MAX_PORT",),
+        check=_last_port,
+        advanced=True,
+    )
