@@ -58,11 +58,14 @@ async def test_probes_are_open(worker: RunningWorker) -> None:
 
 
 async def test_everything_else_is_shut(worker: RunningWorker) -> None:
-    for path in ("/", "/corral/hello", "/replicas/p1/v1/chat/completions", "/metrics", "/v1/files/x", "/healthz/../x"):
+    for path in ("/", "/corral/hello", "/replicas/p1/v1/chat/completions", "/metrics", "/healthz/../x"):
         status, body = await worker.get(path)
         assert status == 401
         assert json.loads(body)["error"]["code"] == 401
         assert (await worker.get(path, "nonsense"))[0] == 401
+    for path in ("/v1/files/x", "/v1/backend-logs"):  # the contract's own word
+        assert await worker.get(path) == (401, "unauthorized\n")
+        assert await worker.get(path, "nonsense") == (401, "unauthorized\n")
 
 
 async def test_the_controllers_question(controller: ScriptedController, worker: RunningWorker) -> None:
