@@ -107,7 +107,15 @@ class ScriptedWorker:
             self.installed.pop(name, None)
             return
         digest = order.get("digest") or self.script.digest
-        self.put(name, **({"digest": digest} if digest else {}), version=order.get("version", ""))
+        row = self.installed.get(name, {})
+        fetched = [each for each in row.get("fetched", []) if each != digest]
+        if order.get("fetch_only"):
+            self.installed[name] = row | {"fetched": [digest, *fetched]}
+            return
+        previous = [row["digest"], *row.get("previous", [])] if row.get("digest", digest) != digest else []
+        kept = {"previous": [each for each in previous if each != digest], "fetched": fetched}
+        told = {key: value for key, value in kept.items() if value}
+        self.put(name, **({"digest": digest} if digest else {}), version=order.get("version", ""), **told)
 
     async def _list(self, asked: wire.ListBackends, _tokens: object) -> wire.BackendList:
         self._note("backend.list", asked)

@@ -161,10 +161,13 @@ async def test_upgrade_goes_where_it_is_installed_and_nowhere_else(fleet: Fleet)
     view = await fleet.until(operation, "done")
     assert [row.node_name for row in view.nodes] == ["barn"]
     assert barn.installed["vllm"]["digest"] == "sha256:2"
-    assert barn.orders("upgrade")[0]["digest"] == "sha256:2"
+    fetch, switch = barn.orders("upgrade")
+    assert (fetch["digest"], fetch["fetch_only"]) == ("sha256:2", True)
+    assert (switch["digest"], switch.get("fetch_only")) == ("sha256:2", None)
+    assert (fetch["op_id"], fetch["attempt"] + 1) == (switch["op_id"], switch["attempt"])
     assert empty.orders() == []
     await fleet.quiet()
-    assert len(barn.orders()) == 2
+    assert len(barn.orders()) == 3
 
 
 async def test_an_upgrade_nobody_has_is_refused_and_stores_nothing(fleet: Fleet) -> None:
@@ -186,6 +189,13 @@ async def test_one_node_switches_first_then_a_share_and_a_failed_switch_stops_th
         worker.script.hold = gate
     fleet.catalogue.publish("vllm", "sha256:2")
     operation = await fleet.ask("upgrade", "vllm", max_parallel="25%")
+    await until(lambda: sum(worker.at_once for worker in workers.values()) == 8)
+    assert all(worker.orders("upgrade")[-1]["fetch_only"] for worker in workers.values()), "all fetch at once"
+    gate.set()
+    gate = asyncio.Event()
+    for worker in workers.values():
+        worker.script.hold = gate
+    await until(lambda: all(worker.installed["vllm"].get("fetched") == ["sha256:2"] for worker in workers.values()))
     await until(lambda: sum(worker.at_once for worker in workers.values()) == 1)
     await fleet.quiet()
     assert sum(worker.at_once for worker in workers.values()) == 1, "one node per variant first"

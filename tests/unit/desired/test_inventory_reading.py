@@ -21,31 +21,39 @@ BUILD = NodeBackend(
     version="2",
     installed_at="tuesday",
     previous=("sha256:0",),
+    fetched=("sha256:2",),
 )
 SYSTEM = NodeBackend("piper", True, False)
 ROWS = (META, BUILD, SYSTEM)
+THERE = Installed("sha256:1", "tuesday", "2", beside=("sha256:2", "sha256:0"))
 
 
 def test_by_its_own_name() -> None:
-    assert find_installed(ROWS, "cpu-llama-cpp") == Installed("sha256:1", "tuesday", "2")
+    assert find_installed(ROWS, "cpu-llama-cpp") == Installed(
+        "sha256:1", "tuesday", "2", beside=("sha256:2", "sha256:0")
+    )
     assert find_installed(ROWS, "piper") == Installed(system=True)
     assert find_installed(ROWS, "vllm") is None
     assert find_installed((), "") is None
 
 
 def test_as_what_a_meta_stands_for() -> None:
-    assert find_installed(ROWS, "llama-cpp") == Installed("sha256:1", "tuesday", "2")
+    assert find_installed(ROWS, "llama-cpp") == THERE
     assert find_installed((META, SYSTEM), "llama-cpp") is None
 
 
 def test_a_meta_of_a_worker_that_does_not_say_what_it_stands_for() -> None:
     silent = NodeBackend("llama-cpp", False, True, installed_at="monday")
-    assert find_installed((silent, BUILD), "llama-cpp", "cpu-llama-cpp") == Installed("sha256:1", "tuesday", "2")
+    assert find_installed((silent, BUILD), "llama-cpp", "cpu-llama-cpp") == Installed(
+        "sha256:1", "tuesday", "2", beside=("sha256:2", "sha256:0")
+    )
     assert find_installed((silent, BUILD), "llama-cpp", "cuda-llama-cpp") == Installed("", "monday")
 
 
 def test_by_alias() -> None:
-    assert find_installed((BUILD,), "llama-cpp") == Installed("sha256:1", "tuesday", "2")
+    assert find_installed((BUILD,), "llama-cpp") == Installed(
+        "sha256:1", "tuesday", "2", beside=("sha256:2", "sha256:0")
+    )
 
 
 def test_what_is_ours_wins_over_the_systems() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from corral.contract.messages.backends import NodeBackend
@@ -292,9 +293,51 @@ def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
     busy = having("", "monday", LOCALAI, intents={"vllm": called()})
     hold = Hold("vllm", "op8", Kind.DELETE, Why.TURN, "waits for an earlier order to end")
     assert planned(busy, UNWANTED) == hold
-    assert planned(busy, UNWANTED, now=NOON + timedelta(minutes=16)) == hold, "our call is about to say how it went"
+    about_now = NOON + timedelta(minutes=15, seconds=30)
+    assert planned(busy, UNWANTED, now=about_now) == hold, "our call is about to say how it went"
+    long_over = NOON + timedelta(minutes=17)
+    assert isinstance(planned(busy, UNWANTED, now=long_over), Send), "whatever became of our call, it is over"
     late = replace(busy, intents={"vllm": called(running=True)})
     assert isinstance(planned(late, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"
+
+
+def test_a_worker_that_is_another_kind_now_is_not_waited_for() -> None:
+    """The machine was set up anew with a LocalAI worker: nobody will ever report what a Corral worker accepted."""
+    changed = replace(LOCALAI, intents={"vllm": sent()})
+    assert isinstance(planned(changed, UNWANTED), Done)
+    assert isinstance(planned(changed), Send)
+
+
+def test_an_upgrade_node_by_node_is_fetched_first_then_switched() -> None:
+    rolling = replace(WANTED, upgraded=True, max_parallel="25%")
+    old = having("sha256:old", "monday")
+    fetch = planned(old, rolling)
+    assert isinstance(fetch, Send)
+    assert (fetch.kind, fetch.attempt, fetch.fetched) == (Kind.FETCH, 1, False)
+    fetching = sent("fetch", before="monday")
+    assert isinstance(planned(replace(old, intents={"vllm": fetching}), rolling), Wait)
+    told = replace(fetching, answered=True)
+    assert planned(replace(old, intents={"vllm": told}), rolling) == Fail(
+        "vllm", "op7", "the node said it was done, but its inventory does not show it"
+    )
+    there = replace(old, backends=(msgspec.structs.replace(old.backends[0], fetched=("sha256:new",)),))
+    switch = planned(replace(there, intents={"vllm": told}), rolling)
+    assert isinstance(switch, Send)
+    assert (switch.kind, switch.attempt, switch.fetched) == (Kind.UPGRADE, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("node", "build", "max_parallel"),
+    [
+        (having("sha256:old", "monday"), Build("vllm", "sha256:new"), ""),  # all at once: nothing to wait for
+        (having("sha256:old", "monday"), Build("vllm", ""), "25%"),  # nobody could tell that it is fetched
+        (having("", "monday", LOCALAI), Build("vllm", "sha256:new"), "25%"),  # it knows no such order
+    ],
+)
+def test_otherwise_an_upgrade_is_one_order(node: NodeWorld, build: Build, max_parallel: str) -> None:
+    order = planned(node, replace(WANTED, upgraded=True, max_parallel=max_parallel), build)
+    assert isinstance(order, Send)
+    assert order.kind is Kind.UPGRADE
 
 
 def test_a_digest_nobody_knew_beforehand_shows_by_presence() -> None:

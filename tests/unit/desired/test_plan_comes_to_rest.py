@@ -29,7 +29,12 @@ from corral.controller.desired.rules import Unwanted, Wanted
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NEW = Build("vllm", "sha256:new")
-WANTS: list[Wanted | Unwanted | None] = [Wanted("t", 7, "op7"), Unwanted(8, "op8"), None]
+WANTS: list[Wanted | Unwanted | None] = [
+    Wanted("t", 7, "op7"),
+    Wanted("t", 7, "op7", upgraded=True, max_parallel="25%"),
+    Unwanted(8, "op8"),
+    None,
+]
 BOOTS = ["b0", "b1"]
 
 
@@ -41,6 +46,7 @@ class Machine:
     at: tuple[str, int, Kind] | None = None
     ended: frozenset[tuple[str, int]] = frozenset()
     done: tuple[tuple[str, int], ...] = ()  # every order it carried out
+    beside: str = ""  # fetched, and not switched to
 
 
 @st.composite
@@ -147,8 +153,10 @@ def _worked(node: NodeWorld, machine: Machine, now: datetime) -> tuple[NodeWorld
     """The worker ends what it is at; its event may be lost, so only the next heartbeat tells."""
     if machine.at is not None:
         operation, attempt, kind = machine.at
-        digest = "" if kind is Kind.DELETE else "sha256:new"
-        machine = Machine(digest, None, machine.ended | {(operation, attempt)}, (*machine.done, (operation, attempt)))
+        digest = {Kind.DELETE: "", Kind.FETCH: machine.digest}.get(kind, "sha256:new")
+        beside = "sha256:new" if kind is Kind.FETCH and machine.digest else ""
+        done = (*machine.done, (operation, attempt))
+        machine = Machine(digest, None, machine.ended | {(operation, attempt)}, done, beside)
     node = _seen(node, machine, now)
     results = {key: BackendResult(key[0], key[1], "n1", "vllm", True) for key in machine.ended}
     if node.accepts:
@@ -157,7 +165,8 @@ def _worked(node: NodeWorld, machine: Machine, now: datetime) -> tuple[NodeWorld
 
 
 def _seen(node: NodeWorld, machine: Machine, now: datetime) -> NodeWorld:
-    rows = (NodeBackend("vllm", False, False, digest=machine.digest, installed_at=now.isoformat()),)
+    fetched = (machine.beside,) if machine.beside else ()
+    rows = (NodeBackend("vllm", False, False, digest=machine.digest, installed_at=now.isoformat(), fetched=fetched),)
     orders = machine.ended | ({machine.at[:2]} if machine.at else set())
     return replace(
         node, backends=rows if machine.digest else (), orders=orders if node.accepts else frozenset(), heard_at=now

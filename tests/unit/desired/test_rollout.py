@@ -94,3 +94,8 @@ def test_never_more_at_once_than_said_and_never_none(
     busy = sum(stage == "sent" for stage in others.values())
     assert going == 0 or busy + going <= allowed_at_once("25%", nodes)
     assert going > 0 or busy > 0, "nothing moves and nothing is under way"
+
+
+def test_who_fetches_is_in_nobodys_way() -> None:
+    fetching = [peer("a", "sent", kind=Kind.FETCH), peer("b", "sent", kind=Kind.FETCH, failures=2)]
+    assert gate({"c": send()}, fetching, 8) == {}

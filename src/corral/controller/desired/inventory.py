@@ -19,6 +19,7 @@ class Installed:
     installed_at: str = ""
     version: str = ""
     system: bool = False  # read-only: it can be used, not changed
+    beside: tuple[str, ...] = ()  # digests of other versions that are there, too
 
 
 def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
@@ -27,11 +28,12 @@ def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "")
     if row is None:
         return None
     if not row.is_meta:
-        return Installed(row.digest, row.installed_at, row.version, row.is_system)
+        return Installed(row.digest, row.installed_at, row.version, row.is_system, _beside(row))
     concrete = _named(rows, row.meta_backend_for or variant)
     if concrete is not None:
         installed_at = concrete.installed_at or row.installed_at
-        return Installed(concrete.digest or row.digest, installed_at, concrete.version or row.version)
+        version = concrete.version or row.version
+        return Installed(concrete.digest or row.digest, installed_at, version, beside=_beside(concrete))
     if row.meta_backend_for:
         return None  # what it stands for is gone, so it stands for nothing
     return Installed(row.digest, row.installed_at, row.version)
@@ -54,6 +56,10 @@ def concrete_name(rows: Sequence[NodeBackend], backend: str) -> str:
     """The build's own name, where the node tells; else the name itself."""
     row = _named(rows, backend) or _by_alias(rows, backend)
     return (row.meta_backend_for or row.name) if row is not None else backend
+
+
+def _beside(row: NodeBackend) -> tuple[str, ...]:
+    return (*row.fetched, *row.previous)
 
 
 def _named(rows: Iterable[NodeBackend], name: str) -> NodeBackend | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from corral.contract.messages.backends import BackendResult, Phase
-from corral.controller.desired.plan import Done, Intent, NodeWorld, Send, Stage
+from corral.controller.desired.plan import Done, Intent, Kind, NodeWorld, Send, Stage
 
 ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
 _BEFORE_THE_SWITCH = frozenset({Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING})
@@ -29,6 +29,7 @@ USUAL = Retry()
 def claim(before: Intent | None, send: Send, now: datetime, *, epoch: int, answer_by: datetime | None) -> Intent:
     """The order is about to go out. `answer_by`: until when a worker that answers late has time."""
     same_rule = before is not None and before.generation == send.generation
+    switching = before is not None and before.kind is Kind.FETCH and send.kind is not Kind.FETCH
     return Intent(
         send.kind,
         send.generation,
@@ -37,7 +38,7 @@ def claim(before: Intent | None, send: Send, now: datetime, *, epoch: int, answe
         send.build.digest if send.build else "",
         Stage.SENT,
         send.attempt,
-        before.failures if before is not None and same_rule else 0,
+        before.failures if before is not None and same_rule and not switching else 0,
         next_try_at=answer_by,
         updated_at=now,
         epoch=epoch,
@@ -103,7 +104,7 @@ def ended(intent: Intent, result: BackendResult, now: datetime, retry: Retry = U
         return replace(
             intent, stage=Stage.WAITING, reason="cancelled", next_try_at=None, accepted_at=None, updated_at=now
         )
-    switching = result.phase not in _BEFORE_THE_SWITCH
+    switching = intent.kind is not Kind.FETCH and result.phase not in _BEFORE_THE_SWITCH
     reason = result.error or "the node gave no reason"
     return failed(intent, reason, now, permanent=result.permanent, switch_failed=switching, retry=retry)
 

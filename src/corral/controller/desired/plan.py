@@ -22,9 +22,13 @@ STALE_NEWS = timedelta(seconds=30)
 # A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
 FORGOTTEN = timedelta(seconds=60)
 
+# A call of ours whose time is over by so much was given up, whatever became of the word about it.
+OVERDUE = timedelta(seconds=60)
+
 
 class Kind(StrEnum):
     INSTALL = "install"
+    FETCH = "fetch"  # the first half of an upgrade that goes node by node: beside what is current, which stays
     UPGRADE = "upgrade"
     DELETE = "delete"
 
@@ -116,6 +120,7 @@ class Send:
     again: bool = False  # the same order once more: whoever did it already says so
     before: str = ""
     max_parallel: str = ""
+    fetched: bool = False  # it is beside the current one already: all that is left is to switch
 
 
 @dataclass(frozen=True)
@@ -263,10 +268,10 @@ class _Backend:
         there = self.node.find(self.name, build.variant)
         if self.node.known and there is not None and self._is_it(there, build, want):
             return self._done(want, Kind.INSTALL, there.digest)
-        kind = Kind.INSTALL if there is None or want.force else Kind.UPGRADE
+        fetched = there is not None and bool(build.digest) and build.digest in there.beside
         order = Send(
             self.name,
-            kind,
+            self._kind(want, build, there, fetched=fetched),
             build,
             want.generation,
             want.operation,
@@ -274,8 +279,17 @@ class _Backend:
             force=want.force and there is not None,
             before=there.installed_at if there is not None else "",
             max_parallel=want.max_parallel,
+            fetched=fetched and not want.force,
         )
         return self._send_or_hold(want, order)
+
+    def _kind(self, want: Wanted, build: Build, there: Installed | None, *, fetched: bool) -> Kind:
+        """What goes node by node is fetched everywhere at once first, so that a turn is short. Where no digest is known
+        beforehand nobody could tell that it is there."""
+        if there is None or want.force:
+            return Kind.INSTALL
+        in_two = bool(want.max_parallel) and self.node.accepts and bool(build.digest)
+        return Kind.FETCH if in_two and not fetched else Kind.UPGRADE
 
     def _unwanted(self, want: Unwanted) -> Step | None:
         there = self.node.find(self.name)
@@ -334,13 +348,15 @@ class _Backend:
     def _under_way(self, want: Wanted | Unwanted, intent: Intent, order: Send) -> Step:
         waiting = Wait(self.name, want.operation, intent.kind, intent.running)
         if intent.answered:
+            if intent.kind is Kind.FETCH and order.kind is not Kind.FETCH:
+                return replace(order, attempt=intent.attempt + 1)
             return Fail(self.name, want.operation, "the node said it was done, but its inventory does not show it")
         again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
         due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if not self.node.accepts:
             if self._is_our_open_call(intent):
                 return waiting
-            if due:  # it had its time and has nothing to show: asked anew
+            if not self._has_time(intent):  # it had its time and has nothing to show: asked anew
                 return replace(order, attempt=intent.attempt + 1)
             return replace(waiting, running=True)
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
@@ -366,16 +382,22 @@ class _Backend:
 
     def _is_our_open_call(self, intent: Intent) -> bool:
         """Somebody here still waits for the answer, and will say how it went."""
-        return intent.epoch == self.epoch and not intent.running
+        open_until = intent.next_try_at + OVERDUE if intent.next_try_at is not None else self.now
+        return intent.epoch == self.epoch and not intent.running and self.now < open_until
+
+    def _has_time(self, intent: Intent) -> bool:
+        """A worker that answers when it is done may still be at it. An order without a time was given to one that
+        accepts first, which this one is no more."""
+        return intent.next_try_at is not None and intent.next_try_at > self.now
 
     def _is_under_way(self) -> bool:
         """Whether an order may be running on the node, whoever asked for it."""
         intent = self.intent
         if intent is None or intent.stage is not Stage.SENT or intent.answered:
             return False
-        due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if not self.node.accepts:
-            return not due or self._is_our_open_call(intent)
+            return self._has_time(intent) or self._is_our_open_call(intent)
+        due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
             return not due and intent.epoch == self.epoch
         return not self._was_lost(intent)

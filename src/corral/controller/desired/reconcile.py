@@ -32,7 +32,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, NotFound
+from corral.kit.errors import Conflict, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store import backend_intents, node_backends, nodes, operation_nodes, revisions
@@ -92,6 +92,7 @@ class Reconciler:
         self._looked_at: datetime | None = None
         self._rolling: frozenset[str] = frozenset()  # operations that go node by node
         self._alarm: asyncio.TimerHandle | None = None
+        self._in_doubt = False  # whether our last claims were written
         self.leading = False
         self.dispatch = Dispatch(calls, heard=self.heard, not_reached=self.not_reached, lines=lines)
         self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody, retry=self._pace.retry)
@@ -143,6 +144,10 @@ class Reconciler:
         await self._clock.sleep(self._pace.rest_s)
 
     async def look(self) -> None:
+        if self._in_doubt:
+            # They may stand there as sent by us, and never were. Under a new epoch they are anybody's: sent again.
+            await self._leadership.resign(LEASE)
+            self._in_doubt = False
         self.leading = await self._leadership.lead(LEASE)
         if not self.leading:
             self._heard.clear()  # whoever leads finds it out from the heartbeats
@@ -158,7 +163,8 @@ class Reconciler:
         everybody, self._everybody = self._everybody, False
         try:
             world, decided = await self._decide_and_write(heard, looked.values(), everybody)
-        except BaseException:
+        except BaseException as error:
+            self._in_doubt = isinstance(error, OutcomeUnknown)
             self._heard = heard + self._heard
             self._looked = looked | self._looked
             self._everybody = self._everybody or everybody

@@ -1,7 +1,8 @@
 """Which nodes of an upgrade may switch now. Pure (DESIGN §5).
 
-One node per variant goes first. When it has what it should, the others follow, so many at a time. The first switch that
-fails stops the rest; when it is tried again and succeeds, they go on. Failures to fetch stop nobody else.
+All fetch at once. Then one node per variant switches first; when it has what it should, the others follow, so many at a
+time. The first switch that fails stops the rest (the node itself went back to what it had); when it is tried again and
+succeeds, they go on. Failures to fetch stop nobody else.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
     others = list(peers)
     broken = next((peer for peer in others if _has_failed(peer.intent)), None)
     proven = {peer.intent.variant for peer in others if peer.intent.stage is Stage.DONE}
-    busy = [peer.intent.variant for peer in others if peer.intent.stage is Stage.SENT]
+    busy = [peer.intent.variant for peer in others if _is_switching(peer.intent)]
     held = {}
     for node, send in sorted(sends.items()):
         if send.again or send.kind is not Kind.UPGRADE or send.build is None or not send.max_parallel:
@@ -67,6 +68,10 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
 
 def _has_failed(intent: Intent) -> bool:
     return intent.failures > 0 and intent.switch_failed and intent.stage is not Stage.DONE
+
+
+def _is_switching(intent: Intent) -> bool:
+    return intent.stage is Stage.SENT and intent.kind is not Kind.FETCH
 
 
 def _hold(send: Send, why: Why, reason: str) -> Hold:

@@ -85,7 +85,7 @@ class WorkerCalls:
         match kind:
             case Kind.INSTALL:
                 return self.times.install_s
-            case Kind.UPGRADE:
+            case Kind.FETCH | Kind.UPGRADE:
                 return self.times.upgrade_s
             case Kind.DELETE:
                 return self.times.delete_s
@@ -137,6 +137,8 @@ class WorkerCalls:
         match order.send.kind:
             case Kind.INSTALL:
                 return await self._twice(lambda: self._install(order, timeout_s, force=order.send.force))
+            case Kind.FETCH:
+                return await self._twice(lambda: self._upgrade(order, timeout_s, fetch_only=True))
             case Kind.UPGRADE if order.accepts:
                 return await self._twice(lambda: self._upgrade(order, timeout_s))
             case Kind.UPGRADE:
@@ -155,8 +157,8 @@ class WorkerCalls:
         request = InstallBackend(**_request(order), force=force)
         return await self._bus.call(INSTALL_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
-    async def _upgrade(self, order: Order, timeout_s: float) -> Reply:
-        request = UpgradeBackend(**_request(order))
+    async def _upgrade(self, order: Order, timeout_s: float, *, fetch_only: bool = False) -> Reply:
+        request = UpgradeBackend(**_request(order), fetch_only=fetch_only)
         return await self._bus.call(UPGRADE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
     async def _delete(self, order: Order, timeout_s: float) -> Reply:

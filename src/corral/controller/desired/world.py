@@ -218,7 +218,7 @@ def _installed(node: NodeWorld) -> frozenset[str]:
     upgrading = (
         backend
         for backend, intent in node.intents.items()
-        if intent.kind is Kind.UPGRADE and intent.stage not in (Stage.DONE, Stage.IDLE)
+        if intent.kind in (Kind.FETCH, Kind.UPGRADE) and intent.stage not in (Stage.DONE, Stage.IDLE)
     )
     return names_in(node.backends) | frozenset(upgrading)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from corral.contract.messages.backends import Phase
 from corral.controller.desired.plan import Done, Fail, Hold, Kind, Send, Skip, Wait, Why
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
 
@@ -38,6 +39,19 @@ def after_step(row: Row, step: Shown) -> Row:
 def _sent(row: Row, step: Send) -> Row:
     if step.again and step.attempt == row.attempt:
         return _at_work(row, Wait(step.backend, step.operation, step.kind))
+    if step.fetched:  # its bar has been filled by fetching, and stays so while it switches
+        return replace(
+            row,
+            status=RowStatus.DOWNLOADING,
+            reason="",
+            phase=Phase.STARTING,
+            percentage=99.0,
+            rate=0.0,
+            attempt=step.attempt,
+            seq=0,
+            next_try_at=None,
+            waits=False,
+        )
     return replace(
         row,
         status=RowStatus.DOWNLOADING,
