@@ -37,8 +37,17 @@ class OneTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
 
+        self._routes: dict[bytes, Route] = {}
+
     async def route(self, ask: Ask) -> Route:
-        return Route(self._target, ask.request.path, b"token-for-the-ingress")
+        return self.route_now(ask)
+
+    def route_now(self, ask: Ask) -> Route:
+        path = ask.request.path
+        route = self._routes.get(path)
+        if route is None:
+            route = self._routes[path] = Route(self._target, path, b"token-for-the-ingress")
+        return route
 
 
 async def serve(port: int, target: Target, key: str) -> None:
@@ -46,7 +55,7 @@ async def serve(port: int, target: Target, key: str) -> None:
     settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}")
     pool = UpstreamPool()
     door = build_door(settings, FixedFleet(key), OneTarget(target), Metrics(), clock, gateway_key="ck_bench")
-    server = RelayServer(door, Limits(), pool=pool)
+    server = RelayServer(door, Limits(), pool=pool, shortcut=door.shortcut)
     await server.listen("127.0.0.1", port)
     await asyncio.Event().wait()
 

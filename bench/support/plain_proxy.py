@@ -7,7 +7,7 @@ import sys
 
 import uvloop
 
-from corral.contract.http import Request, Responder, Target
+from corral.contract.http import Errand, KnownHead, Request, Responder, Target
 from corral.relay import Limits, RelayServer, UpstreamPool
 
 
@@ -18,9 +18,22 @@ class PlainProxy:
     async def handle(self, request: Request, responder: Responder) -> None:
         await responder.relay(self._target)
 
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        errand = head.memo
+        if not isinstance(errand, Errand):
+            errand = head.memo = head.errand(self._target)
+        return errand
+
+    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+        """Nothing is counted here."""
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        await responder.relay(self._target)
+
 
 async def serve(port: int, target: Target) -> None:
-    server = RelayServer(PlainProxy(target), Limits(), pool=UpstreamPool())
+    proxy = PlainProxy(target)
+    server = RelayServer(proxy, Limits(), pool=UpstreamPool(), shortcut=proxy)
     await server.listen("127.0.0.1", port)
     await asyncio.Event().wait()
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.contract.http import Handler, RelayResult, Request, Responder, Target
+from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 from tests.support.waiting import until
 
+QUICK = False  # whether rigs have a shortcut: set by the suite's conftest
 WAIT_S = 30.0  # far beyond what anything here takes; only a hang reaches it
 
 
@@ -227,11 +228,39 @@ class Everything:
         self.target = Target()
         self.options: dict[str, Any] = {}
         self.results: list[RelayResult] = []
-        self.requests: list[Request] = []
+        self.requests: list[Any] = []
+        self.flights = 0  # requests that went the short way from end to end
 
     async def handle(self, request: Request, responder: Responder) -> None:
         self.requests.append(request)
         self.results.append(await responder.relay(self.target, **self.options))
+
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        if not self.options.keys() <= {"path", "strip", "add", "patience"}:
+            return None
+        return head.errand(self.target, **self.options)
+
+    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+        self.flights += 1
+        self.requests.append(errand.head)
+        self.results.append(RelayResult(status, True, False, seconds, seconds, bytes_sent))
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        assert waited_s >= 0
+        await self.handle(request, responder)
+
+
+class Undecided:
+    """A shortcut that never knows."""
+
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        return None
+
+    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+        raise AssertionError("nothing was decided")
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        raise AssertionError("nothing was decided")
 
 
 @dataclass
@@ -292,15 +321,21 @@ async def rig(
     upstream_tls: ssl.SSLContext | None = None,
     upstream_path: str = "",
     server_name: str = "",
+    quick_way: bool | None = None,
 ) -> AsyncIterator[Rig]:
-    """A relay, and behind it an upstream that runs `script`. The default handler relays everything."""
+    """A relay, and behind it an upstream that runs `script`. The default handler relays everything, also on the short
+    way where that is on."""
     upstream = Upstream(script)
     await upstream.start(tls=upstream_tls, unix_path=upstream_path, name=server_name)
     chosen: Any = handler or Everything()
     if isinstance(chosen, Everything):
         chosen.target = upstream.target
     pool = UpstreamPool(pool_limits, tls=client_tls)
-    server = RelayServer(chosen, limits or Limits(timeouts=quick()), pool=pool, ssl=server_tls)
+    shortcut = chosen if isinstance(chosen, Everything) else Undecided()
+    on = QUICK if quick_way is None else quick_way
+    server = RelayServer(
+        chosen, limits or Limits(timeouts=quick()), pool=pool, ssl=server_tls, shortcut=shortcut if on else None
+    )
     pool.counters = server.counters
     made = Rig(server, pool, upstream, chosen, await server.listen("127.0.0.1", 0))
     try:

@@ -150,6 +150,73 @@ class Handler(Protocol):
     async def handle(self, request: Request, responder: Responder) -> None: ...
 
 
+class KnownHead(Protocol):
+    """A request's head that the relay has read before: all requests that say the same, lengths apart, share it."""
+
+    @property
+    def method(self) -> bytes: ...
+
+    @property
+    def path(self) -> bytes: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    memo: object  # the shortcut's own, None at first; forgotten with the head
+
+    def errand(
+        self,
+        target: Target,
+        *,
+        path: bytes | None = None,
+        strip: Strip | None = None,
+        add: Headers = (),
+        patience: Patience | None = None,
+    ) -> Errand:
+        """What `Responder.relay` would be told with these arguments, prepared."""
+
+
+class Errand:
+    """Where requests with one head go, written out as far as it is the same for all of them. Made by `KnownHead`."""
+
+    __slots__ = ("add", "head", "path", "patience", "strip", "target", "wire")
+
+    def __init__(
+        self,
+        head: KnownHead,
+        target: Target,
+        path: bytes,
+        strip: Strip | None,
+        add: Headers,
+        patience: Patience | None,
+        wire: bytes,
+    ) -> None:
+        self.head = head
+        self.target = target
+        self.path = path
+        self.strip = strip
+        self.add = add
+        self.patience = patience
+        self.wire = wire  # the upstream's head up to the request id's value
+
+
+class Shortcut(Protocol):
+    """What a handler offers besides `handle`, for requests about which there is nothing to wait for.
+
+    `decide` is asked first. Once it has named an errand, exactly one of `done` and `carry_on` follows: `done` when a
+    whole answer below 400 came at once and was passed on, `carry_on` in every other case.
+    """
+
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        """Where this request goes; None leaves it to `handle`. Must not wait, and must not change anything else."""
+
+    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None: ...
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        """As `handle`, from where the decision was made, `waited_s` ago. Calls `responder.relay` for the errand's
+        target before it waits for anything else: the request may have been sent already, and then it is joined."""
+
+
 class RelayError(Exception):
     """Base of what goes wrong on the wire; handlers may answer it. Unanswered, each has a status of its own."""
 

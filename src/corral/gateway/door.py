@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from corral.contract.http import ClientGone, Request, Responder
+from corral.contract.http import ClientGone, Errand, Request, Responder, Shortcut
 from corral.gateway.controller_relay import ControllerRelay
 from corral.gateway.metrics import CLIENT_GONE, Metrics, RouteClass, RouteCounts
 from corral.gateway.own import OWN, OwnRoutes
@@ -37,7 +37,9 @@ class Door:
     """A `Handler` for the relay."""
 
     def __init__(self, v1: V1, own: OwnRoutes, controller: ControllerRelay, metrics: Metrics, clock: Clock) -> None:
+        self.shortcut: Shortcut | None = None  # set by whoever has a router that can tell at once
         self._clock = clock
+        self._v1 = v1
         counts = metrics.routes
         models = _Way(v1.models, counts[RouteClass.MODELS])
         self._exact = {
@@ -52,12 +54,19 @@ class Door:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         way = self._way(request.route)
-        counts = way.counts
-        counts.in_flight += 1
+        way.counts.in_flight += 1
+        await self._count(way, request, way.serve(request, responder), self._clock.monotonic())
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        """`handle` for a request that was decided, and counted as begun, on the short way."""
+        started = self._clock.monotonic() - waited_s
+        serving = self._v1.carry_on(errand, request, responder)
+        await self._count(self._way(request.route), request, serving, started)
+
+    async def _count(self, way: _Way, request: Request, serving: Awaitable[int], started: float) -> None:
         status = 500  # what the relay answers when a handler fails
-        started = self._clock.monotonic()
         try:
-            status = await way.serve(request, responder)
+            status = await serving
         except ClientGone:
             status = CLIENT_GONE
         except asyncio.CancelledError:  # how the relay stops a handler whose client has left
@@ -65,7 +74,7 @@ class Door:
             raise
         finally:
             seconds = self._clock.monotonic() - started
-            counts.end(status, seconds)
+            way.counts.end(status, seconds)
             level = way.error_level if status >= 400 else logging.DEBUG
             # Asked before anything is built: at `info` a good request must cost nothing here.
             if _stdlib.isEnabledFor(level):

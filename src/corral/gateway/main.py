@@ -29,6 +29,7 @@ from corral.gateway.link import controller_trust, open_link, parse_controller
 from corral.gateway.metrics import Metrics, RouteClass
 from corral.gateway.own import OwnRoutes
 from corral.gateway.settings import GatewaySettings
+from corral.gateway.shortcut import PromptRouter, Shortcut
 from corral.gateway.v1 import V1, NoReplicas, Router
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Invalid
@@ -122,12 +123,14 @@ def build_door(
     gateway_key: str,
 ) -> Door:
     """The handler for the relay. `bench/` builds one too, around a fleet and a router that never change."""
+    cors = Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s)
+    patience = Patience(settings.replica_first_byte_s, settings.replica_idle_s)
     v1 = V1(
         fleets,
         router,
         metrics.routes[RouteClass.INFERENCE],
-        cors=Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s),
-        patience=Patience(settings.replica_first_byte_s, settings.replica_idle_s),
+        cors=cors,
+        patience=patience,
         body_limit_bytes=settings.body_limit_bytes,
         retry_after_s=settings.retry_after_s,
     )
@@ -139,7 +142,17 @@ def build_door(
         retry_after_s=settings.retry_after_s,
     )
     own = OwnRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s)
-    return Door(v1, own, controller, metrics, clock)
+    door = Door(v1, own, controller, metrics, clock)
+    if isinstance(router, PromptRouter) and not cors.enabled:  # with CORS every answer is changed on its way
+        door.shortcut = Shortcut(
+            fleets,
+            router,
+            metrics.routes[RouteClass.INFERENCE],
+            door.carry_on,
+            patience=patience,
+            body_limit_bytes=settings.body_limit_bytes,
+        )
+    return door
 
 
 def read_gateway_key(settings: GatewaySettings) -> str:
@@ -187,7 +200,14 @@ async def _listening(
     settings: GatewaySettings, door: Door, tls: ssl.SSLContext | None, metrics: Metrics
 ) -> AsyncIterator[tuple[RelayServer, int]]:
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
-    server = RelayServer(door, relay_limits(settings), pool=pool, ssl=_server_tls(settings), counters=metrics.relay)
+    server = RelayServer(
+        door,
+        relay_limits(settings),
+        pool=pool,
+        ssl=_server_tls(settings),
+        counters=metrics.relay,
+        shortcut=door.shortcut,
+    )
     try:
         port = await _listen(server, settings)
         yield server, port

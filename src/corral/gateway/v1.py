@@ -9,7 +9,18 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
-from corral.contract.http import BodyBroken, BodyTooLarge, Patience, Request, Responder, Target, UpstreamFailed
+from corral.contract.http import (
+    BodyBroken,
+    BodyTooLarge,
+    Errand,
+    Headers,
+    KnownHead,
+    Patience,
+    Request,
+    Responder,
+    Target,
+    UpstreamFailed,
+)
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource, admit
 from corral.gateway.answers import Answer
@@ -44,7 +55,7 @@ INFERENCE = frozenset(
 class Ask(NamedTuple):  # made per request: a frozen dataclass costs five times as much
     """A request that may be served, as far as the door can tell."""
 
-    request: Request
+    request: Request | KnownHead  # its method, path and headers
     fleet: Fleet
     client: Client
     fields: Fields
@@ -96,14 +107,19 @@ class V1:
         chosen = self._cors.preflight(request) or await self._choose(request)
         if isinstance(chosen, Answer):
             return await self._send(request, responder, chosen)
-        ask, route = chosen
+        return await self._relay(request, responder, chosen.target, chosen.path, for_replica(chosen.ingress_token))
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder) -> int:
+        """`inference` for a request that was decided on the short way."""
+        return await self._relay(request, responder, errand.target, errand.path, errand.add)
+
+    async def _relay(self, request: Request, responder: Responder, target: Target, path: bytes, add: Headers) -> int:
         try:
             result = await responder.relay(
-                route.target,
-                path=route.path,
+                target,
+                path=path,
                 strip=HIDDEN_FROM_REPLICA,
-                add=for_replica(route.ingress_token),
-                body=ask.body,
+                add=add,
                 response_headers=self._cors.headers(request),
                 patience=self._patience,
             )
@@ -126,7 +142,7 @@ class V1:
             answer = admitted if isinstance(admitted, Answer) else unknown
         return await self._send(request, responder, answer)
 
-    async def _choose(self, request: Request) -> tuple[Ask, Route] | Answer:
+    async def _choose(self, request: Request) -> Route | Answer:
         admitted = self._admit(request)
         if isinstance(admitted, Answer):
             return admitted
@@ -150,9 +166,7 @@ class V1:
             return answers.openai_error(400, error.message, param=error.param)
         if not client.may_use(fields.model):
             return answers.unknown_model(fields.model, installed=len(fleet.models))
-        ask = Ask(request, fleet, client, fields, body)
-        route = await self._router.route(ask)
-        return route if isinstance(route, Answer) else (ask, route)
+        return await self._router.route(Ask(request, fleet, client, fields, body))
 
     def _models(self, request: Request) -> Answer:
         admitted = self._admit(request)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from corral.relay.server import RelayServer
 
 # What a deadline is for.
-_HEAD, _IDLE, _BODY, _LINGER = range(4)
+_HEAD, IDLE, _BODY, _LINGER = range(4)
 # Why reading is paused; any of them is enough.
 _HELD_AHEAD, _HELD_WINDOW, _HELD_UPSTREAM = 1, 2, 4
 
@@ -167,14 +167,18 @@ class ClientConnection(asyncio.Protocol):
         elif length or head.chunked:
             body = self._await_body(head, length)
         self._deadline = NEVER
-        self._due = _IDLE
+        self._due = IDLE
         server = self.server
         server.running += 1
         server.counters.requests += 1
         request_id = head.request_id or server.new_request_id()
         exchange = self.exchange = Exchange(self, head, body, request_id)
+        exchange.run(server.handler.handle(self.describe(head, body, request_id), exchange))
+
+    def describe(self, head: RequestHead, body: AnyBody, request_id: bytes) -> Request:
+        """A request as handlers see it."""
         fields = head.fields
-        request = Request(
+        return Request(
             head.method,
             head.path,
             fields.headers,
@@ -186,7 +190,6 @@ class ClientConnection(asyncio.Protocol):
             head.upgrade,
             fields.notes,
         )
-        exchange.run(server.handler.handle(request, exchange))
 
     def _await_body(self, head: RequestHead, length: int | None) -> RequestBody:
         body = RequestBody(self, None if head.chunked else length)
@@ -204,7 +207,8 @@ class ClientConnection(asyncio.Protocol):
         server = self.server
         server.running -= 1
         if server.draining:
-            self.close()
+            if not server.retiring:  # then the answer has not said that it was the last: one more may follow
+                self.close()
             server.note_quiet()
         if self._closing:
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from corral.contract.http import (
     BodyBroken,
@@ -53,6 +54,7 @@ class Exchange(Answer):
     _target: Target
     _wire: bytes  # the request, as far as it is in hand
     _whole: bool  # all of it is
+    _joins: tuple[Upstream, float] | None = None  # where this request was sent already, and when
     _replaced: Headers = ()  # headers of the answer that are ours
     _added = b""  # the same, written
 
@@ -163,11 +165,13 @@ class Exchange(Answer):
             self.relaying = True
             try:
                 # A body that cannot be sent twice gets a connection of its own: a kept one may be closed by now.
-                upstream = pool.take(target) if self._whole else None
+                upstream = None if not self._whole or self._joins is not None else pool.take(target)
                 if upstream is not None:
                     self._upstream = upstream
                     self._target = target
                     upstream.begin(self, self._wire, whole=True)
+                elif self._joins is not None:
+                    self._join(target, *self._joins)
                 else:
                     self._connect(target)
                 failure = await (_OUTCOME if self.stepping else self.wait(_OUTCOME))
@@ -191,6 +195,24 @@ class Exchange(Answer):
                 self.bytes_sent,
             ),
         )
+
+    # Requests that a shortcut has begun.
+
+    def carry_on(self, upstream: Upstream, sent_at: float, coro: Coroutine[Any, Any, None]) -> None:
+        """Run `coro`, which relays before it waits: the request has been sent on `upstream`, only the answer is due."""
+        self._joins = upstream, sent_at
+        self.run(coro)
+        if self._joins is not None:
+            # It is waited for elsewhere, or was answered without; sent a second time it must not be.
+            self._joins = None
+            upstream.discard()
+            self.cancel()
+
+    def _join(self, target: Target, upstream: Upstream, sent_at: float) -> None:
+        self._joins = None
+        self._upstream = upstream
+        self._target = target
+        upstream.join(self, sent_at)
 
     def _write_request(self, target: Target, path: bytes, headers: Headers | None, strip: Strip | None) -> bytes:
         fields = self.request_head.fields

@@ -11,7 +11,8 @@ import re
 from http import HTTPStatus
 from typing import Generic, NamedTuple, TypeVar
 
-from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, Malformed, parse_fields
+from corral.contract.http import Errand, Headers, Patience, Strip, Target
+from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, Malformed, parse_fields, write_fields
 
 END_OF_HEAD = b"\r\n\r\n"
 _MOST_REMEMBERED = 1024
@@ -52,7 +53,9 @@ class Head:
 
 
 class RequestHead(Head):
-    __slots__ = ("expects", "keep", "method", "path", "request_id", "upgrade", "version")
+    """Implements `KnownHead`."""
+
+    __slots__ = ("expects", "headers", "keep", "memo", "method", "path", "request_id", "upgrade", "version")
 
     def __init__(self, line: RequestLine, fields: Fields) -> None:
         super().__init__(line.minor, fields, b"%b %b HTTP/1.1\r\n" % (line.method, line.path))
@@ -65,6 +68,23 @@ class RequestHead(Head):
         self.expects = bool(fields.expect) and line.minor == 1
         self.upgrade = b"websocket" if line.minor and fields.upgrade == b"websocket" else b""
         self.request_id = fields.request_id if is_sane_request_id(fields.request_id) else b""
+        self.headers: Headers = fields.headers
+        self.memo: object = None  # a shortcut's
+
+    def errand(
+        self,
+        target: Target,
+        *,
+        path: bytes | None = None,
+        strip: Strip | None = None,
+        add: Headers = (),
+        patience: Patience | None = None,
+    ) -> Errand:
+        if path is None:
+            path = self.path
+        lines = self.fields.wire if strip is None else self.fields.wire_without(strip)
+        wire = b"%b %b HTTP/1.1\r\n%b%bx-request-id: " % (self.method, path, lines, write_fields(add))
+        return Errand(self, target, path, strip, add, patience, wire)
 
 
 class AnswerHead(Head):

@@ -13,6 +13,7 @@ from corral.relay.counters import Counters
 from corral.relay.fields import FieldsWriter
 from corral.relay.head import AnswerHeads
 from corral.relay.limits import PoolLimits
+from corral.relay.quick import QuickUpstream
 from corral.relay.upstream import Upstream
 from corral.relay.wheel import Wheel
 
@@ -115,10 +116,10 @@ class UpstreamPool:
     async def _open_one(self, target: Target) -> Upstream:
         loop = asyncio.get_running_loop()
         if target.unix_path:
-            _, upstream = await loop.create_unix_connection(lambda: Upstream(self, target), target.unix_path)
+            _, upstream = await loop.create_unix_connection(lambda: QuickUpstream(self, target), target.unix_path)
         elif target.tls:
             _, upstream = await loop.create_connection(
-                lambda: Upstream(self, target),
+                lambda: QuickUpstream(self, target),
                 target.host,
                 target.port,
                 ssl=self._context_for(target),
@@ -126,7 +127,7 @@ class UpstreamPool:
                 ssl_handshake_timeout=self.limits.connect_s,
             )
         else:
-            _, upstream = await loop.create_connection(lambda: Upstream(self, target), target.host, target.port)
+            _, upstream = await loop.create_connection(lambda: QuickUpstream(self, target), target.host, target.port)
         self.counters.upstream_connects += 1
         return upstream
 

@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import os
 import secrets
+import socket
 import ssl
 
-from corral.contract.http import Handler
+from corral.contract.http import Handler, Shortcut
 from corral.kit.log import get_log
 from corral.relay.connection import ClientConnection
 from corral.relay.counters import Counters
@@ -17,6 +18,7 @@ from corral.relay.head import RequestHeads
 from corral.relay.limits import Limits
 from corral.relay.outbox import Outbox
 from corral.relay.pool import UpstreamPool
+from corral.relay.quick import QuickConnection
 from corral.relay.sockets import watch_for_dead_peers
 from corral.relay.wheel import Wheel
 
@@ -24,7 +26,8 @@ log = get_log(__name__)
 
 
 class RelayServer:
-    """Hands every request to `handler`. The pool is the caller's to close; several servers may share it."""
+    """Hands every request to `handler`, save those that go the short way (`quick.py`) because the handler's `shortcut`
+    knows at once what becomes of them. The pool is the caller's to close; several servers may share it."""
 
     def __init__(
         self,
@@ -34,8 +37,10 @@ class RelayServer:
         pool: UpstreamPool | None = None,
         ssl: ssl.SSLContext | None = None,
         counters: Counters | None = None,
+        shortcut: Shortcut | None = None,
     ) -> None:
         self.handler = handler
+        self.shortcut = shortcut
         self.limits = limits or Limits()
         self.counters = counters or Counters()
         self.pool = pool or UpstreamPool(counters=self.counters)
@@ -43,6 +48,7 @@ class RelayServer:
         self.wheel = Wheel(self.limits.timeouts.tick_s())
         self.keep_alive_s = self.limits.timeouts.keep_alive_s + self.wheel.tick_s
         self.draining = False
+        self.retiring = False  # another process listens in our place: draining, but nobody is sent away
         self.loop = asyncio.get_running_loop()
         self.outbox = Outbox(self, self.loop)
         self._ssl = ssl
@@ -54,14 +60,14 @@ class RelayServer:
         self._quiet = asyncio.Event()
         self._quiet.set()
         # Ids of one process differ by the counter, those of two processes by the prefix.
-        self._id_prefix = secrets.token_hex(6).encode()
-        self._id_numbers = itertools.count(1)
+        self.id_prefix = secrets.token_hex(6).encode()
+        self.id_numbers = itertools.count(1)
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Accept on a TCP port, with TLS where the server has a context; 0 picks one. The port is returned."""
         timeouts = self.limits.timeouts
         listener = await self.loop.create_server(
-            lambda: ClientConnection(self),
+            self._new_connection,
             host,
             port,
             backlog=self.limits.backlog,
@@ -77,16 +83,36 @@ class RelayServer:
 
     async def listen_unix(self, path: str, *, mode: int = 0o600) -> None:
         """Accept on a unix socket, always without TLS. A socket file left by a dead process is replaced."""
-        listener = await self.loop.create_unix_server(lambda: ClientConnection(self), path, backlog=self.limits.backlog)
+        listener = await self.loop.create_unix_server(self._new_connection, path, backlog=self.limits.backlog)
         os.chmod(path, mode)
         self._paths.append(path)
         self._listeners.append(listener)
+
+    def _new_connection(self) -> ClientConnection:
+        return ClientConnection(self) if self.shortcut is None else QuickConnection(self, self.shortcut)
+
+    async def listen_on(self, sock: socket.socket) -> int:
+        """Accept on a socket that listens already, handed over by another process. The port is returned."""
+        listener = await self.loop.create_server(
+            self._new_connection,
+            sock=sock,
+            backlog=self.limits.backlog,
+            ssl=self._ssl,
+            ssl_handshake_timeout=self.limits.timeouts.handshake_s if self._ssl else None,
+        )
+        self._listeners.append(listener)
+        bound: int = sock.getsockname()[1]
+        return bound
+
+    def descriptors(self) -> list[int]:
+        """Of the sockets it listens on, for whoever is to accept in its place."""
+        return [sock.fileno() for listener in self._listeners for sock in getattr(listener, "sockets", ())]
 
     # From connections.
 
     def admit(self, conn: ClientConnection) -> bool:
         counters = self.counters
-        if len(self._connections) < self.limits.connections and not self.draining:
+        if len(self._connections) < self.limits.connections and (not self.draining or self.retiring):
             self._connections.add(conn)
             self._quiet.clear()
             self.wheel.add(conn)
@@ -115,13 +141,23 @@ class RelayServer:
             self._quiet.set()
 
     def new_request_id(self) -> bytes:
-        return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
+        return b"%b-%x" % (self.id_prefix, next(self.id_numbers))
 
     # Leaving.
 
+    async def retire(self, grace_s: float) -> None:
+        """Somebody else accepts in our place. Answers from now on are the last of their connections and say so; nobody
+        who may be about to ask something is cut off. Returns when all have gone, or after `grace_s`."""
+        self.draining = self.retiring = True
+        self._stop_listening()
+        with contextlib.suppress(TimeoutError):
+            self.note_quiet()
+            async with asyncio.timeout(grace_s):
+                await self._quiet.wait()
+
     async def drain(self, grace_s: float) -> int:
         """Stop listening, close what is idle, let answers finish for `grace_s`, then cut. Returns how many were cut."""
-        self.draining = True
+        self.draining, self.retiring = True, False
         self._stop_listening()
         for conn in list(self._connections):
             if conn.is_idle():
@@ -138,7 +174,7 @@ class RelayServer:
 
     async def close(self, *, patience_s: float = 5.0) -> None:
         """Cut every connection and wait until their handlers have cleaned up, within `patience_s`."""
-        self.draining = True
+        self.draining, self.retiring = True, False
         self._stop_listening()
         for conn in [*self._connections, *self._refused]:
             conn.transport.abort()

@@ -128,6 +128,15 @@ class Upstream(asyncio.Protocol):
         self._sent_at = time.monotonic()
         exchange.conn.outbox.write(self.transport, wire)
 
+    def join(self, exchange: Exchange, sent_at: float) -> None:
+        """Bind to a request that was sent here whole, at `sent_at`, without an exchange."""
+        self._exchange = exchange
+        self._mode = _HEAD
+        self._sent = True
+        first_byte_s, self._idle_s = exchange.patience
+        self._deadline = NEVER if first_byte_s is None else sent_at + first_byte_s
+        self._sent_at = sent_at
+
     def send_body(self, piece: bytes) -> None:
         exchange = self._exchange
         if exchange is not None and piece:

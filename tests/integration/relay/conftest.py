@@ -1,4 +1,4 @@
-"""Every test of the relay runs on uvloop, as in production, and on asyncio's own loop."""
+"""Every test of the relay runs on uvloop, as in production, with the short way and without, and on asyncio's loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop, "quick": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +20,10 @@ def _ways_of_writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """On asyncio's loop bytes are always written together, as they are when many requests are under way."""
     if "asyncio" in request.node.name:
         monkeypatch.setattr("corral.relay.outbox._FEW", -1)
+
+
+@pytest.fixture(autouse=True)
+def _ways_of_relaying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are the same, byte for byte, whichever way they took: no test knows which it is."""
+    if "quick" in request.node.name:
+        monkeypatch.setattr("tests.support.relay.QUICK", True)

@@ -1,0 +1,131 @@
+"""The door's short way: a request for a model about which nothing has to be waited for is decided on the spot.
+
+It refuses nobody and waits for nothing. Whatever is not plainly fine (a key that is unknown or may not, a body that
+is odd, a model without a ready replica) is left to `door.py` and `v1.py`, which know the words. What a head says
+(route, key, rights) is judged once per view of the fleet; what a body says is read every time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, runtime_checkable
+
+from corral.contract.http import Errand, KnownHead, Patience, Request, Responder
+from corral.gateway.admission import FleetSource, admit
+from corral.gateway.answers import Answer
+from corral.gateway.fields import read_plainly
+from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
+from corral.gateway.metrics import RouteCounts
+from corral.gateway.v1 import INFERENCE, Ask, Route
+from corral.gateway.view import Client, Fleet
+
+_MOST_ERRANDS = 64  # per head; a fleet with more replicas of one model writes some heads anew
+
+_door_log = logging.getLogger("corral.gateway.door")
+
+CarryOn = Callable[[Errand, Request, Responder, float], Coroutine[Any, Any, None]]
+
+
+@runtime_checkable
+class PromptRouter(Protocol):
+    """A `Router` that can often tell at once."""
+
+    def route_now(self, ask: Ask) -> Route | None:
+        """The replica, if one can be named without waiting; None leaves the request to `route`."""
+
+
+class _Card:
+    """What one head means in one view of the fleet. Without a client, it has no business here."""
+
+    __slots__ = ("client", "errand", "errands", "expires", "fleet", "route")
+
+    def __init__(self, fleet: Fleet, client: Client | None) -> None:
+        self.fleet = fleet
+        self.client = client
+        self.expires = client is not None and client.expires_at != math.inf
+        self.errands: dict[Route, Errand] = {}
+        self.route: Route | None = None  # the last one, and its errand
+        self.errand: Errand | None = None
+
+
+class Shortcut:
+    """Implements the relay's `Shortcut`."""
+
+    def __init__(
+        self,
+        fleets: FleetSource,
+        router: PromptRouter,
+        counts: RouteCounts,
+        carry_on: CarryOn,
+        *,
+        patience: Patience,
+        body_limit_bytes: int,
+    ) -> None:
+        self._carry_on = carry_on
+        self._fleets = fleets
+        self._route_now = router.route_now
+        self._counts = counts
+        self._patience = patience
+        self._body_limit_bytes = body_limit_bytes
+
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        fleet = self._fleets.fleet
+        card = head.memo
+        if type(card) is not _Card or card.fleet is not fleet:
+            if fleet is None:
+                return None
+            card = head.memo = self._judge(head, fleet)
+        client = card.client
+        if client is None or len(body) > self._body_limit_bytes:
+            return None
+        if card.expires and client.expires_at <= self._fleets.server_now():
+            return None
+        fields = read_plainly(body)
+        if fields is None or (client.models is not None and fields.model not in client.models):
+            return None
+        route = self._route_now(tuple.__new__(Ask, (head, fleet, client, fields, body)))
+        if route is not card.route:
+            if route is None:
+                return None
+            card.errand = self._errand(card, head, route)
+            card.route = route
+        self._counts.in_flight += 1
+        return card.errand
+
+    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+        self._counts.end_quickly(status, seconds)
+
+    def carry_on(
+        self, errand: Errand, request: Request, responder: Responder, waited_s: float
+    ) -> Coroutine[Any, Any, None]:
+        card = errand.head.memo
+        if isinstance(card, _Card) and card.client is not None:
+            request.extra["key"] = card.client.key_id  # for the line in the log
+        return self._carry_on(errand, request, responder, waited_s)
+
+    def _judge(self, head: KnownHead, fleet: Fleet) -> _Card:
+        """Exactly the heads that `V1.inference` would let pass. Where every request is logged, none comes here."""
+        if head.method != b"POST" or head.path.partition(b"?")[0] not in INFERENCE:
+            return _Card(fleet, None)
+        kinds = [value for name, value in head.headers if name == b"content-type"]
+        if (kinds and kinds[0].lower().startswith(b"multipart/")) or _door_log.isEnabledFor(logging.DEBUG):
+            return _Card(fleet, None)
+        client = admit(fleet, head.headers, self._fleets.server_now)
+        return _Card(fleet, None if isinstance(client, Answer) or not client.may_infer else client)
+
+    def _errand(self, card: _Card, head: KnownHead, route: Route) -> Errand:
+        errand = card.errands.get(route)
+        if errand is None:
+            errand = head.errand(
+                route.target,
+                path=route.path,
+                strip=HIDDEN_FROM_REPLICA,
+                add=for_replica(route.ingress_token),
+                patience=self._patience,
+            )
+            if len(card.errands) >= _MOST_ERRANDS:
+                card.errands.clear()
+            card.errands[route] = errand
+        return errand
