@@ -7,8 +7,10 @@ async with ordered_worker(nats_server, tmp_path) as fleet:
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
+import tarfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -158,8 +160,29 @@ TINY_MANIFEST = {
 }
 
 
-def tiny_order(backend: str = "tiny", want: str = "", *, label: str = "", digest: str = "") -> dict[str, Any]:
-    """What a Corral controller sends: resolved to the last byte."""
-    source = {"kind": "inline", "uri": "inline", "files": tiny_files(want, label=label)}
-    order = {"backend": backend, "variant": backend, "sources": [source], "manifest": TINY_MANIFEST}
-    return order | ({"digest": digest} if digest else {})
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+def tiny_order(letter: str = "a", want: str = "", *, backend: str = "tiny") -> dict[str, Any]:
+    """What a Corral controller sends: resolved to the last byte. `letter` makes its digest."""
+    source = {"kind": "inline", "uri": "inline", "digest": digest(letter), "files": tiny_files(want, label=letter)}
+    return {
+        "backend": backend,
+        "variant": backend,
+        "digest": digest(letter),
+        "version": letter,
+        "sources": [source],
+        "manifest": TINY_MANIFEST,
+    }
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    """An archive of executables, as a download has it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return out.getvalue()

@@ -1,0 +1,204 @@
+"""Upgrades over a real bus: fetched aside, started beside, switched, drained; reverted when the new one will not run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.nats import NatsServer, nats_server
+from tests.support.ordering import OrderedFleet, digest, mock_copy, ordered_worker, tiny_order
+from tests.support.supervising import listens
+from tests.support.waiting import until
+
+__all__ = ["nats_server"]
+
+
+def processes(fleet: OrderedFleet) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = fleet.last_beat("processes").get("processes", [])
+    return rows
+
+
+async def start_replica(fleet: OrderedFleet, process_id: str, **more: Any) -> dict[str, Any]:
+    order = {"process_id": process_id, "model": "m", "replica": 0, "backend": "tiny", **more}
+    accepted = await fleet.ask("replica.start", order | {"op_id": process_id, "attempt": 1, "accept": True})
+    assert accepted == {"success": True, "accepted": True, "process_id": process_id}
+    return await fleet.result("replica.start", process_id)
+
+
+async def answer(fleet: OrderedFleet, process_id: str) -> int:
+    token = fleet.controller.ingress_token(scope="replicas")
+    status, _ = await fleet.worker.get(f"/replicas/{process_id}/x", token)
+    return status
+
+
+async def test_fetched_first_then_switched(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        fetched = await fleet.order("upgrade", "op-2", tiny_order("b") | {"fetch_only": True}, attempt=1)
+        assert (fetched["success"], fetched["fetched"], fetched["digest"]) == (True, True, digest("b"))
+        row = (await fleet.backends())["tiny"]
+        assert (row["digest"], row["fetched"]) == (digest("a"), [digest("b")])
+        assert "previous" not in row
+        switched = await fleet.order("upgrade", "op-2", tiny_order("b"), attempt=2)
+        assert (switched["success"], switched["digest"]) == (True, digest("b"))
+        row = (await fleet.backends())["tiny"]
+        assert (row["digest"], row["previous"], row["version"]) == (digest("b"), [digest("a")], "b")
+        assert "fetched" not in row
+        back = await fleet.order("upgrade", "op-3", tiny_order("a") | {"sources": tiny_order("a")["sources"]})
+        assert back["digest"] == digest("a")
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+
+
+async def test_a_running_process_is_replaced_without_a_gap(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        await until(lambda: [row["state"] for row in processes(fleet)] == ["ready"])
+        statuses: list[int] = []
+        going_on = True
+
+        async def ask_on() -> None:
+            """As a gateway does: whoever is told 410 picks again from what the node says."""
+            while going_on:
+                serving = [row["process_id"] for row in processes(fleet) if row["state"] == "ready"]
+                for process_id in reversed(serving):
+                    status = await answer(fleet, process_id)
+                    if status != 410:
+                        statuses.append(status)
+                        break
+                await asyncio.sleep(0)
+
+        asking = asyncio.ensure_future(ask_on())
+        result = await fleet.order("upgrade", "op-2", tiny_order("b"))
+        assert result["success"], result
+        await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("b")])
+        going_on = False
+        await asking
+        assert set(statuses) == {200}
+        (row,) = processes(fleet)
+        assert row["process_id"] != "p1"
+        assert (row["state"], row["model"], row["backend"]) == ("ready", "m", "tiny")
+        assert await answer(fleet, "p1") == 410
+        assert (await fleet.backends())["tiny"]["digest"] == digest("b")
+
+
+async def test_a_new_process_that_crashes_leaves_everything_as_it_was(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        result = await fleet.order("upgrade", "op-2", tiny_order("b", "lines=3 crash=7"))
+        assert (result["success"], result["phase"], result["code"]) == (False, "starting", "start_failed")
+        assert "tiny line 3" in result["error"]
+        assert "permanent" not in result
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+        assert await answer(fleet, "p1") == 200
+        await until(lambda: [row["process_id"] for row in processes(fleet)] == ["p1"])
+        mended = await fleet.order("upgrade", "op-3", tiny_order("c"))
+        assert mended["success"], mended
+        await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("c")])
+
+
+async def test_a_cancelled_upgrade_goes_back(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        order = tiny_order("b", "silent=1") | {"op_id": "op-2", "attempt": 1, "accept": True}
+        assert (await fleet.ask("backend.upgrade", order))["accepted"]
+        await until(lambda: "starting" in [row["state"] for row in processes(fleet)])
+        assert (await fleet.ask("backend.cancel", {"op_id": "op-2", "backend": "tiny"}))["running"]
+        result = await fleet.result("backend.upgrade", "op-2")
+        assert (result["success"], result["cancelled"]) == (False, True)
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+        assert await answer(fleet, "p1") == 200
+        await until(lambda: [row["process_id"] for row in processes(fleet)] == ["p1"])
+
+
+async def test_an_upgrade_as_the_contract_has_it(nats_server: NatsServer, tmp_path: Path) -> None:
+    source = mock_copy(tmp_path / "mock")
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        install = {"backend": "mock", "uri": str(source), "name": "mock", "model_id": "q#3", "replica_index": 1}
+        before = await fleet.ask("backend.install", install)
+        assert before["success"], before
+        first = (await fleet.backends())["mock"]
+        (source / "VERSION").write_text("2\n")
+        upgraded = await fleet.ask("backend.upgrade", {"backend": "mock", "uri": str(source), "name": "mock"})
+        assert upgraded == {
+            "success": True,
+            "stopped_process_keys": ["q#3#1"],
+            "reports_stopped_processes": True,
+        }
+        assert await fleet.running() == []  # nothing is started
+        now = (await fleet.backends())["mock"]
+        assert now["digest"] != first["digest"]
+        assert now["previous"] == [first["digest"]]
+        after = await fleet.ask("backend.install", install)
+        assert after["success"], after
+        assert await fleet.running() == [{"model_id": "q#3", "replica_index": 1, "address": after["address"]}]
+
+
+async def test_a_failed_upgrade_as_the_contract_has_it_stops_nothing(nats_server: NatsServer, tmp_path: Path) -> None:
+    source = mock_copy(tmp_path / "mock")
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        reply = await fleet.ask("backend.install", {"backend": "mock", "uri": str(source), "name": "mock"})
+        assert reply["success"], reply
+        (source / "run.sh").unlink()
+        failed = await fleet.ask("backend.upgrade", {"backend": "mock", "uri": str(source), "name": "mock"})
+        assert (failed["success"], failed["reports_stopped_processes"]) == (False, True)
+        assert "run.sh" in failed["error"]
+        assert listens(int(reply["address"].split(":")[1]))
+
+
+async def test_force_reinstalls_and_starts_afresh(nats_server: NatsServer, tmp_path: Path) -> None:
+    source = mock_copy(tmp_path / "mock")
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        order = {"backend": "mock", "uri": str(source), "name": "mock"}
+        before = await fleet.ask("backend.install", order)
+        await until(lambda: processes(fleet))
+        first = processes(fleet)[0]["process_id"]
+        again = await fleet.ask("backend.install", order | {"force": True})
+        assert again["success"], again
+        await until(lambda: [row["process_id"] for row in processes(fleet)] not in ([first], []))
+        assert before["success"]
+        assert len(list((tmp_path / "w" / "backends" / "mock" / "versions").glob("*.json"))) == 2
+
+
+async def test_a_request_for_a_process_that_runs_touches_neither_gallery_nor_disk(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    source = mock_copy(tmp_path / "mock")
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        order = {"backend": "mock", "uri": str(source), "name": "mock", "model_id": "m"}
+        reply = await fleet.ask("backend.install", order)
+        (tmp_path / "w" / "backends").rename(tmp_path / "away")
+        try:
+            quick = {"backend": "mock", "model_id": "m", "backend_galleries": "nobody reads this"}
+            assert await fleet.ask("backend.install", quick) == reply
+        finally:
+            (tmp_path / "away").rename(tmp_path / "w" / "backends")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_delete_stops_what_runs_of_it_first(nats_server: NatsServer, tmp_path: Path, accepted: bool) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        if accepted:
+            result = await fleet.order("delete", "op-2", {"backend": "tiny"})
+        else:
+            result = await fleet.ask("backend.delete", {"backend": "tiny"})
+            assert result["reports_stopped_processes"] is True
+        assert (result["success"], result["stopped_process_keys"]) == (True, ["m#0"])
+        assert await fleet.backends() == {}
+        await until(lambda: processes(fleet) == [])
+
+
+async def test_through_the_ingress_only_with_a_token(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        async with aiohttp.ClientSession() as session, session.get(f"{fleet.worker.ingress}/replicas/p1/x") as reply:
+            assert reply.status == 401
