@@ -48,11 +48,13 @@ class Leadership:
         return lease.epoch if lease is not None else 0
 
     async def resign(self, name: str) -> None:
-        """Give a lease up, so that another controller can take it at once."""
-        lease = self._held.pop(name, None)
+        """Give a lease up, so that another controller can take it at once; so can we, under a new epoch. When it could
+        not be written, asking again writes it."""
+        lease = self._held.get(name)
         if lease is not None:
             async with self._store.write() as tx:
                 await leases.release(tx, lease)
+            self._held.pop(name, None)
             log.info("lease given up", lease=name)
 
     async def release_all(self) -> None:

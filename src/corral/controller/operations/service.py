@@ -120,11 +120,14 @@ class Operations:
             else:
                 wish = None
                 rows = await self._rows(tx, operation_id, node)
-                failing = {row.node_id for row in rows if row.status is RowStatus.ERROR}
+                waiting = [row for row in intents if row.stage in (Stage.WAITING, Stage.PARKED)]
+                # A rule that decides again because a later one was withdrawn can fail where its row has ended long ago.
+                stuck = {row.node_id for row in waiting if row.failures}
+                failing = {row.node_id for row in rows if row.status is RowStatus.ERROR or row.node_id in stuck}
                 if not failing:
                     raise Invalid("nothing of it is failing")
                 now = await tx.now()
-                due = [row for row in intents if row.node_id in failing and row.stage in (Stage.WAITING, Stage.PARKED)]
+                due = [row for row in waiting if row.node_id in failing]
                 await backend_intents.put(
                     tx, [msgspec.structs.replace(row, stage=Stage.WAITING, next_try_at=None) for row in due]
                 )
@@ -226,5 +229,5 @@ def _waiting_again(rows: list[Row], failing: set[str]) -> list[Row]:
     return [
         replace(row, status=RowStatus.QUEUED, reason="will be tried again now", next_try_at=None)
         for row in rows
-        if row.node_id in failing
+        if row.node_id in failing and row.status not in TERMINAL
     ]

@@ -1,0 +1,152 @@
+"""What must be so once nothing fails any more, and what the machines really have."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from corral.controller import invariants
+from corral.controller.desired.rules import Unwanted, Wanted, fold
+from corral.controller.desired.world import rule_of, takes_backends
+from corral.controller.invariants import Facts
+from corral.controller.operations.state import TERMINAL, RowStatus
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.store import (
+    backend_intents,
+    backend_rules,
+    backend_targets,
+    node_labels,
+    nodes,
+    operation_nodes,
+    operations,
+)
+from tests.simulation.workers import Worker
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_LOOK_S = 10.0
+_STAYS_S = 120.0
+_STALE = timedelta(seconds=90)  # an inventory on file may be so old
+
+
+class Truth:
+    """What every machine has had, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._had: dict[tuple[str, str], list[tuple[datetime, str | None]]] = {}
+
+    def changed(self, worker: Worker, name: str) -> None:
+        row = worker.disk.installed.get(name)
+        self._had.setdefault((worker.node_id, name), []).append(
+            (self._clock.now(), row["digest"] if row is not None else None)
+        )
+
+    def had_since(self, node_id: str, name: str, since: datetime) -> list[str | None]:
+        """Digests, None for absent, that it had at some moment from then on."""
+        found: list[str | None] = [None]
+        for at, digest in self._had.get((node_id, name), ()):
+            if at <= since:
+                found = [digest]
+            else:
+                found.append(digest)
+        return found
+
+    def unproven(self, before: Facts, after: Facts) -> list[str]:
+        """3, by what the machine really had: a success for something that was not so since it was asked for."""
+        wrong = []
+        for key, row in after.rows.items():
+            old = before.rows.get(key)
+            if row.status != RowStatus.SUCCESS or row is old or (old is not None and old.status == RowStatus.SUCCESS):
+                continue
+            operation = after.operations[key[0]]
+            had = self.had_since(row.node_id, operation.backend, operation.created_at - _STALE)
+            shown = (
+                None in had
+                if operation.kind == "delete"
+                else any(one is not None and (not one or not row.digest or one == row.digest) for one in had)
+            )
+            if not shown:
+                wrong.append(
+                    f"{operation.kind} {operation.backend} is called a success on {row.node_name}, which had {had}"
+                )
+        return wrong
+
+
+async def comes_to_rest(simulation: Simulation) -> None:
+    """Raises Broken, by way of `failed`, when it does not."""
+    deadline = simulation.loop.time() + simulation.plan.rest_s
+    left = ["nothing was looked at"]
+    quiet_since: float | None = None
+    retried_at = float("-inf")
+    while simulation.loop.time() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        left = await unsettled(simulation)
+        if left:
+            quiet_since = None
+            if simulation.loop.time() - retried_at >= 60:
+                retried_at = simulation.loop.time()
+                await _a_person_retries(simulation)
+            continue
+        quiet_since = quiet_since if quiet_since is not None else simulation.loop.time()
+        if simulation.loop.time() - quiet_since >= _STAYS_S:
+            return
+    for why in left or ["it never stays as it is"]:
+        simulation.failed(f"not at rest: {why}")
+
+
+async def unsettled(simulation: Simulation) -> list[str]:
+    """What is not yet as it should be."""
+    async with simulation.store.read() as tx:
+        left = []
+        for operation in await operations.list_(tx, limit=10_000):
+            rows = await operation_nodes.list_(tx, operation.id)
+            open_rows = [row for row in rows if row.status not in TERMINAL]
+            for row in open_rows:
+                left.append(f"{operation.kind} {operation.backend} on {row.node_name}: {row.status} {row.reason}")
+        rules = [rule_of(row) for row in await backend_rules.list_live(tx)]
+        labels = await node_labels.list_for(tx)
+        wanted: list[tuple[str, str, str | None]] = []
+        there: dict[tuple[str, str], str] = {}
+        for outline in await nodes.list_outlines(tx):
+            worker = next((one for one in simulation.workers.values() if one.node_id == outline.id), None)
+            if worker is None or not takes_backends(outline):
+                continue
+            if outline.status != "healthy":
+                left.append(f"{outline.name} is {outline.status}")
+            there |= {(outline.id, name): found["digest"] for name, found in worker.disk.installed.items()}
+            installed = frozenset(worker.disk.installed)
+            folded = fold(rules, node_id=outline.id, labels=labels.get(outline.id, {}), installed=installed)
+            for backend, want in folded.items():
+                match want:
+                    case Unwanted():
+                        wanted.append((outline.id, backend, None))
+                    case Wanted():
+                        kind = (outline.capability, outline.platform)
+                        targets = await backend_targets.list_for(tx, [want.target])
+                        target = next((one for one in targets if (one.capability, one.platform) == kind), None)
+                        if target is None:
+                            left.append(f"nobody knows yet what {backend} is on {outline.name}")
+                        elif target.build is not None:
+                            wanted.append((outline.id, backend, target.build.digest if worker.protocol else ""))
+        for intent in await backend_intents.list_(tx):
+            if intent.stage in ("sent", "waiting"):
+                left.append(f"intent {intent.kind} {intent.backend} on {intent.node_id} is {intent.stage}")
+    return left + invariants.unlike(wanted, there)
+
+
+async def _a_person_retries(simulation: Simulation) -> None:
+    """What time does not cure waits for a person."""
+    async with simulation.store.read() as tx:
+        parked = {row.operation_id for row in await backend_intents.list_(tx) if row.stage == "parked"}
+    controller = simulation.some_controller()
+    for operation in sorted(parked):
+        if controller is not None:
+            try:
+                await controller.backends.operations.retry(operation)
+                simulation.note("person", "retries", operation)
+            except CorralError as error:
+                simulation.note("person", "cannot retry", operation, error.message)

@@ -1,0 +1,41 @@
+"""How many seeds, and a database with the schema that every seed begins with a copy of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from corral.store import open_store
+
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("simulation")
+    group.addoption("--seeds", type=int, default=SEEDS, help="how many runs of the simulation")
+    group.addoption("--seed", type=int, default=None, help="just this one, to see it again")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        # The options are known only where this folder is named on the command line.
+        chosen = metafunc.config.getoption("--seed", default=None)
+        seeds = range(metafunc.config.getoption("--seeds", default=SEEDS)) if chosen is None else [chosen]
+        metafunc.parametrize("seed", seeds)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "corral.db"
+
+    async def give_schema() -> None:
+        async with open_store(f"sqlite:///{path}"):
+            pass
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, give_schema()).result(timeout=30)
+    return path

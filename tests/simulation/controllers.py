@@ -1,0 +1,182 @@
+"""A simulated controller: the real parts on one process's view of the store and the bus, that may end at any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Protocol
+
+from corral.bus.local import LocalBus
+from corral.controller.backends import BackendOptions, Backends
+from corral.controller.desired.catalogue import Catalogue
+from corral.controller.desired.reconcile import Pace
+from corral.controller.desired.worker_calls import CallTimes
+from corral.controller.health.classify import Guard
+from corral.controller.health.listening import Listening
+from corral.controller.health.monitor import HealthMonitor
+from corral.controller.leadership import Leadership
+from corral.controller.presence import Presence
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import OutcomeUnknown, Unavailable
+from corral.store.api import Store
+from corral.store.inline import Between, Step
+
+GUARD = Guard(40, 3)
+STALE_AFTER_S = 60.0
+_LEASE_S = 20.0
+# Loops that look rarely make a run quick; what matters is their order, and hints and heartbeats wake them anyway.
+OPTIONS = BackendOptions(
+    times=CallTimes(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
+    pace=Pace(every_s=30.0, renew_s=8.0, rest_s=0.1),
+    inventory_flush_s=4.0,
+    look_for_silent_every_s=20.0,
+    progress_tell_s=5.0,
+    progress_write_s=3.0,
+    upgrade_check_every_s=600.0,
+    upgrade_check_rest_s=60.0,
+)
+
+
+class Died(Exception):
+    """The controller a person was talking to is gone: nobody knows whether it was heard."""
+
+
+class StoreLuck:
+    """What may come between two steps of any transaction."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.away = False  # the database, for everybody
+        self.waits = 0.3  # chance that others come first
+        self.fails = 0.0  # chance of a step to fail
+        self.dies = 0.0  # chance of the process to end
+
+
+class Surroundings(Protocol):
+    """What a controller needs of the simulation."""
+
+    store_luck: StoreLuck
+
+    @property
+    def catalogue(self) -> Catalogue: ...
+
+    def clock_of(self, name: str) -> Clock: ...
+
+    def join_bus(self, name: str) -> LocalBus: ...
+
+    def open_store(self, between: Between) -> Store: ...
+
+    def note(self, *what: object) -> None: ...
+
+    def failed(self, why: str) -> None: ...
+
+    def controller_dies(self, controller: Controller) -> None: ...
+
+
+class Controller:
+    """One life of one controller."""
+
+    def __init__(self, around: Surroundings, name: str, life: int) -> None:
+        self.name = name
+        self.alive = True
+        self.store_away = False  # for this controller only
+        self._around = around
+        self._gone = asyncio.Event()
+        clock = around.clock_of(name)
+        self.bus = around.join_bus(f"{name}-{life}")
+        self.store = store = around.open_store(self._between)
+        self.watch = Watch(store, self.bus, clock, interval_s=6.0)
+        self.changes = NodeChanges(store, self.watch)
+        leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
+        self.backends = Backends(
+            store, self.bus, around.catalogue, leadership, self.changes, self.watch, clock, OPTIONS
+        )
+        listening = Listening(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
+        self.health = HealthMonitor(
+            store,
+            self.changes,
+            listening,
+            leadership,
+            clock,
+            interval_s=10.0,
+            stale_after_s=STALE_AFTER_S,
+            guard=GUARD,
+            live_for_s=_LEASE_S,
+        )
+        self.heartbeats = Heartbeats(
+            store,
+            self.bus,
+            clock,
+            flush_s=4.0,
+            recorded=listening.recorded,
+            not_recorded=listening.not_recorded,
+            back=self.health.wake.set,
+            told=self.backends.inventories.heard,
+        )
+        presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
+        parts = (self.watch, self.heartbeats, self.health, presence, *self.backends.parts)
+        self._tasks = [asyncio.get_running_loop().create_task(self._part(part)) for part in parts]
+
+    async def asked(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Somebody's request, over HTTP. Raises Died when the answer will never come."""
+        if not self.alive:
+            raise Died
+        task = asyncio.ensure_future(work())
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Died
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+
+    def end(self) -> None:
+        """As kill -9 ends it: from here on nothing it does reaches anybody."""
+        self.alive = False
+        self._gone.set()
+        self.bus.hushed = True
+
+    async def bury(self) -> None:
+        """What is left of it in memory goes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.bus.close()
+
+    async def _part(self, part: Any) -> None:
+        try:
+            await part.run()
+        except Exception as error:
+            self._around.failed(f"{self.name}: {part.name} ended with {error!r}")
+            raise
+        self._around.failed(f"{self.name}: {part.name} ended by itself")
+
+    async def _between(self, step: Step) -> None:
+        luck = self._around.store_luck
+        roll = luck.chance.random()
+        if roll < luck.dies and self.alive:
+            self._around.note(self.name, "dies at", step)
+            self._around.controller_dies(self)
+        if not self.alive:
+            await asyncio.Event().wait()  # nothing comes after this
+        if step is Step.STATEMENT:
+            return
+        if roll < luck.waits:
+            await asyncio.sleep(luck.chance.choice((0.0, 0.0, 0.001, 0.05)))
+            if not self.alive:
+                await asyncio.Event().wait()
+        if luck.away or self.store_away:
+            self._raise(step, "the database is away")
+        if luck.chance.random() < luck.fails:
+            self._raise(step, "the connection to the database broke")
+
+    def _raise(self, step: Step, why: str) -> None:
+        if step is Step.COMMITTED:
+            raise OutcomeUnknown(f"{why} while committing")
+        raise Unavailable(why)

@@ -1,0 +1,63 @@
+"""The facts the invariants speak of, read from the store; for the simulation only what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
+
+from corral.controller.invariants import Facts
+from corral.store import backend_rules, node_backends, nodes, operation_nodes, operations
+from corral.store.api import Transaction
+from corral.store.inline import InlineFile
+
+T = TypeVar("T")
+
+
+class FactsReader:
+    TABLES: ClassVar = {"operations", "operation_nodes", "backend_rules", "node_backends", "nodes"}
+
+    def __init__(self, file: InlineFile) -> None:
+        self._store = file.store()
+
+    def read(self, before: Facts, tables: frozenset[str]) -> Facts:
+        return at_once(self._read(before, tables))
+
+    async def _read(self, before: Facts, tables: frozenset[str]) -> Facts:
+        async with self._store.read() as tx:
+            return await read_facts(tx, before, tables)
+
+
+async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> Facts:
+    """`before`, and of the tables that were written what they say now."""
+    known = before.operations
+    if "operations" in tables:
+        known = {row.id: row for row in await operations.list_(tx, limit=10_000)}
+    rows = before.rows
+    if tables & {"operations", "operation_nodes"}:
+        found = await operation_nodes.list_for(tx, list(known))
+        rows = {(row.operation_id, row.node_id): row for own in found.values() for row in own}
+        rows = {key: _same(before.rows.get(key), row) for key, row in rows.items()}
+    rules = before.rules
+    if "backend_rules" in tables:
+        rules = {row.generation: row for row in await backend_rules.list_live(tx)}
+    inventories = before.inventories
+    if tables & {"node_backends", "nodes"}:
+        inventories = {row.node_id: row for row in await node_backends.list_(tx)}
+    pulses = before.nodes
+    if "nodes" in tables:
+        pulses = {row.id: row for row in await nodes.list_pulses(tx)}
+    return Facts(known, rows, rules, inventories, pulses)
+
+
+def _same(before: T | None, row: T) -> T:
+    return before if before is not None and before == row else row
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Runs what never waits."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise RuntimeError("it waits for something")

@@ -1,0 +1,77 @@
+"""The galleries of a simulated fleet: three backends, newer builds now and then, and times when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from random import Random
+from typing import Any
+
+from corral.contract.messages.backends import NodeBackend, UpgradeInfo
+from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.desired.plan import NoBuild
+from corral.kit.errors import NotFound, Unavailable
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+
+BACKENDS = ("llama-cpp", "vllm", "piper")
+
+
+class Shelf:
+    """`Catalogue`, the same for all controllers."""
+
+    def __init__(self, chance: Random) -> None:
+        self.away = False
+        self._chance = chance
+        self._versions = dict.fromkeys(BACKENDS, 1)
+
+    def publish(self, name: str) -> None:
+        self._versions[name] += 1
+
+    def digest(self, name: str, capability: str) -> str:
+        """Of the newest build for such a machine."""
+        return f"sha256:{name}-{'cuda' if capability == 'nvidia' else 'cpu'}-{self._versions[name]}"
+
+    async def look_up(self, asked: Asked) -> Listed:
+        await self._answers()
+        if asked.backend not in self._versions:
+            raise NotFound(f"no backend is called {asked.backend!r}")
+        return Listed(asked.backend, asked=asked)
+
+    async def resolve(self, asked: Asked, machine: MachineKind) -> TargetBuild | NoBuild:
+        await self._answers()
+        capability, platform, _ = machine
+        name = asked.backend
+        if name == "piper" and platform == "linux/arm64":
+            return NoBuild("no linux/arm64 build")
+        kind = "cuda" if capability == "nvidia" else "cpu"
+        return TargetBuild(f"{kind}-{name}", self.digest(name, capability), f"{self._versions[name]}.0")
+
+    async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
+        return [{"name": name} for name in BACKENDS]
+
+    async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
+        await self._answers()
+        found: dict[str, UpgradeInfo] = {}
+        for node in inventories:
+            for row in node.backends:
+                if _is_older(row, self._versions):
+                    newest = f"{self._versions[row.name]}.0"
+                    found[row.name] = UpgradeInfo(row.name, row.version, newest)
+        return found
+
+    async def refresh(self) -> None:
+        await self._answers()
+
+    def galleries(self) -> Sequence[dict[str, Any]]:
+        return [{"name": "shelf", "url": "https://shelf.test/index.yaml"}]
+
+    async def _answers(self) -> None:
+        if self._chance.random() < 0.5:
+            await asyncio.sleep(self._chance.uniform(0, 2))
+        if self.away:
+            raise Unavailable("the gallery does not answer")
+
+
+def _is_older(row: NodeBackend, versions: dict[str, int]) -> bool:
+    return row.name in versions and row.version not in ("", f"{versions[row.name]}.0")
