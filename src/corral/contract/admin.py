@@ -302,6 +302,15 @@ class ScopeBody(Message, frozen=True):
     max_parallel: str = ""
 
 
+class PlanProcess(Message, frozen=True):
+    """A process that runs now, and what becomes of it."""
+
+    process_id: str = always(str)
+    model: str = always(str)
+    how: str = always(str)  # beside: its successor serves before it goes; stop: it goes; stay: it is not touched
+    gap_s: float | None = None  # how long nobody answers for it; None: nobody can say
+
+
 class PlanNode(Message, frozen=True):
     """What a request would do on one node."""
 
@@ -317,7 +326,8 @@ class PlanNode(Message, frozen=True):
     installed_digest: str = ""
     fetch_bytes: int | None = None  # None: nobody can say
     disk_after_bytes: int | None = None  # free then, as far as can be said
-    processes: str = ""  # what happens to those that run
+    processes: str = ""  # what happens to those that run, in words
+    replaces: tuple[PlanProcess, ...] = ()  # and one by one, where the node tells
 
 
 class PlanView(Message, frozen=True):
@@ -342,12 +352,14 @@ class MatrixNode(Message, frozen=True):
 class MatrixIntent(Message, frozen=True):
     """What one node still has to do for one backend."""
 
-    kind: str = always(str)  # install, upgrade, delete
-    stage: str = always(str)  # waiting, sent, parked
+    kind: str = always(str)  # install, upgrade, delete, rollback
+    stage: str = always(str)  # waiting, sent, parked (failing, and time alone will not cure it)
     operation: str = ""
     failures: int = 0
     reason: str = ""
     next_retry_at: str = ""
+    phase: str = ""
+    percentage: float = always(float)
 
 
 class MatrixCell(Message, frozen=True):

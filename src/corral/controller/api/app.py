@@ -18,7 +18,7 @@ from corral.controller.access.keys import Access
 from corral.controller.api import access, cluster, events, internal, meta
 from corral.controller.api.backend_pages import BackendPages
 from corral.controller.api.backends import Backends
-from corral.controller.api.errors import on_corral_error, on_http_exception, on_unexpected
+from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
 from corral.controller.api.node import NodeSelfService
 from corral.controller.api.node_backends import NodeBackends
 from corral.controller.api.nodes import Nodes
@@ -54,6 +54,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
         exception_handlers={
             CorralError: on_corral_error,
             HTTPException: on_http_exception,
+            RecursionError: on_too_deep,
             Exception: on_unexpected,
         },
         middleware=[RequestLog],

@@ -18,10 +18,13 @@ from corral.store.backend_rules import Asked
 AnyRequest = Request[Any, Any, Any]
 Plan = Annotated[bool, Parameter(description="Tell what it would do on each node, and do nothing")]
 Force = Annotated[bool, Parameter(description="Fetch again what is there; a delete: though a model uses it")]
-Node = Annotated[str, Parameter(description="One node only, by id or name")]
+Node = Annotated[str, Parameter(max_length=255, description="One node only, by id or name")]
 Selector = Annotated[str, Parameter(description="Only nodes with these labels: `tier=fast,!old`")]
+JobId = Annotated[str, Parameter(max_length=100, description="The operation's id")]
 MaxParallel = Annotated[str, Parameter(description="How many nodes of an upgrade switch at once: `25%`, `3`")]
 
+_NODE_MAX = 255
+_SELECTOR_MAX = 512
 _DOING = {
     OperationKind.INSTALL: "installation",
     OperationKind.UPGRADE: "upgrade",
@@ -35,6 +38,8 @@ async def read_wish(request: AnyRequest, operations: Operations, kind: Operation
     # With no backend or uri at all there is nothing to look a node up for.
     if not (body.backend or body.id or body.uri):
         raise Invalid("say which backend: its name, or a uri")
+    _check_text("node", body.node, _NODE_MAX)
+    _check_text("selector", body.selector, _SELECTOR_MAX)
     scope = await operations.scope(node=body.node, selector=body.selector)
     by = principal_of(request).name
     return make_wish(kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by)
@@ -91,6 +96,13 @@ async def answer_backend_job(
         return Response(await operations.plan(wish), status_code=200)
     accepted = await operations.accept(wish)
     return Response(BackendJob(accepted.operation_id, _here(request, f"/backends/jobs/{accepted.operation_id}")))
+
+
+def _check_text(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise Invalid(f"{field} is longer than {most} characters")
+    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+        raise Invalid(f"{field} must not hold control characters")
 
 
 def _here(request: AnyRequest, path: str) -> str:

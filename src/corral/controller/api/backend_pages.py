@@ -23,6 +23,7 @@ from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.asking import (
     AnyRequest,
     Force,
+    JobId,
     MaxParallel,
     Node,
     Plan,
@@ -115,7 +116,7 @@ class BackendPages(Controller):
         return JobsAccepted(tuple(jobs), refused)
 
     @get("/job/{job_id:str}", summary="How a request is going; an unknown one counts as queued")
-    async def job(self, operations: Operations, job_id: str) -> dict[str, Any]:
+    async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
         view = await operations.find_view(job_id)
         # A page may ask before the controller it reaches has seen what another one accepted.
         return job_status(view if view is not None else OperationView(message="queued", is_queued=True))

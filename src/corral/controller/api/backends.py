@@ -11,6 +11,7 @@ from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.asking import (
     AnyRequest,
     Force,
+    JobId,
     MaxParallel,
     Node,
     Plan,
@@ -64,7 +65,7 @@ class Backends(Controller):
         return (await upgrades.read()).upgrades
 
     @get("/jobs/{job_id:str}", summary="How a request under /backends is going")
-    async def job(self, operations: Operations, job_id: str) -> dict[str, Any]:
+    async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
         return op_status(await operations.view(job_id))
 
     @post("/apply", guards=(admins,), status_code=200, summary="Install `id`, or a uri, on every node or some")

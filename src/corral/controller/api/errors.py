@@ -85,6 +85,12 @@ def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> 
     return _in_its_form(request, error.status_code, detail, "http_error", dict(error.headers or {}))
 
 
+def on_too_deep(request: Request[Any, Any, Any], error: RecursionError) -> Response[bytes]:
+    """JSON nested so deep that no reader follows. Nothing of ours calls itself so often."""
+    log.warning("request nested too deep", path=request.url.path)
+    return _in_its_form(request, 400, "the request is nested too deep to be read", "invalid")
+
+
 def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     log.error("request failed", path=request.url.path, exc_info=error)
     return _in_its_form(request, 500, "something went wrong here; the log has the details", "internal_error")

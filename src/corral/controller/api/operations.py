@@ -22,7 +22,7 @@ from corral.contract.admin import (
     Steered,
 )
 from corral.controller.access.keys import Access
-from corral.controller.api.asking import AnyRequest, Node, Plan, answer_job, read_wish
+from corral.controller.api.asking import AnyRequest, JobId, Node, Plan, answer_job, read_wish
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind
@@ -70,7 +70,7 @@ class OperationsDoor(Controller):
         return {"success": True}
 
     @get("/{job_id:str}", summary="One operation, with a row per node")
-    async def show(self, operations: Operations, job_id: str) -> OperationView:
+    async def show(self, operations: Operations, job_id: JobId) -> OperationView:
         return await operations.view(job_id)
 
     @get(
@@ -79,7 +79,7 @@ class OperationsDoor(Controller):
         media_type="text/event-stream",
     )
     async def follow(
-        self, request: AnyRequest, operations: Operations, watch: Watch, access: Access, job_id: str
+        self, request: AnyRequest, operations: Operations, watch: Watch, access: Access, job_id: JobId
     ) -> Stream:
         await operations.view(job_id)  # so that an unknown one is a 404, not a stream that ends
         return stream_of(watch, access, principal_of(request), operation_frames(operations, job_id))
@@ -90,7 +90,7 @@ class OperationsDoor(Controller):
         status_code=200,
         summary="Stop the bytes and take it back; with `node`, there only",
     )
-    async def cancel(self, operations: Operations, job_id: str, node: Node = "") -> Steered:
+    async def cancel(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         await operations.cancel(job_id, node=node)
         return Steered(True, f"cancelled on {node}" if node else "operation cancelled", job_id)
 
@@ -100,7 +100,7 @@ class OperationsDoor(Controller):
         status_code=200,
         summary="As cancel; what was fetched is kept, and a retry goes on from there",
     )
-    async def pause(self, operations: Operations, job_id: str, node: Node = "") -> Steered:
+    async def pause(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         await operations.cancel(job_id, node=node)
         return Steered(True, "operation paused: retry goes on with what was fetched", job_id)
 
@@ -110,7 +110,7 @@ class OperationsDoor(Controller):
         status_code=200,
         summary="Try again now what is failing; with `node`, there only. What was cancelled is asked for anew",
     )
-    async def retry(self, request: AnyRequest, operations: Operations, job_id: str, node: Node = "") -> Steered:
+    async def retry(self, request: AnyRequest, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
         again = await operations.retry(job_id, node=node, by=principal_of(request).name)
         where = f" on {node}" if node else ""
         words = "tried again now" if again.operation_id == job_id else "asked for anew"
@@ -122,7 +122,7 @@ class OperationsDoor(Controller):
         status_code=200,
         summary="Take it back; what runs may end, nothing new begins",
     )
-    async def withdraw(self, operations: Operations, job_id: str) -> Steered:
+    async def withdraw(self, operations: Operations, job_id: JobId) -> Steered:
         await operations.withdraw(job_id)
         return Steered(True, "operation withdrawn", job_id)
 
@@ -132,7 +132,7 @@ class OperationsDoor(Controller):
         status_code=200,
         summary="Show it no more; what it asks for goes on",
     )
-    async def dismiss(self, operations: Operations, job_id: str) -> Steered:
+    async def dismiss(self, operations: Operations, job_id: JobId) -> Steered:
         await operations.dismiss(job_id)
         return Steered(True, "operation dismissed", job_id)
 

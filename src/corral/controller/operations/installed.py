@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from corral.contract.admin import BackendMatrix
+import msgspec
+
+from corral.contract.admin import BackendMatrix, MatrixIntent
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.desired.upgrades import UpgradeCheck
 from corral.controller.desired.world import takes_backends
-from corral.controller.operations.matrix import matrix_of
+from corral.controller.operations.bookkeeping import row_of
+from corral.controller.operations.matrix import Pending, matrix_of, pending_of
 from corral.controller.operations.requests import did_you_mean
+from corral.controller.operations.state import Row
 from corral.kit.errors import NotFound
-from corral.store import backend_intents, node_backends, nodes
-from corral.store.api import Store
-from corral.store.backend_intents import BackendIntent
+from corral.store import backend_intents, node_backends, nodes, operation_nodes, operations
+from corral.store.api import Store, Transaction
 from corral.store.nodes import NodeOutline
 
 
@@ -33,13 +37,13 @@ class InstalledBackends:
                 names = [row.name for row in outlines.values()]
                 raise NotFound(f"there is no node {id_or_name!r}{did_you_mean(id_or_name, names)}")
             inventory = await node_backends.find(tx, chosen.id)
-            intents = {row.backend: row for row in await backend_intents.list_(tx, [chosen.id])}
-        rows = [_listed(row, intents.get(row.name)) for row in (inventory.backends if inventory else ())]
+            pending = (await self._pending(tx, [chosen.id])).get(chosen.id, {})
+        rows = [_listed(row, pending.get(row.name)) for row in (inventory.backends if inventory else ())]
         there = {row["name"] for row in rows}
-        for backend, intent in sorted(intents.items()):
-            if backend not in there and intent.stage in ("waiting", "sent", "parked"):
-                row = {"name": backend, "is_system": False, "is_meta": False, "intent": _intent(intent)}
-                rows.append(row | {"installed": False})
+        for backend, intent in sorted(pending.items()):
+            if backend not in there:
+                row = {"name": backend, "is_system": False, "is_meta": False, "installed": False}
+                rows.append(row | {"intent": msgspec.to_builtins(intent)})
         return rows
 
     async def everywhere(self) -> list[dict[str, Any]]:
@@ -63,9 +67,16 @@ class InstalledBackends:
         async with self._store.read() as tx:
             outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
             told = {row.node_id: row for row in await node_backends.list_(tx)}
-            intents = await backend_intents.list_(tx)
+            pending = await self._pending(tx)
         checked = await self._upgrades.read()
-        return matrix_of(outlines, told, intents, checked.upgrades, checked.checked_at)
+        return matrix_of(outlines, told, pending, checked.upgrades, checked.checked_at)
+
+    async def _pending(self, tx: Transaction, node_ids: Sequence[str] | None = None) -> Pending:
+        rows: dict[str, list[Row]] = {}
+        for record in await operation_nodes.list_open(tx, node_ids):
+            rows.setdefault(record.operation_id, []).append(row_of(record))
+        chosen = await operations.list_for(tx, sorted(rows))
+        return pending_of(chosen, rows, await backend_intents.list_(tx, node_ids))
 
     async def kinds(self) -> set[tuple[str, str]]:
         """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""
@@ -101,7 +112,7 @@ def _entry(row: NodeBackend) -> dict[str, Any]:
     }
 
 
-def _listed(row: NodeBackend, intent: BackendIntent | None) -> dict[str, Any]:
+def _listed(row: NodeBackend, intent: MatrixIntent | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": row.name,
         "is_system": row.is_system,
@@ -116,17 +127,6 @@ def _listed(row: NodeBackend, intent: BackendIntent | None) -> dict[str, Any]:
         "previous": list(row.previous),
     }
     kept = {key: value for key, value in told.items() if value or key in ("name", "is_system", "is_meta")}
-    if intent is not None and intent.stage in ("waiting", "sent", "parked"):
-        kept["intent"] = _intent(intent)
+    if intent is not None:
+        kept["intent"] = msgspec.to_builtins(intent)
     return kept
-
-
-def _intent(intent: BackendIntent) -> dict[str, Any]:
-    told = {
-        "kind": intent.kind,
-        "stage": intent.stage,
-        "operation": intent.operation_id,
-        "failures": intent.failures,
-        "reason": intent.reason,
-    }
-    return {key: value for key, value in told.items() if value}

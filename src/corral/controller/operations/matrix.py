@@ -7,34 +7,71 @@ from collections.abc import Mapping, Sequence
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.inventory import concrete_name, find_installed, previous_digests
+from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
 from corral.store.backend_intents import BackendIntent
 from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
+from corral.store.operations import Operation
 
-OPEN_STAGES = ("waiting", "sent", "parked")
+_OPEN = ("waiting", "sent", "parked")
+_STAGES = {RowStatus.QUEUED: "waiting", RowStatus.DOWNLOADING: "sent", RowStatus.RUNNING_ON_WORKER: "sent"}
+Pending = Mapping[str, Mapping[str, MatrixIntent]]  # by node id, then backend
+
+
+def pending_of(
+    operations: Sequence[Operation], rows: Mapping[str, Sequence[Row]], intents: Sequence[BackendIntent]
+) -> Pending:
+    """What is still to be done where: as the operations show it, which have rows also for nodes that are away; and as
+    the intents do, for what no operation shows any more."""
+    found: dict[str, dict[str, MatrixIntent]] = {}
+    for intent in intents:
+        if intent.stage in _OPEN:
+            found.setdefault(intent.node_id, {})[intent.backend] = MatrixIntent(
+                intent.kind,
+                intent.stage,
+                intent.operation_id,
+                intent.failures,
+                intent.reason,
+                rfc3339(intent.next_try_at),
+            )
+    for operation in sorted(operations, key=lambda operation: operation.generation):
+        for row in rows.get(operation.id, ()):
+            if row.status not in TERMINAL:
+                found.setdefault(row.node_id, {})[operation.backend] = _of_row(operation, row)
+    return found
+
+
+def _of_row(operation: Operation, row: Row) -> MatrixIntent:
+    failing = "waiting" if row.next_try_at is not None else "parked"
+    return MatrixIntent(
+        operation.kind,
+        _STAGES.get(row.status, failing),
+        operation.id,
+        row.failures,
+        row.reason,
+        rfc3339(row.next_try_at),
+        row.phase,
+        round(row.percentage, 1),
+    )
 
 
 def matrix_of(
     outlines: Sequence[NodeOutline],
     inventories: Mapping[str, Inventory],
-    intents: Sequence[BackendIntent],
+    pending: Pending,
     newer: Mapping[str, UpgradeInfo],
     checked_at: str = "",
 ) -> BackendMatrix:
     """`outlines` in name order. One row per name a person would use: builds that stand behind another name are told
     there."""
-    open_: dict[str, dict[str, BackendIntent]] = {}
-    for intent in intents:
-        if intent.stage in OPEN_STAGES:
-            open_.setdefault(intent.node_id, {})[intent.backend] = intent
     drifting = {name: {node.node_id for node in info.node_drift} for name, info in newer.items()}
     cells: dict[str, dict[str, MatrixCell]] = {}
     builds: dict[str, set[str]] = {}
     for outline in outlines:
         inventory = inventories.get(outline.id)
         rows = inventory.backends if inventory is not None else ()
-        todo = open_.get(outline.id, {})
+        todo = pending.get(outline.id, {})
         for backend in dict.fromkeys((*_names(rows), *todo)):
             variant = concrete_name(rows, backend)
             builds.setdefault(backend, set()).add(variant)
@@ -60,13 +97,13 @@ def _cell(
     rows: Sequence[NodeBackend],
     backend: str,
     variant: str,
-    intent: BackendIntent | None,
+    intent: MatrixIntent | None,
     newer: UpgradeInfo | None,
     drifts: bool,
 ) -> MatrixCell:
     found = find_installed(rows, backend)
     if found is None:
-        return MatrixCell(installed=False, intent=_intent(intent))
+        return MatrixCell(installed=False, intent=intent)
     return MatrixCell(
         installed=True,
         version=found.version,
@@ -77,7 +114,7 @@ def _cell(
         outdated=newer is not None and _is_old(found.version, found.digest, newer),
         drift=drifts,
         can_roll_back=bool(previous_digests(rows, backend)),
-        intent=_intent(intent),
+        intent=intent,
     )
 
 
@@ -97,17 +134,4 @@ def _row(backend: str, cells: dict[str, MatrixCell], builds: set[str], newer: Ma
         available_version=next((info.available_version for info in found if info.available_version), ""),
         available_digest=found[0].available_digest if len(found) == 1 else "",
         drift=any(cell.drift for cell in cells.values()),
-    )
-
-
-def _intent(intent: BackendIntent | None) -> MatrixIntent | None:
-    if intent is None:
-        return None
-    return MatrixIntent(
-        intent.kind,
-        intent.stage,
-        intent.operation_id,
-        intent.failures,
-        intent.reason,
-        rfc3339(intent.next_try_at),
     )

@@ -1,0 +1,136 @@
+"""The controller's HTTP doors for backends and operations, served for real in this process: controllers on one database
+and the bus's twin, with scripted workers, and a caller.
+
+async with open_api(tmp_path) as api:
+    barn = await api.fleet.corral("barn")
+    answer = await api.post("/api/operations", {"backend": "vllm"})
+    assert answer.status == 202
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import warnings
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from litestar.exceptions import LitestarDeprecationWarning
+from yarl import URL
+
+from corral.contract.admin import CreateKey
+from corral.controller.access.keys import Access
+from corral.controller.api.app import build_app
+from corral.controller.api.server import serve_app
+from corral.controller.settings import ControllerSettings
+from corral.controller.web.routes import dependencies
+from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
+from tests.support.processes import free_port
+
+_UNUSED = ("join_tokens", "node_api", "nodes", "ingresses", "views", "overview", "readiness", "controller_metrics")
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    raw: bytes
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+
+class Api:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, stack: contextlib.AsyncExitStack) -> None:
+        self.fleet = fleet
+        self.admin = ""
+        self.viewer = ""
+        self.urls: list[str] = []
+        self._session = session
+        self._stack = stack
+
+    async def serve(self, controller: Controller, *, settle_s: float = 10.0) -> str:
+        access = Access(controller.store, controller.watch, self.fleet.clock, session_ttl_s=600)
+        if not self.admin:
+            self.admin = (await access.create(CreateKey(name="boss", role="admin"))).secret
+            self.viewer = (await access.create(CreateKey(name="eyes", role="viewer"))).secret
+        services = dict.fromkeys(_UNUSED) | {
+            "access": access,
+            "watch": controller.watch,
+            "operations": controller.backends.operations,
+            "installed": controller.backends.installed,
+            "upgrades": controller.backends.upgrades,
+            "catalogue": controller.backends.catalogue,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LitestarDeprecationWarning)
+            app = build_app(
+                services | dependencies(self.fleet.clock), access_service=access, ca_pem="", settle_s=settle_s
+            )
+        port = free_port()
+        await self._stack.enter_async_context(serve_app(app, ControllerSettings(host="127.0.0.1", port=port)))
+        self._stack.callback(controller.watch.end)  # before the server stops: open streams end first
+        self.urls.append(f"http://127.0.0.1:{port}")
+        return self.urls[-1]
+
+    async def call(
+        self, method: str, path: str, body: object = None, *, key: str = "", on: int = 0, raw: bytes | None = None
+    ) -> Answer:
+        content = raw if raw is not None else json.dumps(body).encode() if body is not None else None
+        data = io.BytesIO(content) if content is not None else None
+        headers = {"Authorization": f"Bearer {key or self.admin}"}
+        # Already encoded: what a test writes is what is sent.
+        url = URL(self.urls[on] + path, encoded=True)
+        async with self._session.request(method, url, data=data, headers=headers) as answer:
+            return Answer(answer.status, await answer.read(), dict(answer.headers))
+
+    async def get(self, path: str, **more: Any) -> Answer:
+        return await self.call("GET", path, **more)
+
+    async def post(self, path: str, body: object = None, **more: Any) -> Answer:
+        return await self.call("POST", path, body, **more)
+
+    async def install(self, backend: str = "vllm", **more: Any) -> str:
+        answer = await self.post("/api/operations", {"backend": backend, **more})
+        assert answer.status == 202, answer.raw
+        return str(answer.json["jobID"])
+
+    @contextlib.asynccontextmanager
+    async def events(self, path: str, *, on: int = 0) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
+        """(event, data) as they come."""
+        headers = {"Authorization": f"Bearer {self.viewer}"}
+        async with self._session.get(self.urls[on] + path, headers=headers) as answer:
+            assert answer.status == 200, await answer.read()
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            yield _events(answer.content)
+
+
+async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Any]]:
+    name, data = "", ""
+    async for line in lines:
+        text = line.decode().rstrip("\n")
+        if text.startswith("event: "):
+            name = text[7:]
+        elif text.startswith("data: "):
+            data = text[6:]
+        elif not text and name:
+            yield name, json.loads(data)
+            name, data = "", ""
+
+
+@contextlib.asynccontextmanager
+async def open_api(folder: Path, *, settle_s: float = 10.0) -> AsyncIterator[Api]:
+    async with (
+        open_fleet(sqlite_url(folder)) as fleet,
+        contextlib.AsyncExitStack() as stack,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), read_bufsize=2**22) as session,
+    ):
+        api = Api(fleet, session, stack)
+        await api.serve(fleet.first, settle_s=settle_s)
+        yield api
+        await session.close()  # our own streams first: the server waits for them
