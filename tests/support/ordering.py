@@ -90,7 +90,7 @@ class OrderedFleet:
         def found() -> list[dict[str, Any]]:
             return [each for each in self.told(f"{kind}.{op}.result") if each.get("attempt") == attempt]
 
-        await until(found, 40.0)
+        await until(found, timeout_s=40.0)
         return found()[-1]
 
     async def order(self, kind: str, op: str, body: dict[str, Any], attempt: int = 1) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Upgrades over a real bus: fetched aside, started beside, switched, drained; reverted when the new one will not run."""
+"""Upgrades over a real bus: fetched aside, started beside, switched, drained; reverted if the new one will not run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,200 @@
+"""Outcomes on the disk, and orders that are carried out once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from corral.contract.messages.backends import BackendResult
+from corral.contract.messages.replicas import ReplicaResult
+from corral.kit.errors import Failed
+from corral.worker.agent.order_runs import OrderRuns, Run
+from corral.worker.agent.outcomes import OrderKey, Outcome, Outcomes
+from tests.support.manual_clock import ManualClock
+from tests.support.waiting import until
+
+
+def key(op: str = "op", attempt: int = 1, kind: str = "install", about: str = "b") -> OrderKey:
+    return OrderKey(kind, op, attempt, about)
+
+
+def result(op: str = "op", attempt: int = 1, *, error: str = "") -> BackendResult:
+    return BackendResult(op_id=op, attempt=attempt, node_id="n", backend="b", success=not error, error=error)
+
+
+async def test_what_was_added_is_there_for_the_next_worker(tmp_path: Path) -> None:
+    clock = ManualClock()
+    before = Outcomes(tmp_path / "o.json", clock)
+    before.load()
+    await before.add(key(), result())
+    await before.add(key("r", kind="replica.start", about="p"), ReplicaResult("r", 1, True, "p"))
+    after = Outcomes(tmp_path / "o.json", clock)
+    after.load()
+    assert after.find(key()) is not None
+    assert after.find(key()) == before.find(key())
+    found = after.find(key("r", kind="replica.start", about="p"))
+    assert found is not None
+    assert found.replica == ReplicaResult("r", 1, True, "p")
+    assert after.find(key(attempt=2)) is None
+    assert after.find(key(about="other")) is None
+    assert after.find(key(kind="upgrade")) is None
+
+
+async def test_the_oldest_go_first(tmp_path: Path) -> None:
+    outcomes = Outcomes(tmp_path / "o.json", ManualClock(), keep=3)
+    for number in range(5):
+        await outcomes.add(key(f"op-{number}"), result(f"op-{number}"))
+    again = Outcomes(tmp_path / "o.json", ManualClock(), keep=3)
+    again.load()
+    for each in (outcomes, again):
+        assert [row.backend.op_id for row in each.recent() if row.backend] == ["op-2", "op-3", "op-4"]
+
+
+async def test_heartbeats_tell_those_of_the_last_minutes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    outcomes = Outcomes(tmp_path / "o.json", clock, fresh_s=600)
+    await outcomes.add(key("old"), result("old"))
+    clock.advance(599)
+    await outcomes.add(key("new"), result("new"))
+    assert len(outcomes.recent()) == 2
+    clock.advance(2)
+    assert [row.backend.op_id for row in outcomes.recent() if row.backend] == ["new"]
+    assert outcomes.find(key("old")) is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"outcomes":[{"kind":"install"}]}', b"\xff\xfe"])
+async def test_a_damaged_file_costs_its_content_only(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "o.json").write_bytes(content)
+    outcomes = Outcomes(tmp_path / "o.json", ManualClock())
+    outcomes.load()
+    assert outcomes.recent() == ()
+    await outcomes.add(key(), result())
+    again = Outcomes(tmp_path / "o.json", ManualClock())
+    again.load()
+    assert again.find(key()) is not None
+
+
+async def test_a_disk_that_refuses_is_no_reason_to_forget(tmp_path: Path) -> None:
+    outcomes = Outcomes(tmp_path / "nowhere" / "o.json", ManualClock())
+    await outcomes.add(key(), result())
+    assert outcomes.find(key()) is not None
+
+
+async def test_long_errors_keep_both_ends(tmp_path: Path) -> None:
+    outcomes = Outcomes(tmp_path / "o.json", ManualClock())
+    outcome = await outcomes.add(key(), result(error="begin" + "x" * 100_000 + "end"))
+    assert outcome.backend is not None
+    assert len(outcome.backend.error) < 5000
+    assert outcome.backend.error.startswith("begin")
+    assert outcome.backend.error.endswith("end")
+
+
+class Told:
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    async def __call__(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class Work:
+    """Counts how often it was begun, and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.over = asyncio.Event()
+        self.undone = 0
+
+    async def __call__(self, run: Run) -> BackendResult:
+        self.begun += 1
+        try:
+            await self.over.wait()
+        except asyncio.CancelledError:
+            self.undone += 1
+            raise
+        return result()
+
+
+@pytest.fixture
+async def runs(tmp_path: Path) -> AsyncIterator[OrderRuns]:
+    async with OrderRuns(Outcomes(tmp_path / "o.json", ManualClock())) as opened:
+        yield opened
+
+
+def cancelled() -> BackendResult:
+    return BackendResult(op_id="op", attempt=1, node_id="n", backend="b", success=False, cancelled=True)
+
+
+async def test_an_order_that_comes_twice_is_carried_out_once_and_told_twice(runs: OrderRuns) -> None:
+    told, work = Told(), Work()
+    for _ in range(2):
+        runs.accept(key(), work, told, given_up=cancelled)
+    assert runs.running() == (key(),)
+    work.over.set()
+    await until(lambda: told.outcomes)
+    runs.accept(key(), work, told, given_up=cancelled)
+    await until(lambda: len(told.outcomes) == 2)
+    assert (work.begun, runs.running()) == (1, ())
+    assert told.outcomes[0] == told.outcomes[1]
+
+
+async def test_a_cancelled_order_has_an_outcome(runs: OrderRuns) -> None:
+    told, work = Told(), Work()
+    runs.accept(key(), work, told, given_up=cancelled)
+    await until(lambda: work.begun)
+    assert runs.cancel("op", "other") is False
+    assert runs.cancel("op", "b") is True
+    await until(lambda: told.outcomes)
+    assert told.outcomes[0].backend == cancelled()
+    assert work.undone == 1
+    assert runs.cancel("op", "b") is False
+
+
+async def test_beyond_the_point_of_no_return_a_cancel_changes_nothing(runs: OrderRuns) -> None:
+    told, work = Told(), Work()
+
+    async def held(run: Run) -> BackendResult:
+        run.hold_on()
+        return await work(run)
+
+    runs.accept(key(), held, told, given_up=cancelled)
+    await until(lambda: work.begun)
+    assert runs.cancel("op", "b") is True
+    work.over.set()
+    await until(lambda: told.outcomes)
+    assert told.outcomes[0].backend == result()
+
+
+async def test_what_ends_with_the_worker_has_no_outcome(tmp_path: Path) -> None:
+    told, work, outcomes = Told(), Work(), Outcomes(tmp_path / "o.json", ManualClock())
+    async with OrderRuns(outcomes) as runs:
+        runs.accept(key(), work, told, given_up=cancelled)
+        await until(lambda: work.begun)
+    assert (work.undone, told.outcomes, outcomes.find(key())) == (1, [], None)
+
+
+async def test_work_goes_on_when_whoever_waits_for_it_is_gone(runs: OrderRuns) -> None:
+    over, done = asyncio.Event(), []
+
+    async def work() -> None:
+        await over.wait()
+        done.append(True)
+
+    waiting = asyncio.ensure_future(runs.see_through(work()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    over.set()
+    await until(lambda: done)
+
+
+async def test_whoever_waits_is_told_why_it_failed(runs: OrderRuns) -> None:
+    async def work() -> None:
+        raise Failed("no luck")
+
+    with pytest.raises(Failed, match="no luck"):
+        await runs.see_through(work())

@@ -1,0 +1,157 @@
+"""From orders to processes, and whom they are for. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.contract.manifest import LOCALAI, Manifest
+from corral.contract.messages.replicas import ReplicaFile, StartReplica
+from corral.kit.errors import Failed, Invalid, NotFound
+from corral.worker.agent.model_files import remove_model
+from corral.worker.agent.peer import localai_peer
+from corral.worker.agent.replacing import successor
+from corral.worker.agent.replica_spec import spec_of
+from corral.worker.installer.inventory import InstalledBackend
+from corral.worker.installer.records import VersionRecord
+
+OPENAI = Manifest(protocol="openai", command=("serve", "{port}"))
+
+
+def build(folder: Path, manifest: Manifest = OPENAI) -> InstalledBackend:
+    return InstalledBackend("b", folder / "v", manifest, record=VersionRecord(id="v", digest="sha256:1"))
+
+
+def order(**more: Any) -> StartReplica:
+    return StartReplica(
+        **{"op_id": "op", "attempt": 1, "process_id": "p", "model": "m", "replica": 2, "backend": "b", **more}
+    )
+
+
+def test_the_process_of_an_order(tmp_path: Path) -> None:
+    (tmp_path / "w.gguf").write_bytes(b"1234")
+    files = (ReplicaFile("w.gguf", size_bytes=4),)
+    definition = {"context_size": 512, "parallel": 4, "env": {"A": "b"}}
+    spec = spec_of(order(files=files, definition=definition, revision="r1"), build(tmp_path), tmp_path)
+    assert (spec.key, spec.process_id, spec.revision, spec.digest) == ("m#2", "p", "r1", "sha256:1")
+    assert (spec.model_file, spec.model_dir) == (str(tmp_path / "w.gguf"), str(tmp_path))
+    assert (spec.context_size, spec.slots, spec.env, spec.load) == (512, 4, {"A": "b"}, "")
+
+
+def test_weights_the_definition_names(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.gguf").write_bytes(b"1")
+    spec = spec_of(order(definition={"model": "sub/w.gguf"}), build(tmp_path), tmp_path)
+    assert spec.model_file == str(tmp_path / "sub" / "w.gguf")
+    for elsewhere in ("org/name", "../secret", "/etc/passwd"):
+        assert spec_of(order(definition={"model": elsewhere}), build(tmp_path), tmp_path).model_file == ""
+
+
+def test_a_grpc_backend_is_told_what_to_load(tmp_path: Path) -> None:
+    definition = {"model": "org/name", "context_size": 64, "options": {"Threads": 2, "ContextSize": 99}}
+    spec = spec_of(order(definition=definition), build(tmp_path, LOCALAI), tmp_path)
+    assert json.loads(spec.load) == {
+        "Model": "org/name",
+        "ModelPath": str(tmp_path),
+        "ContextSize": 99,  # what the definition says in the backend's own words counts
+        "Threads": 2,
+    }
+    assert json.loads(spec_of(order(), build(tmp_path, LOCALAI), tmp_path).load)["Model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"protocol": "grpc"}, Invalid),
+        ({"definition": {"context_size": "many"}}, Invalid),
+        ({"definition": {"parallel": -1}}, Invalid),
+        ({"definition": {"parallel": True}}, Invalid),
+        ({"definition": {"env": ["a"]}}, Invalid),
+        ({"definition": {"env": {"A": 1}}}, Invalid),
+        ({"files": (ReplicaFile("../w"),)}, Invalid),
+        ({"files": (ReplicaFile("/etc/passwd"),)}, Invalid),
+        ({"files": (ReplicaFile("absent"),)}, NotFound),
+    ],
+)
+def test_what_cannot_be_started(tmp_path: Path, more: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        spec_of(order(**more), build(tmp_path), tmp_path)
+
+
+def test_a_link_out_of_the_models_folder_is_not_followed(tmp_path: Path) -> None:
+    models, secret = tmp_path / "models", tmp_path / "secret"
+    models.mkdir()
+    secret.write_text("1")
+    (models / "w").symlink_to(secret)
+    with pytest.raises(Invalid):
+        spec_of(order(files=(ReplicaFile(str(models / "w")),)), build(tmp_path), models)
+
+
+def test_a_successor_is_the_same_process_of_another_build(tmp_path: Path) -> None:
+    old = spec_of(order(revision="r", definition={"parallel": 3}), build(tmp_path / "1"), tmp_path)
+    new = successor(old, build(tmp_path / "2", LOCALAI))
+    assert (new.key, new.revision, new.slots) == (old.key, "r", 3)
+    assert (new.directory, new.manifest, new.process_id) == (str(tmp_path / "2" / "v"), LOCALAI, "")
+
+
+@dataclass(frozen=True)
+class Ports:
+    address: str = ""
+    serve_address: str = ""
+    grpc_max_port: int = 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "host", "first", "last"),
+    [
+        (Ports(), "", "127.0.0.1", 50051, 65535),
+        (Ports(), "w1:50051", "w1", 50051, 65535),
+        (Ports(address="w1:6000"), "w1:6000", "w1", 6000, 65535),
+        (Ports(serve_address="0.0.0.0:7000"), "w1:9", "w1", 7000, 65535),
+        (Ports(address="w1:6000", serve_address="0.0.0.0:7000"), "w1:6000", "w1", 6000, 65535),
+        (Ports(grpc_max_port=50060), "w1:50051", "w1", 50051, 50060),
+        (Ports(grpc_max_port=1000), "w1:50051", "w1", 50051, 65535),  # below the base: ignored
+        (Ports(grpc_max_port=99999), "w1:50051", "w1", 50051, 65535),
+    ],
+)
+def test_where_a_localai_controller_finds_processes(
+    settings: Ports, told: str, host: str, first: int, last: int
+) -> None:
+    peer = localai_peer(settings, told_address=told, token="s")
+    assert peer.ports is not None
+    assert (peer.host, peer.ports.first, peer.ports.last) == (host, first, last)
+    assert (peer.localai, peer.listen_host, peer.token) == (True, "0.0.0.0", "s")
+
+
+def test_removing_a_model_leaves_its_neighbours(tmp_path: Path) -> None:
+    for name in ("m", "m.yaml", "m.gguf", "mm", "m-2.gguf"):
+        (tmp_path / name).write_text("1")
+    (tmp_path / "m.d").mkdir()
+    remove_model(tmp_path, "m")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m-2.gguf", "m.d", "mm"]
+    remove_model(tmp_path, "absent")
+
+
+def test_removing_a_link_removes_the_link(tmp_path: Path) -> None:
+    models, kept = tmp_path / "models", tmp_path / "kept"
+    models.mkdir()
+    kept.mkdir()
+    (kept / "file").write_text("1")
+    (models / "m").symlink_to(kept)
+    (models / "way").symlink_to(tmp_path)
+    remove_model(models, "m")
+    assert (kept / "file").exists()
+    assert not (models / "m").is_symlink()
+    with pytest.raises(Invalid):
+        remove_model(models, "way/kept")
+    assert (kept / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "../x", "a/../..", "/", "\0"])
+def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    with pytest.raises((Invalid, Failed)):
+        remove_model(tmp_path / "models", name)
