@@ -10,8 +10,9 @@ from pathlib import Path
 import yaml
 
 from corral.worker.supervisor.calls import ask_health
-from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import mock_copy, ordered_worker
+from tests.support.processes import free_port
 from tests.support.waiting import until
 
 __all__ = ["nats_server"]
