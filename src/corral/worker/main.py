@@ -37,6 +37,7 @@ from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.trust import settle_trust
 from corral.worker.agent.waiting import alongside, unless_set
 from corral.worker.backends import open_backends
+from corral.worker.handover import HandOver, Successors, inherit, is_successor
 from corral.worker.hardware.probe import HardwareProbe
 from corral.worker.ingress.door import Door
 from corral.worker.ingress.load import LoadReports
@@ -56,10 +57,13 @@ async def serve(
     clock: Clock | None = None,
     stopped: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
-) -> None:
-    """Join, work, and leave in order once `stopped` is set; sooner once `hurry` is. Raises `CannotGoOn`."""
+    succeeds: bool = False,
+) -> bool:
+    """Join, work, and leave in order once `stopped` is set; sooner once `hurry` is. `succeeds`: take over from the
+    worker at work. True when a successor has taken over from this one. Raises `CannotGoOn`."""
     clock, stopped, hurry = clock or SystemClock(), stopped or asyncio.Event(), hurry or asyncio.Event()
-    with hold_folder(settings.data):
+    inherited = await inherit(settings.data, timeout_s=settings.reload_timeout_s) if succeeds else None
+    with hold_folder(settings.data) as lock:
         make_folders(settings)
         check_backend_user(settings)
         identity = IdentityFile.open(settings.data, name=settings.name)
@@ -80,10 +84,26 @@ async def serve(
             HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s
         )
 
+        def hand_over_soon() -> None:
+            if not stopped.is_set():  # else it is on its way out, and its successor is told so
+                standing.handing_over = True
+                stopped.set()
+
         async with (
             adopting(supervisor),  # before the ingress serves: nobody shall hear that what runs is gone
-            Ingress(listen_on(settings, url), door, tokens, certificate, server_clock.now) as ingress,
+            Ingress(
+                listen_on(settings, url),
+                door,
+                tokens,
+                certificate,
+                server_clock.now,
+                shared_token=join_token,
+                inherited=inherited.listeners if inherited is not None else (),
+            ) as ingress,
+            HandOver(settings.data, asked=hand_over_soon) as handover,
         ):
+            if inherited is not None:
+                inherited.serving()
             trust = await unless_set(
                 stopped,
                 settle_trust(settings.ca, url, identity, timeout_s=settings.http_timeout_s, backoff=retry, clock=clock),
@@ -144,6 +164,14 @@ async def serve(
                         clock=clock,
                     )
                     await agent.run(stopped, hurry)
+            if standing.handing_over:
+                door.replicas.freeze(supervisor.serving())
+                await supervisor.let_go()
+                lock.release()
+                if not await handover.give(ingress.descriptors(), timeout_s=settings.reload_timeout_s):
+                    raise CannotGoOn("the worker that should take over did not: start this one again, it will adopt")
+                await ingress.retire(settings.reload_drain_s, hurry)
+            return standing.handing_over
 
 
 @contextlib.asynccontextmanager
@@ -186,23 +214,34 @@ def run(settings: WorkerSettings) -> int:
     """The process: logging, signals, exit code. What a person must mend is one line on stderr."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
     log.info("worker starts", **shown(settings))
+    successors = Successors()
     try:
-        uvloop.run(_serve_until_signalled(settings))
+        succeeds = is_successor(os.environ)
+        if succeeds:
+            successors.bind_to_keeper()
+        handed_over = uvloop.run(_serve_until_signalled(settings, successors, succeeds))
     except CannotGoOn as error:
         print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
         return 1
+    if handed_over:
+        log.info("worker has handed over")
+        return successors.keep()
+    successors.send_away()
     log.info("worker has left")
     return 0
 
 
-async def _serve_until_signalled(settings: WorkerSettings) -> None:
+async def _serve_until_signalled(settings: WorkerSettings, successors: Successors, succeeds: bool) -> bool:
     stopped, hurry = asyncio.Event(), asyncio.Event()
     asked = iter((stopped, hurry))  # a stop order over the bus is not the first of two signals
 
-    def on_signal() -> None:
+    def on_signal(number: int) -> None:
+        successors.tell(number)  # whoever asks us to stop knows nobody else
         next(asked, hurry).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await serve(settings, stopped=stopped, hurry=hurry)
+        loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGUSR2, successors.start)
+    async with alongside(successors.watch()):
+        return await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds)

@@ -224,6 +224,16 @@ class _NodeSettings:
         "on leaving: how long all of it may take", default=Seconds(90), check=_positive, advanced=True
     )
 
+    reload_timeout_s: Seconds = setting(
+        "on reload: how long the new worker may take to take over", default=Seconds(60), check=_positive, advanced=True
+    )
+    reload_drain_s: Seconds = setting(
+        "on reload: how long requests under way may take to end in the old worker",
+        default=Seconds(600),
+        check=_positive,
+        advanced=True,
+    )
+
     address: str = setting(
         "LocalAI's one reachable address, host:port: base of gRPC ports, the ingress one below",
         default="",

@@ -67,6 +67,8 @@ class Agent:
         pause = Backoff(self.settings.retry_first_s, self.settings.retry_cap_s)
         while True:
             reply = await unless_set(stopped, self.joining.join())
+            if reply is None and self.standing.handing_over:
+                return
             if reply is None:
                 # It never came to be part of the fleet, so there is nobody to say goodbye to.
                 await stop_backends(self.supervisor, hurry, self.settings.leave_timeout_s)
@@ -122,7 +124,7 @@ class Agent:
                         self._heartbeats(bus, reply, lost).run(), self._keep_certificate(), self._tell_load(bus, reply)
                     ):
                         why = await unless_set(stopped, _result_of(losing))
-                    if why is None:
+                    if why is None and not self.standing.handing_over:
                         self.standing.leaving = True
                         await self._leaving(reply).leave(hurry)
                 return why

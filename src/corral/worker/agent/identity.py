@@ -108,8 +108,19 @@ def another_name(name: str, enrolment: str) -> str:
     return f"{name[:250]}-{digest(enrolment)[:4]}"
 
 
+class FolderLock:
+    """Held until it is released, or the process ends."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        """Before the block ends: a successor takes the folder over."""
+        self._file.close()
+
+
 @contextlib.contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[FolderLock]:
     """The data folder is ours alone until the block ends, or the process does, however it does."""
     lock = _open_lock(folder)
     with lock:
@@ -122,7 +133,20 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 f"another worker (pid {holder}) uses {folder}: stop it, or give this one its own --data folder"
             ) from None
         _note_holder(lock, folder)
-        yield
+        yield FolderLock(lock)
+
+
+def holder_of(folder: Path) -> int | None:
+    """The process that holds a folder now; None when nobody does."""
+    try:
+        with open(folder / LOCK_FILE) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = (folder / LOCK_FILE).read_text().split()
+        return int(words[0]) if words and words[0].isdecimal() else None
+    except OSError:
+        pass
+    return None
 
 
 def _note_holder(lock: IO[str], folder: Path) -> None:

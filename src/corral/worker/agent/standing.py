@@ -19,6 +19,7 @@ class Standing:
     node_id: str = ""
     status: str = ""  # as the controller last told it; empty = it has not yet
     leaving: bool = False
+    handing_over: bool = False  # to a successor on this machine: nobody is told goodbye, nothing is stopped
     bus_connected: Callable[[], bool] = field(default=_nowhere)
 
     def not_ready(self) -> str | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from corral.contract.messages.nodes import IngressOffer, NodeRegistered
@@ -16,6 +17,7 @@ from corral.relay import Limits, RelayServer, UpstreamPool
 from corral.worker.addresses import HostPort
 from corral.worker.agent.certificate import IngressCertificate
 from corral.worker.agent.stop import CannotGoOn
+from corral.worker.agent.waiting import unless_set
 from corral.worker.ingress.door import Door
 from corral.worker.ingress.tokens import TokenCheck
 
@@ -35,15 +37,18 @@ class Ingress:
         now: Callable[[], float],
         *,
         shared_token: str = "",
+        inherited: Sequence[socket.socket] = (),
         limits: Limits | None = None,
     ) -> None:
-        """`shared_token`: what a LocalAI controller shows, should this turn out to be one's worker."""
+        """`shared_token`: what a LocalAI controller shows, should this turn out to be one's worker.
+        `inherited`: sockets that listen already, of the worker this one takes over from."""
         self._where = where
         self._door = door
         self._tokens = tokens
         self._certificate = certificate
         self._now = now
         self._shared_token = shared_token
+        self._inherited = list(inherited)
         self._limits = limits
         self._pool: UpstreamPool | None = None
         self._server: RelayServer | None = None
@@ -113,7 +118,23 @@ class Ingress:
         self._server, self._secure = server, context is not None
         log.info("ingress listens", host=self._where.host or "every interface", port=self.port, tls=self._secure)
 
+    def descriptors(self) -> list[int]:
+        return self._server.descriptors() if self._server is not None else []
+
+    async def retire(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """A successor accepts in our place: serve whom we have until they are done, or told to hurry."""
+        if self._server is not None:
+            await unless_set(hurry, self._server.retire(grace_s))
+
     async def _bind(self, server: RelayServer) -> int:
+        inherited, self._inherited = self._inherited, []
+        if usable := [sock for sock in inherited if self._fits(sock)]:
+            for sock in usable:
+                await server.listen_on(sock)
+            port: int = usable[0].getsockname()[1]
+            return port
+        for sock in inherited:
+            sock.close()
         if self._where.host:
             return await server.listen(self._where.host, self.port)
         try:
@@ -123,6 +144,10 @@ class Ingress:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
             return await server.listen("0.0.0.0", self.port)  # a machine without IPv6
+
+    def _fits(self, sock: socket.socket) -> bool:
+        """Unless the settings name another port by now."""
+        return not (self._where.chosen and self._where.port) or sock.getsockname()[1] == self._where.port
 
 
 def why_not_bound(host: str, port: int, error: OSError) -> str:
