@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from corral.cli.options import command_of
+from corral.cli.output import DONE, tell
 
 _HELP = {
     "controller": """Run a controller: registry, admin API, web page.
@@ -37,6 +38,7 @@ _HELP = {
     Examples:
       corral worker --controller https://fleet:8080 --token-file join.token --labels tier=fast
       corral worker --data /var/lib/corral/worker          (joined before: nothing else is needed)
+      corral worker reload --data /var/lib/corral/worker   (a new one takes over; no request fails)
     """,
 }
 
@@ -56,8 +58,38 @@ def run_role(role: str, settings: Any) -> int:
 
 def role_app(role: str) -> typer.Typer:
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command(role)(command_of(settings_of(role), lambda settings: run_role(role, settings), help=_HELP[role]))
+    if role == "worker":
+        app.command(role)(_worker_command())
+    else:
+        app.command(role)(command_of(settings_of(role), lambda settings: run_role(role, settings), help=_HELP[role]))
     return app
+
+
+def _worker_command() -> Callable[..., int]:
+    """`corral worker` runs one; `corral worker reload` finds the one at work by the same settings."""
+    action = typer.Argument(metavar="[reload]", help="let a new worker take over from the one at work")
+    asked: list[str] = []
+
+    def read(given: dict[str, Any]) -> dict[str, Any]:
+        if (word := given.pop("action")) is not None:
+            if word != "reload":
+                raise typer.BadParameter(f"{word!r} is not something a worker can be told; `reload` is")
+            asked.append(word)
+        return given
+
+    def run(settings: Any) -> int:
+        return reload_worker(settings) if asked else run_role("worker", settings)
+
+    arguments = {"action": Annotated[str | None, action]}
+    return command_of(settings_of("worker"), run, help=_HELP["worker"], arguments=arguments, read=read)
+
+
+def reload_worker(settings: Any) -> int:
+    from corral.worker.handover import ask_to_reload
+
+    before, after = ask_to_reload(settings.data, timeout_s=settings.reload_timeout_s)
+    tell(f"process {before} has handed over to process {after}")
+    return DONE
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import TracebackType
 
+from corral.kit.errors import Denied, Failed, NotFound
 from corral.kit.log import get_log
 from corral.worker import keeper
+from corral.worker.agent.identity import holder_of
 from corral.worker.agent.stop import CannotGoOn
 
 log = get_log(__name__)
@@ -199,6 +202,29 @@ class Successors:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, words)
+
+
+# -- whoever asks for it ---------------------------------------------------------------------------------------------
+
+
+def ask_to_reload(folder: Path, *, timeout_s: float, poll_s: float = 0.05) -> tuple[int, int]:
+    """Let a new worker take over the folder; the process ids of both. Raises NotFound, Denied, Failed."""
+    before = holder_of(folder)
+    if before is None:
+        raise NotFound(f"no worker is at work in {folder}; name its folder with --data")
+    try:
+        os.kill(before, signal.SIGUSR2)
+    except PermissionError:
+        raise Denied(f"the worker (pid {before}) belongs to another user") from None
+    except ProcessLookupError:
+        raise Failed(f"the worker (pid {before}) has just ended") from None
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        after = holder_of(folder)
+        if after is not None and after != before:
+            return before, after
+        time.sleep(poll_s)
+    raise Failed(f"no new worker took over from pid {before} within {timeout_s:g} s; the worker's own log says why")
 
 
 @contextlib.contextmanager

@@ -278,6 +278,25 @@ async def test_a_keeper_that_is_killed_takes_the_worker_with_it_but_no_backend(
         assert await serves(session, running) == running.pid
 
 
+async def test_reload_as_a_command(controller: ScriptedController, start: Start, data: Path, tmp_path: Path) -> None:
+    first = start()
+    await until(lambda: registered(controller, 1))
+
+    async def reload(folder: Path) -> tuple[int, str]:
+        command = Process((*WORKER, "reload", "--data", str(folder)), clean_env(tmp_path), tmp_path / "reload.log")
+        try:
+            return await ended(command), command.output()
+        finally:
+            command.close()
+
+    code, said = await reload(data)
+    assert (code, said) == (0, f"process {first.pid} has handed over to process {holder_of(data)}\n")
+    await until(lambda: registered(controller, 2))
+    code, said = await reload(tmp_path / "nobody")
+    assert code == 1
+    assert "no worker is at work in" in said
+
+
 async def ended_by_kill(process: Process) -> int:
     os.kill(process.pid, signal.SIGKILL)
     return await ended(process)
