@@ -21,6 +21,7 @@ from corral.worker.agent.replacing import Replacing, StillThere
 from corral.worker.agent.resolving import Order, Resolving
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
+from corral.worker.installer.locks import NameLocks
 from corral.worker.installer.requests import InstallRequest
 from corral.worker.supervisor.keys import process_key
 from corral.worker.supervisor.spec import ProcessSpec
@@ -39,6 +40,8 @@ class BackendChanges:
         self._supervisor = supervisor
         self._resolving = resolving
         self._replacing = replacing
+        # Processes of one backend are changed by one order at a time; its files are the installer's to guard.
+        self._changing = NameLocks()
         self.peer: Peer = CORRAL  # whom we work for at the moment
 
     # Between Corral peers
@@ -59,29 +62,33 @@ class BackendChanges:
         return await self._change(request, tell, hold_on)
 
     async def _change(self, request: InstallRequest, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
-        if not self._replacing.users(await self._names(request)):
+        names = await self._names(request)
+        if not self._replacing.users(names):
             return await self._installer.install(request, tell)
         build = await self._installer.fetch_aside(request, tell)
-        tell(Progress(Phase.STARTING, build.name))
-        names = await self._names(request)
-        try:
-            pairs = await self._replacing.start_beside(names, build)
-            hold_on()
-            # The pointer moves only now. What was asked for is on the disk, so nothing is fetched any more.
-            build = await self._installer.install(_on_disk(request, build))
-        except BaseException:
-            await self._replacing.give_up(names, build)
-            raise
-        await self._replacing.retire(pairs)
+        async with self._changing.hold(names):
+            tell(Progress(Phase.STARTING, build.name))
+            try:
+                pairs = await self._replacing.start_beside(names, build)
+                hold_on()
+                # The pointer moves only now. What was asked for is on the disk, so nothing is fetched any more.
+                build = await self._installer.install(_on_disk(request, build))
+            except BaseException:
+                await self._replacing.give_up(names, build)
+                raise
+            await self._replacing.retire(pairs)
+            await self._replacing.catch_up(names, build)
         return build
 
     async def delete(self, name: str, stopped: list[str]) -> None:
         """Stop what runs of it, then remove it. `stopped` gets the keys of what was stopped, also when this raises
         (NotFound, Denied, Conflict, Failed)."""
-        build = await self._installer.find(name)
-        if build is None or not build.is_system:  # else it is refused below, and serves on
-            await self._stop_users(await self._installer.identity(name), (), stopped, force=False)
-        await self._installer.delete(name)
+        names = await self._installer.identity(name)
+        async with self._changing.hold(names | {name}):
+            build = await self._installer.find(name)
+            if build is None or not build.is_system:  # else it is refused below, and serves on
+                await self._stop_users(names, (), stopped, force=False)
+            await self._installer.delete(name)
 
     # As the contract has it
 
@@ -120,8 +127,7 @@ class BackendChanges:
         self._check_request(request)
         build = await self._installer.fetch_aside(request, tell)
         key = process_key("", order.backend, order.replica_index)
-        await self._stop_users(await self._names(request), (key,), stopped, force=True)
-        return await self._installer.install(_on_disk(request, build))
+        return await self._stop_and_switch(request, build, key, stopped)
 
     async def _fast_path(self, key: str, name: str) -> Running | None:
         """A process that runs is the answer, without a look at gallery or disk, if it is of this backend."""
@@ -144,11 +150,18 @@ class BackendChanges:
             build = await self._installer.install(request, tell)
         else:
             build = await self._installer.fetch_aside(request, tell)
-            await self._stop_users(await self._names(request), (key,), [], force=True)
-            build = await self._installer.install(_on_disk(request, build))
+            build = await self._stop_and_switch(request, build, key, [])
         if await self._there(order) is None:
             raise NotFound(f"backend {order.backend or order.name} was not found after it was installed")
         return build
+
+    async def _stop_and_switch(
+        self, request: InstallRequest, build: InstalledBackend, key: str, stopped: list[str]
+    ) -> InstalledBackend:
+        names = await self._names(request)
+        async with self._changing.hold(names):
+            await self._stop_users(names, (key,), stopped, force=True)
+            return await self._installer.install(_on_disk(request, build))
 
     # Small things
 

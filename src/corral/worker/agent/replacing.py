@@ -80,6 +80,13 @@ class Replacing:
         """The new ones have taken over: the old ones finish what they are at, and go."""
         await asyncio.gather(*(self._retire(pair) for pair in pairs))
 
+    async def catch_up(self, backends: Collection[str], build: InstalledBackend) -> None:
+        """After the switch: what was started from the old version meanwhile, or came back under another id."""
+        try:
+            await self.retire(await self.start_beside(backends, build))
+        except CorralError as error:
+            log.error("a process of the old version stays", backend=build.name, reason=error.message)
+
     async def _retire(self, pair: Pair) -> None:
         if not await self._traffic.retire(pair.old, self._drain_s):
             log.warning("a process is replaced with requests under way", key=pair.key, waited_s=self._drain_s)

@@ -123,12 +123,16 @@ class Supervisor:
         return tuple(entry.described() for entry in self._table)
 
     def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
-        """What was asked for, by process id: every process of a backend, under any of its names, whatever its state."""
-        return {entry.process_id: entry.spec for entry in self._table if entry.backend in backends}
+        """What was asked for, by process id: every process of a backend, under any of its names, that serves, starts,
+        or is to be started again."""
+        gone = (ReplicaState.STOPPING, ReplicaState.FAILED)
+        mine = [entry for entry in self._table if entry.backend in backends and entry.state not in gone]
+        return {entry.process_id: entry.spec for entry in mine}
 
     def directories(self) -> frozenset[Path]:
         """The folders something runs from, or is about to."""
-        return frozenset(Path(entry.spec.directory) for entry in self._table)
+        alive = [entry for entry in self._table if entry.state is not ReplicaState.FAILED]
+        return frozenset(Path(entry.spec.directory) for entry in alive)
 
     @property
     def ports(self) -> PortRange:
