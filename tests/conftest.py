@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 import pytest
 from hypothesis import settings
+
+# Whole fleets first: they wait more than they compute, so with several processes the rest fills the gaps.
+ORDER = ("e2e", "compat", "simulation", "integration", "unit")
+TIMEOUTS_S = {"e2e": 180, "compat": 180, "simulation": 180, "integration": 120, "unit": 60}
+LEFT_BEHIND = pytest.StashKey[list[str]]()
 
 settings.register_profile("corral", deadline=None, derandomize=True)
 settings.load_profile("corral")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_kind(item)]), append=True)  # a test's own comes first
+    items.sort(key=lambda item: ORDER.index(_kind(item)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_BEHIND] = []
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Every process a test started has ended by now; one that has not fails the run, by name."""
-    left = [process for process in psutil.Process().children(recursive=True) if _lives(process)]
-    for process in left:
-        line = " ".join(process.cmdline())[:200]
-        print(f"\nleft behind by a test: pid {process.pid}: {line}")
-    if left and not hasattr(session.config, "workerinput"):
+    config = session.config
+    left = [line for process in psutil.Process().children(recursive=True) if (line := _line(process))]
+    if hasattr(config, "workerinput"):
+        config.workeroutput["left_behind"] = left  # type: ignore[attr-defined]
+        return
+    if not config.pluginmanager.has_plugin("dsession"):  # else these are pytest's own, and they have told us theirs
+        config.stash[LEFT_BEHIND].extend(left)
+    if config.stash[LEFT_BEHIND]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _lives(process: psutil.Process) -> bool:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    told = getattr(node, "workeroutput", None) or {}
+    node.config.stash[LEFT_BEHIND].extend(told.get("left_behind", []))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for line in config.stash[LEFT_BEHIND]:
+        terminalreporter.write_line(f"left behind by a test: {line}", red=True)
+
+
+def _kind(item: pytest.Item) -> str:
+    return item.path.relative_to(item.config.rootpath / "tests").parts[0]
+
+
+def _line(process: psutil.Process) -> str:
+    """Empty for one that has ended."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.cmdline())
+        line = " ".join(process.cmdline())
+        return f"pid {process.pid}: {line[:200]}" if line and process.status() != psutil.STATUS_ZOMBIE else ""
     except psutil.NoSuchProcess:
-        return False
+        return ""

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CORRAL = (sys.executable, "-m", "corral.cli.main")
 
-_given: set[int] = set()
+_PORTS = range(15_000, 30_000)  # below those the system hands out by itself: there any connection may take one
+_LAST_PORT = Path(tempfile.gettempdir()) / f"corral-tests-last-port-{os.getuid()}"
 
 
 def free_port() -> int:
-    """One that is not in use and is given only once. Below the range from which the system hands out ports by itself:
-    there any connection of anybody may take it between our look and its use."""
-    while True:
-        port = 15_000 + secrets.randbelow(15_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("0.0.0.0", port))
-            if port not in _given:
-                _given.add(port)
-                return port
+    """One that is not in use, and that no other test of anybody here is given for a long while."""
+    with open(os.open(_LAST_PORT, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        told = file.read()
+        port = int(told) if told.isdigit() else secrets.choice(_PORTS)
+        while True:
+            port = port + 1 if port + 1 in _PORTS else _PORTS.start
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("0.0.0.0", port))
+                break
+        file.seek(0)
+        file.truncate()
+        file.write(str(port))
+        return port
 
 
 class Process:
