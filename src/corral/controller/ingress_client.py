@@ -3,23 +3,40 @@ a redirect is not followed, a bounded part is read, and the token shown is good 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
+from yarl import URL
 
 from corral.contract.access import Scope
 from corral.controller.access.signing import IngressTokens
-from corral.kit.errors import Failed, Unreachable, reason_of
+from corral.kit.errors import Failed, NotFound, Unreachable, reason_of
 from corral.store.nodes import Node
 
 _TOKEN_LIFE_S = 900.0  # a worker goes by the clock of whichever controller it heard last, and those differ too
 _LARGEST_METRICS = 4 * 1024 * 1024
+_LARGEST_LOGS = 32 * 1024 * 1024  # a thousand lines of the longest kind fit
 
 
 class IngressClient:
-    def __init__(self, tokens: IngressTokens, *, timeout_s: float, ca_pem: str) -> None:
+    def __init__(
+        self,
+        tokens: IngressTokens,
+        *,
+        timeout_s: float,
+        ca_pem: str,
+        logs_timeout_s: float = 15.0,
+        shared_token: str = "",
+    ) -> None:
+        """`logs_timeout_s` is the contract's. `shared_token` is what LocalAI workers know us by."""
         self._tokens = tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._logs_timeout_s = logs_timeout_s
+        self._shared_token = shared_token
         self._trust = ssl.create_default_context(cadata=ca_pem) if ca_pem else None
 
     def session(self) -> aiohttp.ClientSession:
@@ -30,15 +47,7 @@ class IngressClient:
         self, http: aiohttp.ClientSession, node: Node, path: str, scope: Scope, *, largest: int
     ) -> tuple[int, bytes]:
         """Status and at most a little over `largest` bytes. Raises what aiohttp raises; `reason` puts it in words."""
-        token = self._tokens.sign("controller", [scope], aud=node.id, life_s=_TOKEN_LIFE_S)
-        async with http.get(
-            f"{node.ingress_url}{path}",
-            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
-            allow_redirects=False,
-            ssl=self._trust or True,
-            # The cluster's certificates are for node ids, not for addresses that anybody could claim.
-            server_hostname=node.id if self._trust and node.ingress_url.startswith("https:") else None,
-        ) as answer:
+        async with self._ask(http, node, path, scope) as answer:
             if answer.status != 200:
                 return answer.status, b""
             told = bytearray()
@@ -46,20 +55,83 @@ class IngressClient:
                 told += piece
             return 200, bytes(told)
 
+    def _ask(
+        self, http: aiohttp.ClientSession, node: Node, path: str, scope: Scope
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        token = self._tokens.sign("controller", [scope], aud=node.id, life_s=_TOKEN_LIFE_S)
+        if node.protocol == 0:  # LocalAI's, which knows one token only
+            token = self._shared_token
+        return http.get(
+            URL(f"{node.ingress_url}{path}", encoded=True),
+            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            allow_redirects=False,
+            ssl=self._trust or True,
+            # The cluster's certificates are for node ids, not for addresses that anybody could claim.
+            server_hostname=node.id if self._trust and node.ingress_url.startswith("https:") else None,
+        )
+
+    async def logs(self, node: Node, path: str) -> bytes:
+        """JSON of its own, about what its backends wrote."""
+        with _in_words(node):
+            async with asyncio.timeout(self._logs_timeout_s), self.session() as http:
+                status, told = await self.get(http, _with_ingress(node), path, Scope.LOGS, largest=_LARGEST_LOGS)
+        if status != 200 or len(told) > _LARGEST_LOGS:
+            raise Failed(f"{node.name} answered {status} instead of its logs")
+        return told
+
+    async def follow(self, node: Node, path: str) -> AsyncIterator[bytes]:
+        """The same, on and on, until either side leaves. What fails before the first byte is raised here."""
+        stack = contextlib.AsyncExitStack()
+        try:
+            with _in_words(node):
+                endless = aiohttp.ClientTimeout(total=None, sock_connect=self._logs_timeout_s)
+                http = await stack.enter_async_context(
+                    aiohttp.ClientSession(timeout=endless, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+                )
+                async with asyncio.timeout(self._logs_timeout_s):
+                    asking = self._ask(http, _with_ingress(node), path, Scope.LOGS)
+                    answer = await stack.enter_async_context(asking)
+            if answer.status != 200:
+                raise Failed(f"{node.name} answered {answer.status} instead of its logs")
+        except BaseException:
+            await stack.aclose()
+            raise
+        return _pieces(answer, stack)
+
     async def metrics(self, node: Node) -> bytes:
         """The worker's own numbers, for whoever may not open its ingress: Prometheus, say."""
         if not node.ingress_url or node.protocol == 0:
             raise Failed(f"{node.name} offers no metrics")
-        try:
+        with _in_words(node):
             async with self.session() as http:
                 status, told = await self.get(http, node, "/metrics", Scope.LOGS, largest=_LARGEST_METRICS)
-        except TimeoutError as error:
-            raise Unreachable(f"{node.name} did not answer in time at {node.ingress_url}") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unreachable(f"{node.name} cannot be reached at {node.ingress_url} ({reason(error)})") from error
         if status != 200 or len(told) > _LARGEST_METRICS:
             raise Failed(f"{node.name} answered {status} instead of its metrics")
         return told
+
+
+def _with_ingress(node: Node) -> Node:
+    if not node.ingress_url:
+        raise NotFound(f"{node.name} has no ingress to ask for logs")
+    return node
+
+
+@contextlib.contextmanager
+def _in_words(node: Node) -> Iterator[None]:
+    """What the library raises, as ours."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise Unreachable(f"{node.name} did not answer in time at {node.ingress_url}") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise Unreachable(f"{node.name} cannot be reached at {node.ingress_url} ({reason(error)})") from error
+
+
+async def _pieces(answer: aiohttp.ClientResponse, stack: contextlib.AsyncExitStack) -> AsyncIterator[bytes]:
+    async with stack:
+        with contextlib.suppress(aiohttp.ClientError, OSError):  # the node is gone: so is its log
+            async for piece in answer.content.iter_any():
+                yield piece
 
 
 def reason(error: Exception) -> str:

@@ -102,7 +102,10 @@ async def serve(
             live_for_s=settings.lease_ttl_s,
         )
         ingresses = IngressClient(
-            ingress_tokens, timeout_s=settings.ingress_check_timeout_s, ca_pem=ca.certificate_pem if ca else ""
+            ingress_tokens,
+            timeout_s=settings.ingress_check_timeout_s,
+            ca_pem=ca.certificate_pem if ca else "",
+            shared_token=settings.registration_token,
         )
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))

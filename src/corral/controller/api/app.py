@@ -19,6 +19,7 @@ from corral.controller.api import access, cluster, events, internal, meta
 from corral.controller.api.backend_pages import BackendPages
 from corral.controller.api.backends import Backends
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
+from corral.controller.api.logs import NodeLogs
 from corral.controller.api.node import NodeSelfService
 from corral.controller.api.node_backends import NodeBackends
 from corral.controller.api.nodes import Nodes
@@ -38,6 +39,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             NodeSelfService,
             Nodes,
             NodeBackends,
+            NodeLogs,
             OperationsDoor,
             Backends,
             BackendPages,

@@ -1,0 +1,54 @@
+"""`/api/nodes/:id/backend-logs…`: what a node's backends wrote, asked of the node itself.
+
+Contract: http.md §3.1, files.md §7. A node nobody knows is 404; one that does not answer, or not with that, is 502.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from litestar import Controller, Response, get
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from corral.controller.api.auth import viewers
+from corral.controller.ingress_client import IngressClient
+from corral.controller.registry.nodes import NodeAdmin
+
+LOGS = "/v1/backend-logs"
+Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="The last so many lines")]
+Follow = Annotated[bool, Parameter(description="Go on with each new line, one JSON object per line")]
+
+
+class NodeLogs(Controller):
+    path = "/api/nodes/{node:str}/backend-logs"
+    tags = ("backends of a node",)
+    guards = (viewers,)
+
+    @get("/", summary="Models and backends that wrote something", media_type="application/json")
+    async def names(self, nodes: NodeAdmin, ingresses: IngressClient, node: str) -> Response[bytes]:
+        return Response(await ingresses.logs(await nodes.node(node), LOGS), media_type="application/json")
+
+    @get("/{model:path}", summary="Their last lines; `model#N` is one replica", media_type="application/json")
+    async def lines(
+        self,
+        nodes: NodeAdmin,
+        ingresses: IngressClient,
+        node: str,
+        model: str,
+        tail: Tail = None,
+        follow: Follow = False,
+    ) -> Response[bytes] | Stream:
+        asked = [f"tail={tail}"] if tail is not None else []
+        path = path_of(model)
+        if follow:
+            lines = await ingresses.follow(await nodes.node(node), "?".join([path, "&".join([*asked, "follow=true"])]))
+            return Stream(lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        told = await ingresses.logs(await nodes.node(node), "?".join([path, *asked]))
+        return Response(told, media_type="application/json")
+
+
+def path_of(model: str) -> str:
+    """At the worker, where a slash in a name is no slash in the path."""
+    return f"{LOGS}/{quote(model.removeprefix('/'), safe='')}"

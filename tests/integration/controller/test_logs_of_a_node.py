@@ -1,0 +1,91 @@
+"""What backends wrote, read through gateway and controller: from a real worker, and from a LocalAI one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from corral.kit.files import make_folder
+from corral.worker.supervisor.supervisor import Supervisor
+from tests.integration.controller.test_node_self_service import HandMadeNode
+from tests.support.cluster import Cluster
+from tests.support.fleet import Answer
+from tests.support.supervising import get, settings, swept, tiny
+from tests.support.waiting import until
+
+
+def ask(cluster: Cluster, path: str) -> Answer:
+    return cluster.api(cluster.members[0], "GET", path)
+
+
+async def test_a_workers_logs_are_listed_read_and_followed(cluster: Cluster, tmp_path: Path) -> None:
+    member = cluster.members[0]
+    data = cluster.root / "worker-scribe"
+    make_folder(data)
+    with swept(data / "processes"):
+        async with Supervisor(settings(data / "processes")) as supervisor:
+            running = await supervisor.start(tiny(tmp_path / "tiny", "lines=3", model="org/llama"))
+        cluster.join(member, "scribe", cluster.token(member, pre_approved=True))
+        logs = "/api/nodes/scribe/backend-logs"
+        await until(lambda: asyncio.to_thread(lambda: ask(cluster, logs).json() == ["org/llama"]))
+        told = (await asyncio.to_thread(ask, cluster, f"{logs}/org%2Fllama")).json()
+        assert [line["text"] for line in told] == ["tiny line 1", "tiny line 2", "tiny line 3"]
+        assert told[0].keys() == {"timestamp", "stream", "text"}
+        assert (await asyncio.to_thread(ask, cluster, f"{logs}/org/llama%230?tail=1")).json() == told[-1:]
+        assert (await asyncio.to_thread(ask, cluster, f"{logs}/nobody")).json() == []
+        headers = {"Authorization": f"Bearer {cluster.key}"}
+        async with (
+            asyncio.timeout(30),
+            aiohttp.ClientSession(member.url, headers=headers) as session,
+            session.get(f"{logs}/org%2Fllama?follow=true&tail=1") as follower,
+        ):
+            assert json.loads(await follower.content.readline())["text"] == "tiny line 3"
+            await asyncio.to_thread(get, running.port, "/say/hello", token=running.token)
+            assert json.loads(await follower.content.readline())["text"] == "hello"
+
+
+async def test_a_node_that_is_not_there(cluster: Cluster) -> None:
+    assert (await asyncio.to_thread(ask, cluster, "/api/nodes/nobody/backend-logs")).status == 404
+    node = HandMadeNode(cluster, pre_approved=True, ingress={"port": 1, "advertise": "127.0.0.1:1"})
+    await asyncio.to_thread(node.register)
+    answer = await asyncio.to_thread(node.admin, "GET", "/backend-logs/m")
+    assert answer.status == 502
+    assert "cannot be reached" in answer.json()["error"]["message"]
+    follow = await asyncio.to_thread(node.admin, "GET", "/backend-logs/m?follow=true")
+    assert follow.status == 502
+
+
+async def test_a_localai_worker_is_shown_the_token_it_knows(cluster: Cluster) -> None:
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.headers["Authorization"], request.raw_path))
+        return web.json_response(["m"])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        node = HandMadeNode(cluster, pre_approved=True)
+        registered = await asyncio.to_thread(
+            node.register,
+            token="shared-token-of-localai",
+            protocol=0,
+            enrolment="",
+            ingress=None,
+            address=f"127.0.0.1:{port + 1}",
+            http_address=f"127.0.0.1:{port}",
+        )
+        assert registered.status == 201, registered.body
+        assert (await asyncio.to_thread(node.admin, "GET", "/backend-logs/a%2Fb%23c")).json() == ["m"]
+    finally:
+        await runner.cleanup()
+    assert ("Bearer shared-token-of-localai", "/v1/backend-logs/a%2Fb%23c") in seen
