@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from corral.bus.api import Bus
-from corral.bus.local import LocalBus, LocalHub
+from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.controller.backends import BackendOptions, Backends
 from corral.controller.desired.dispatch import Lines
@@ -39,6 +39,7 @@ from corral.store import Store, backend_intents, node_backends, node_labels, nod
 from corral.store.backend_intents import BackendIntent
 from corral.store.backend_rules import Asked
 from corral.store.nodes import Node
+from tests.support.buses import Yard
 from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedWorker
 from tests.support.waiting import DEADLINE_S, until
@@ -62,7 +63,7 @@ QUICK = BackendOptions(
 class Controller:
     name: str
     store: Store
-    bus: LocalBus
+    bus: Bus
     watch: Watch
     leadership: Leadership
     changes: NodeChanges
@@ -84,9 +85,13 @@ class Controller:
 
 
 class Fleet:
-    def __init__(self, store: Store, hub: LocalHub, clock: Clock, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(
+        self, store: Store, hub: LocalHub, clock: Clock, stack: contextlib.AsyncExitStack, yard: Yard | None = None
+    ) -> None:
+        """`yard`: where they meet instead of in the hub."""
         self.store = store
         self.hub = hub
+        self._yard = yard
         self.clock = clock
         self.catalogue = ScriptedCatalogue()
         self.controllers: list[Controller] = []
@@ -111,8 +116,7 @@ class Fleet:
         url: str = "",
     ) -> Controller:
         store = await self._stack.enter_async_context(open_store(url)) if url else self.store
-        bus = self.hub.join(name)
-        self._stack.push_async_callback(bus.close)
+        bus = await self._bus(name)
         watch = Watch(store, bus, self.clock, interval_s=0.1)
         changes = NodeChanges(store, watch)
         leadership = Leadership(store, f"{name}/{uuid.uuid4().hex[:6]}", ttl_s=lease_s)
@@ -176,7 +180,7 @@ class Fleet:
     async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
         """A node with a Corral worker that has told its inventory."""
         node_id = await self.node(name, **known)
-        worker = CorralWorker(self._bus(f"worker-{name}"), node_id)
+        worker = CorralWorker(await self._bus(f"worker-{name}"), node_id)
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
         if joins:
@@ -186,7 +190,7 @@ class Fleet:
 
     async def localai(self, name: str, *, upgrades: bool = True, **known: Any) -> LocalAIWorker:
         node_id = await self.node(name, **({"protocol": 0, "os": "", "arch": "", "boot_id": ""} | known))
-        worker = LocalAIWorker(self._bus(f"worker-{name}"), node_id, upgrades=upgrades)
+        worker = LocalAIWorker(await self._bus(f"worker-{name}"), node_id, upgrades=upgrades)
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
         await worker.start()
@@ -260,7 +264,9 @@ class Fleet:
             found = await node_backends.find(tx, f"id-of-{name}")
         return sorted(row.name for row in found.backends) if found else []
 
-    def _bus(self, name: str) -> Bus:
+    async def _bus(self, name: str) -> Bus:
+        if self._yard is not None:
+            return await self._yard.join(name)
         bus = self.hub.join(name)
         self._stack.push_async_callback(bus.close)
         return bus
@@ -283,12 +289,12 @@ def quick(**changes: Any) -> BackendOptions:
 
 @contextlib.asynccontextmanager
 async def open_fleet(
-    url: str, *, clock: Clock | None = None, start: bool = True, lease_s: float = 1.0
+    url: str, *, clock: Clock | None = None, start: bool = True, lease_s: float = 1.0, yard: Yard | None = None
 ) -> AsyncIterator[Fleet]:
     clock = clock or SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url))
-        fleet = Fleet(store, LocalHub(clock), clock, stack)
+        fleet = Fleet(store, LocalHub(clock), clock, stack, yard)
         await fleet.controller(start=start, lease_s=lease_s)
         yield fleet
 

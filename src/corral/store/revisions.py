@@ -6,7 +6,7 @@ whatever comes after it makes all other changers wait.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Table, Text, select
+from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select
 
 from corral.store.api import Transaction
 from corral.store.schema import insert_whole, metadata
@@ -25,6 +25,7 @@ _BUMP = (
     .returning(table.c.value)
 )
 _ALL = select(table)
+_ONE = select(table).where(table.c.kind == bindparam("kind"))
 
 
 async def bump(tx: Transaction, kind: str) -> int:
@@ -32,6 +33,14 @@ async def bump(tx: Transaction, kind: str) -> int:
     row = await tx.fetch_one(_BUMP, {"kind": kind})
     assert row is not None
     return int(row[0])
+
+
+async def hold(tx: Transaction, kind: str) -> None:
+    """Nobody else changes things of this kind before our commit, and whoever was about to has committed: what is read
+    from here on belongs together. On PostgreSQL each statement sees the latest, so without it one may read the rows of
+    an operation and not the rule that was written with them."""
+    if await tx.lock_one(_ONE, {"kind": kind}) is None:
+        await bump(tx, kind)  # the first ever
 
 
 async def read_all(tx: Transaction) -> dict[str, int]:

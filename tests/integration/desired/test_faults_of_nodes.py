@@ -101,26 +101,26 @@ async def test_a_lost_refusal_is_found_in_the_next_heartbeat(fleet: Fleet) -> No
     assert (await fleet.until_row(operation, "barn", "error")).error == "disk full"
 
 
-async def test_a_doubled_order_is_carried_out_once(fleet: Fleet) -> None:
-    barn = await fleet.corral("barn")
-    fleet.hub.faults = type(fleet.hub.faults)(double=1.0)
-    operation = await fleet.install()
-    await fleet.until(operation, "done")
+async def test_a_doubled_order_is_carried_out_once(local_fleet: Fleet) -> None:
+    barn = await local_fleet.corral("barn")
+    local_fleet.hub.faults = type(local_fleet.hub.faults)(double=1.0)
+    operation = await local_fleet.install()
+    await local_fleet.until(operation, "done")
     assert barn.carried_out == [("install", operation, 1)]
 
 
-async def test_messages_lost_on_the_way_cost_time_and_nothing_else(fleet: Fleet) -> None:
-    workers = [await fleet.corral(f"n{number}") for number in range(4)]
-    fleet.hub.faults = type(fleet.hub.faults)(drop=0.3, double=0.2)
-    operation = await fleet.install()
+async def test_messages_lost_on_the_way_cost_time_and_nothing_else(local_fleet: Fleet) -> None:
+    workers = [await local_fleet.corral(f"n{number}") for number in range(4)]
+    local_fleet.hub.faults = type(local_fleet.hub.faults)(drop=0.3, double=0.2)
+    operation = await local_fleet.install()
 
     async def nearly() -> bool:
         for number, worker in enumerate(workers):
             await worker.beat()
-            await fleet.time_passes(f"n{number}")
-        fleet.first.backends.reconciler.look_at_everybody()
+            await local_fleet.time_passes(f"n{number}")
+        local_fleet.first.backends.reconciler.look_at_everybody()
         await asyncio.sleep(0.05)
-        return (await fleet.view(operation)).state == "done"
+        return (await local_fleet.view(operation)).state == "done"
 
     await until(nearly, timeout_s=40)
     for worker in workers:
@@ -148,9 +148,12 @@ async def test_a_node_on_which_nobody_listens_is_unhealthy_until_its_next_heartb
         async with fleet.store.read() as tx:
             return (await nodes.get(tx, barn.node_id)).status == "unhealthy"
 
+    async def told() -> bool:
+        row = await fleet.row(operation, "barn")
+        return (row.status, row.error) == ("queued", "node unhealthy, will retry when healthy")
+
     await until(unhealthy)
-    row = await fleet.until_row(operation, "barn", "queued")
-    assert row.error == "node unhealthy, will retry when healthy"
+    await until(told)
     await barn.start()
     await fleet.time_passes("barn")
     await barn.beat()

@@ -41,6 +41,7 @@ from corral.store.api import Store, Transaction
 log = get_log(__name__)
 
 LEASE = "reconcile"
+RULES = "rules"  # the counter: whoever changes rules, or reads them together with what follows from them, holds it
 _OVERLAP = timedelta(seconds=2)  # a change is stamped a little before it is committed
 
 
@@ -126,7 +127,7 @@ class Reconciler:
 
     async def run(self) -> None:
         forget = self._bus.on_change(lambda _: self.look_at_everybody())
-        self._watch.on("rules", self.look_at_everybody)
+        self._watch.on(RULES, self.look_at_everybody)
         self._watch.on("nodes", self.look_at_what_changed)
         self._watch.on(COUNTER, self.look_at_what_changed)
         try:
@@ -195,6 +196,7 @@ class Reconciler:
         told = False
         async with self._store.write() as tx:
             await self._leadership.require(tx, LEASE)
+            await revisions.hold(tx, RULES)
             now = await tx.now()
             await self._keep_inventories(tx, looked)
             node_ids = await self._whom(tx, now, heard, everybody)

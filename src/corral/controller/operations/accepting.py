@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from corral.contract.admin import PlanNode, PlanView
 from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.reconcile import RULES
 from corral.controller.desired.rules import Want
 from corral.controller.desired.targets import add_target
 from corral.controller.desired.world import TargetKey
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
-from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, preview, read_candidates
+from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, read_candidates
+from corral.controller.operations.preview import preview
 from corral.controller.operations.requests import OperationKind, Wish
 from corral.controller.operations.state import Row, RowStatus, settle
 from corral.controller.watch import Watch
@@ -54,6 +56,7 @@ class Accepting:
     async def accept(self, wish: Wish) -> Accepted:
         prepared = await self._preparing.prepare(wish)
         async with self._store.write() as tx:
+            await revisions.hold(tx, RULES)
             same = await _same_operation(tx, prepared)
             if same is not None:
                 return Accepted(same, joined=True)
@@ -78,7 +81,7 @@ class Accepting:
             target = str(uuid.uuid4())
             for kind, build in sorted(prepared.builds.items(), key=lambda item: item[0]):
                 await add_target(tx, TargetKey(target, kind), build)
-        generation = await revisions.bump(tx, "rules")
+        generation = await revisions.bump(tx, RULES)
         operation = Operation(
             operation_id,
             wish.kind.value,

@@ -1,6 +1,6 @@
-"""What a request would mean, node by node, before anything is stored: to accept it, or to show it (`?plan=true`).
+"""What a request is about, found out before anything is stored: to accept it, or to show what it would do.
 
-Reading and asking the galleries happens here; what it comes to on each node is decided by the pure functions below.
+Reading and asking the galleries happens here; what it comes to on each node is `preview.py`'s.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
-from corral.contract.admin import PlanNode
 from corral.controller.desired.catalogue import Catalogue, MachineKind
 from corral.controller.desired.inventory import (
     Installed,
@@ -35,7 +33,6 @@ from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
 
 Builds = Mapping[MachineKind, TargetBuild | NoBuild]
-CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,7 @@ class Preparing:
 
     async def _upgrade(self, wish: Wish) -> Prepared:
         async with self._store.read() as tx:
+            wish = await _as_rules_call_it(tx, wish)
             candidates = await read_candidates(tx, wish)
             rules = await backend_rules.list_live(tx, wish.asked.backend)
         concerned = _concerned(candidates, wish.asked.backend)
@@ -120,6 +118,7 @@ class Preparing:
 
     async def _delete(self, wish: Wish) -> Prepared:
         async with self._store.read() as tx:
+            wish = await _as_rules_call_it(tx, wish)
             candidates = await read_candidates(tx, wish)
         backend = wish.asked.backend
         there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
@@ -132,6 +131,7 @@ class Preparing:
 
     async def _rollback(self, wish: Wish) -> Prepared:
         async with self._store.read() as tx:
+            wish = await _as_rules_call_it(tx, wish)
             candidates = await read_candidates(tx, wish)
             rules = await backend_rules.list_live(tx, wish.asked.backend)
             earlier = await _earlier_target(tx, rules)
@@ -161,11 +161,6 @@ async def read_candidates(tx: Transaction, wish: Wish) -> tuple[Candidate, ...]:
     )
 
 
-def preview(prepared: Prepared) -> tuple[PlanNode, ...]:
-    """What happens on each node. Pure."""
-    return tuple(_preview_node(prepared, candidate) for candidate in prepared.candidates)
-
-
 def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:
     """Per kind of machine, the version most nodes keep beside the current one. Pure."""
     kept: dict[MachineKind, Counter[tuple[str, str]]] = {}
@@ -188,6 +183,18 @@ def _candidate(
     return Candidate(outline, inventory, folded.get(backend))
 
 
+async def _as_rules_call_it(tx: Transaction, wish: Wish) -> Wish:
+    """The build a meta backend stands for, where a rule asks for the meta: two rules about one thing under two names
+    would never agree. A gallery in front of the name says nothing about what is installed."""
+    name = wish.asked.backend.rpartition("@")[2]
+    ruled = {rule.backend for rule in await backend_rules.list_live(tx)}
+    if name not in ruled:
+        rows = [row for told in await node_backends.list_(tx) for row in told.backends]
+        metas = sorted({row.name for row in rows if row.is_meta and row.meta_backend_for == name} & ruled)
+        name = metas[0] if metas else name
+    return replace(wish, asked=msgspec.structs.replace(wish.asked, backend=name))
+
+
 def _concerned(candidates: Sequence[Candidate], backend: str) -> tuple[Candidate, ...]:
     """An upgrade is for those who have it, or are about to."""
     return tuple(row for row in candidates if row.find(backend) or isinstance(row.want, Wanted))
@@ -198,9 +205,10 @@ def _kinds(candidates: Sequence[Candidate]) -> set[MachineKind]:
 
 
 def _asked_before(rules: Sequence[BackendRule]) -> Asked | None:
-    """A backend from a uri is upgraded from that uri: no gallery knows it."""
+    """A backend from a uri is upgraded from that uri, one from a certain gallery from that gallery."""
     asked = next((rule.asked for rule in reversed(rules) if rule.want != Want.ABSENT), None)
-    return msgspec.structs.replace(asked, pinned=False) if asked is not None and asked.uri else None
+    special = asked is not None and (asked.uri or asked.gallery or asked.galleries)
+    return msgspec.structs.replace(asked, pinned=False) if asked is not None and special else None
 
 
 async def _earlier_target(tx: Transaction, rules: Sequence[BackendRule]) -> tuple[BackendRule, Builds] | None:
@@ -237,66 +245,3 @@ def _nobody_has(wish: Wish, candidates: Sequence[Candidate]) -> str:
     names = {name for row in candidates if row.inventory is not None for name in names_in(row.inventory.backends)}
     where = {ScopeKind.ALL: "on any node", ScopeKind.SELECTOR: "on any of these nodes", ScopeKind.NODE: "on this node"}
     return f"backend {backend!r} is not installed {where[wish.scope.kind]}{did_you_mean(backend, names)}"
-
-
-def _preview_node(prepared: Prepared, candidate: Candidate) -> PlanNode:
-    outline = candidate.outline
-    build = prepared.builds.get(candidate.kind)
-    variant = build.variant if isinstance(build, TargetBuild) else ""
-    there = candidate.find(prepared.backend, variant)
-    known: dict[str, Any] = {
-        "node_id": outline.id,
-        "node_name": outline.name,
-        "installed_version": there.version if there is not None else "",
-        "installed_digest": there.digest if there is not None else "",
-    }
-    away = outline.status != "healthy" or outline.bus_down
-    if away:
-        known |= {"waits": True, "reason": f"node {outline.status}, will be done when it is healthy"}
-    if prepared.want is Want.ABSENT:
-        return _preview_delete(known, candidate, there)
-    if prepared.wish.kind is OperationKind.ROLLBACK and outline.protocol == 0:
-        return PlanNode(**(known | {"action": "skip", "reason": CANNOT_CHOOSE}))
-    match build:
-        case None:
-            return PlanNode(
-                **(known | {"action": "upgrade" if there else "install", "reason": "its build is looked up"})
-            )
-        case NoBuild(reason):
-            return PlanNode(**(known | {"action": "skip", "reason": reason, "waits": False}))
-        case TargetBuild():
-            return _preview_build(prepared, known, candidate, there, build)
-
-
-def _preview_delete(known: dict[str, Any], candidate: Candidate, there: Installed | None) -> PlanNode:
-    if candidate.known and there is None and not isinstance(candidate.want, Wanted):
-        return PlanNode(**(known | {"action": "nothing", "reason": "not installed there", "waits": False}))
-    if there is not None and there.system:
-        reason = "it belongs to the system there and cannot be removed"
-        return PlanNode(**(known | {"action": "skip", "reason": reason, "waits": False}))
-    return PlanNode(**known, action="delete", processes="those that run are stopped first")
-
-
-def _preview_build(
-    prepared: Prepared, known: dict[str, Any], candidate: Candidate, there: Installed | None, build: TargetBuild
-) -> PlanNode:
-    force, outline = prepared.wish.force, candidate.outline
-    known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
-    same = there is not None and bool(build.digest) and there.digest == build.digest
-    if same and not force:
-        return PlanNode(**(known | {"action": "nothing", "reason": "it has this very build", "waits": False}))
-    rows = candidate.inventory.backends if candidate.inventory is not None else ()
-    kept = bool(build.digest) and build.digest in previous_digests(rows, prepared.backend)
-    fetch = 0 if kept and not force else build.size_bytes or None
-    known["fetch_bytes"] = fetch
-    if fetch is not None and outline.total_disk:
-        # What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
-        known["disk_after_bytes"] = max(0, outline.available_disk - 2 * fetch)
-    if there is None:
-        return PlanNode(**known, action="install")
-    known["processes"] = (
-        "those that run keep the old version until they are started again"
-        if outline.protocol >= 1
-        else "the worker stops them before it fetches anything"
-    )
-    return PlanNode(**known, action="reinstall" if force else "upgrade")

@@ -13,6 +13,7 @@ import msgspec
 
 from corral.contract.admin import OperationHistory, OperationView
 from corral.controller.desired.plan import Stage
+from corral.controller.desired.reconcile import RULES
 from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
@@ -113,6 +114,7 @@ class Operations:
     async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> Accepted:
         """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
         async with self._store.write() as tx:
+            await revisions.hold(tx, RULES)
             intents = await backend_intents.lock_operation(tx, operation_id)
             operation = await operations.get(tx, operation_id)
             if operation.cancelled_at is not None or operation.withdrawn_at is not None:
@@ -141,6 +143,7 @@ class Operations:
     async def dismiss(self, operation_id: str) -> None:
         """Nobody wants to see it any more; what it asked for goes on. What is not there needs no dismissing."""
         async with self._store.write() as tx:
+            await revisions.hold(tx, RULES)  # or the reconciler, about to write its end, would not see it
             operation = await operations.find(tx, operation_id)
             if operation is None or operation.dismissed:
                 return
@@ -163,6 +166,7 @@ class Operations:
 
     async def _take_back(self, operation_id: str, status: RowStatus, *, node: str = "") -> str:
         async with self._store.write() as tx:
+            await revisions.hold(tx, RULES)
             operation = await operations.get(tx, operation_id)
             if operation.finished_at is not None:
                 raise Invalid(f"the operation has already ended: {operation.outcome}")
@@ -199,7 +203,7 @@ class Operations:
         await operation_nodes.put(tx, [record_of(operation.id, row, now) for row in rows])
         await finish_or_reopen(tx, [operation], now)
         await revisions.bump(tx, "operations")
-        await revisions.bump(tx, "rules")
+        await revisions.bump(tx, RULES)
 
     def _told(self, operation_id: str) -> None:
         self._watch.touched("rules", operation_id)

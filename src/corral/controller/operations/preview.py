@@ -1,0 +1,115 @@
+"""What a request comes to on each node: shown with `?plan=true`, and what its rows begin with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from corral.contract.admin import PlanNode, PlanProcess
+from corral.contract.messages.backends import NodeBackend
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.desired.inventory import Installed, concrete_name
+from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.rules import Want, Wanted
+from corral.controller.operations.prepare import Candidate, Prepared
+from corral.controller.operations.requests import OperationKind
+from corral.store.backend_targets import TargetBuild
+
+CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
+BESIDE, STOP = "beside", "stop"
+# What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
+_DISK_PER_BYTE = 2
+
+
+def preview(prepared: Prepared) -> tuple[PlanNode, ...]:
+    """One per node, in name order."""
+    return tuple(_node(prepared, candidate) for candidate in prepared.candidates)
+
+
+def _node(prepared: Prepared, candidate: Candidate) -> PlanNode:
+    outline = candidate.outline
+    build = prepared.builds.get(candidate.kind)
+    there = candidate.find(prepared.backend, build.variant if isinstance(build, TargetBuild) else "")
+    known: dict[str, Any] = {
+        "node_id": outline.id,
+        "node_name": outline.name,
+        "installed_version": there.version if there is not None else "",
+        "installed_digest": there.digest if there is not None else "",
+    }
+    if outline.status != "healthy" or outline.bus_down:
+        known |= {"waits": True, "reason": f"node {outline.status}, will be done when it is healthy"}
+    if prepared.want is Want.ABSENT:
+        return _delete(known, prepared.backend, candidate, there)
+    if prepared.wish.kind is OperationKind.ROLLBACK and outline.protocol == 0:
+        return _left_alone(known, "skip", CANNOT_CHOOSE)
+    match build:
+        case None:
+            action = "upgrade" if there is not None else "install"
+            return PlanNode(**(known | {"action": action, "reason": "its build is looked up"}))
+        case NoBuild(reason):
+            return _left_alone(known, "skip", reason)
+        case TargetBuild():
+            return _have(prepared, known, candidate, there, build)
+
+
+def _left_alone(known: dict[str, Any], action: str, reason: str) -> PlanNode:
+    return PlanNode(**(known | {"action": action, "reason": reason, "waits": False}))
+
+
+def _delete(known: dict[str, Any], backend: str, candidate: Candidate, there: Installed | None) -> PlanNode:
+    if candidate.known and there is None and not isinstance(candidate.want, Wanted):
+        return _left_alone(known, "nothing", "not installed there")
+    if there is not None and there.system:
+        return _left_alone(known, "skip", "it belongs to the system there and cannot be removed")
+    stopped = [PlanProcess(each.process_id, each.model, STOP) for each in _processes(candidate, backend)]
+    words = f"{_counted(stopped)} stopped first" if stopped else "those that run are stopped first"
+    return PlanNode(**known, action="delete", processes=words, replaces=tuple(stopped))
+
+
+def _have(
+    prepared: Prepared, known: dict[str, Any], candidate: Candidate, there: Installed | None, build: TargetBuild
+) -> PlanNode:
+    force, outline = prepared.wish.force, candidate.outline
+    known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
+    if there is not None and build.digest and there.digest == build.digest and not force:
+        return _left_alone(known, "nothing", "it has this very build")
+    on_disk = there is not None and bool(build.digest) and build.digest in there.beside and not force
+    known["fetch_bytes"] = fetch = 0 if on_disk else build.size_bytes or None
+    if fetch is not None and outline.total_disk:
+        known["disk_after_bytes"] = max(0, outline.available_disk - _DISK_PER_BYTE * fetch)
+    if there is None:
+        return PlanNode(**known, action="install")
+    known |= _replacing(candidate, prepared.backend)
+    return PlanNode(**known, action="reinstall" if force else "upgrade")
+
+
+def _replacing(candidate: Candidate, backend: str) -> dict[str, Any]:
+    """A Corral worker starts the new process first; if that does not serve, the old one never stopped."""
+    if candidate.outline.protocol == 0:
+        return {"processes": "the worker stops those that run; they start again when they are next needed"}
+    running = [PlanProcess(each.process_id, each.model, BESIDE, 0.0) for each in _processes(candidate, backend)]
+    if not running:
+        return {"processes": "none runs"} if candidate.known else {}
+    words = (
+        f"{_counted(running)} replaced: the new version starts beside it, takes over when it serves; no gap expected"
+    )
+    return {"processes": words, "replaces": tuple(running)}
+
+
+def _processes(candidate: Candidate, backend: str) -> list[ReplicaProcess]:
+    if candidate.inventory is None or not candidate.known:
+        return []
+    names = same_backend(candidate.inventory.backends, backend)
+    return [each for each in candidate.inventory.processes if each.backend in names]
+
+
+def same_backend(rows: Sequence[NodeBackend], backend: str) -> frozenset[str]:
+    """Every name under which this node's build of it goes: its own, its alias, the metas that stand for it."""
+    build = concrete_name(rows, backend)
+    metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == build}
+    aliases = {row.alias for row in rows if row.name == build and row.alias}
+    return frozenset({backend, build} | metas | aliases)
+
+
+def _counted(processes: Sequence[PlanProcess]) -> str:
+    return "1 process is" if len(processes) == 1 else f"{len(processes)} processes are"
