@@ -20,6 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         CORRAL_STALE_AFTER="10m",
         CORRAL_COMPAT_LOCALAI="true",
         CORRAL_REGISTRATION_TOKEN="shared-token-of-localai",
+        CORRAL_GALLERIES="[]",
     )
     try:
         yield cluster.start()
