@@ -1,12 +1,24 @@
-"""Throws away what nobody needs any more: tombstones, ended sessions, revocations that outlived every credential."""
+"""Throws away what nobody needs any more: tombstones, ended sessions, revocations that outlived every credential,
+operations of long ago, rules that were withdrawn and what they meant."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from corral.controller.desired.reconcile import RULES
 from corral.controller.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store import bus_credentials, node_tombstones, web_sessions
-from corral.store.api import Store
+from corral.store import (
+    backend_rules,
+    backend_targets,
+    bus_credentials,
+    node_tombstones,
+    operations,
+    revisions,
+    web_sessions,
+)
+from corral.store.api import Store, Transaction
 
 _LEASE = "housekeeping"
 _KEEP_TOMBSTONES_S = 90 * 86400.0
@@ -15,8 +27,17 @@ _KEEP_TOMBSTONES_S = 90 * 86400.0
 class Housekeeping:
     name = "housekeeping"
 
-    def __init__(self, store: Store, leadership: Leadership, clock: Clock, *, interval_s: float = 3600.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        leadership: Leadership,
+        clock: Clock,
+        *,
+        interval_s: float = 3600.0,
+        keep_operations_s: float = 30 * 86400.0,
+    ) -> None:
         self._store = store
+        self._keep_operations = timedelta(seconds=keep_operations_s)
         self._leadership = leadership
         self._clock = clock
         self._interval_s = interval_s
@@ -32,3 +53,12 @@ class Housekeeping:
             await node_tombstones.prune(tx, older_than_s=_KEEP_TOMBSTONES_S)
             await web_sessions.prune_expired(tx, await tx.now())
             await bus_credentials.prune_expired(tx)
+            await self._forget_operations(tx)
+
+    async def _forget_operations(self, tx: Transaction) -> None:
+        """Only what has ended: a rule that holds is what keeps a node as it should be, however old it is."""
+        await revisions.hold(tx, RULES)
+        before = await tx.now() - self._keep_operations
+        await operations.prune(tx, before)
+        await backend_rules.prune(tx, before)
+        await backend_targets.prune(tx)

@@ -168,7 +168,7 @@ async def serve(
             ca_pem=ca.certificate_pem if ca else "",
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
-            housekeeping = Housekeeping(store, leadership, clock)
+            housekeeping = Housekeeping(store, leadership, clock, keep_operations_s=settings.keep_operations_s)
             parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping, *backends.parts)
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with serve_app(app, settings) as places:

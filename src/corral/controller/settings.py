@@ -226,6 +226,9 @@ class ControllerSettings:
         default=Seconds(6 * 3600),
         check=_positive,
     )
+    keep_operations_s: Seconds = setting(
+        "operations that ended so long ago are forgotten", default=Seconds(30 * 86400), check=_positive, advanced=True
+    )
     auto_upgrade: bool = setting(
         "upgrade by itself what the check finds", default=False, aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",)
     )
