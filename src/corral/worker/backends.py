@@ -93,16 +93,18 @@ async def open_backends(
             changes.peer = peer
             supervisor.use_ports(peer.ports or own_ports)
 
+        news = News(installer, backend_orders.reports, supervisor.list_processes, wake)
         try:
             yield Backends(
                 voice=voice,
-                news=News(installer, backend_orders.reports, supervisor.list_processes, wake),
+                news=news,
                 orders=lambda leave: Orders(backend_orders, model_orders, replica_orders, leave=leave),
                 work_for=work_for,
             )
         finally:
             means.store.leave()
             await runs.end()
+            await news.close()
 
 
 async def _current_folders(installer: Installer) -> frozenset[str]:

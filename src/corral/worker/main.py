@@ -10,6 +10,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 
@@ -49,6 +50,7 @@ from corral.worker.supervisor.launch import find_user
 from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
+THREADS = 64
 
 
 async def serve(
@@ -240,6 +242,8 @@ async def _serve_until_signalled(settings: WorkerSettings, successors: Successor
         next(asked, hurry).set()
 
     loop = asyncio.get_running_loop()
+    # Unpacking holds a thread for minutes; a few of them must not keep everybody else from the disk.
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGUSR2, successors.start)

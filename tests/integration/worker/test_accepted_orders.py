@@ -164,6 +164,29 @@ async def test_different_backends_run_side_by_side_and_equal_requests_share_one_
         assert set(await fleet.backends()) == {"one", "two"}
 
 
+async def test_one_backend_is_worked_on_by_one_order_at_a_time_under_any_of_its_names(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with BlobServer() as server, ordered_worker(nats_server, tmp_path) as fleet:
+        as_meta = download(server, "one", 200_000) | {"backend": "engine", "variant": "cpu-engine"}
+        as_build = download(server, "two", 200_000) | {"backend": "cpu-engine", "variant": "cpu-engine"}
+        server.pause.clear()
+        for op, order in (("op-1", as_meta), ("op-2", as_build)):
+            assert (await fleet.ask("backend.install", order | {"op_id": op, "attempt": 1, "accept": True}))["accepted"]
+        await until(lambda: server.asked)
+        await until(lambda: {"op-1", "op-2"} <= set(reports(fleet)))
+        assert {asked.path for asked in server.asked} == {"/one.tar"}
+        server.pause.set()
+        assert (await fleet.result("backend.install", "op-1"))["digest"] == as_meta["digest"]
+        assert (await fleet.result("backend.install", "op-2"))["digest"] == as_build["digest"]
+        rows = await fleet.backends()
+        assert rows["engine"]["meta_backend_for"] == "cpu-engine"
+        assert (rows["cpu-engine"]["digest"], rows["cpu-engine"]["previous"]) == (
+            as_build["digest"],
+            [as_meta["digest"]],
+        )
+
+
 async def test_refusals_that_time_does_not_cure_say_so(nats_server: NatsServer, tmp_path: Path) -> None:
     async with BlobServer() as server, ordered_worker(nats_server, tmp_path) as fleet:
         wrong = download(server, "wrong", 1000)

@@ -33,7 +33,7 @@ from corral.contract.messages.backends import (
     UpgradeBackend,
 )
 from corral.kit.clock import Clock
-from corral.kit.errors import CorralError, Denied, NotFound
+from corral.kit.errors import CorralError, Denied, NotFound, reason_of
 from corral.kit.log import get_log
 from corral.worker.addresses import HostPort
 from corral.worker.agent.backend_changes import BackendChanges
@@ -102,7 +102,10 @@ class BackendOrders:
 
     async def list_backends(self, _asked: ListBackends, _tokens: Tokens) -> BackendList:
         seq = self._installer.sequence  # before the look: what changes meanwhile makes a later one
-        return BackendList(backends=await self._installer.list_backends(), seq=seq)
+        try:
+            return BackendList(backends=await self._installer.list_backends(), seq=seq)
+        except OSError as error:
+            return BackendList(error=f"cannot read what is installed: {reason_of(error)}")
 
     async def stop(self, order: StopBackend, _tokens: Tokens) -> None:
         """An empty name means all; a payload nobody can read never gets here."""

@@ -18,6 +18,7 @@ from corral.contract.messages.replicas import ReplicaResult
 from corral.kit.clock import Clock
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
+from corral.worker.agent.machine import in_daemon_thread
 
 log = get_log(__name__)
 
@@ -104,9 +105,9 @@ class Outcomes:
             del self._known[next(iter(self._known))]
         async with self._writing:
             try:
-                await asyncio.to_thread(
-                    write_atomically, self._path, encode(_Written(tuple(self._known.values()))), mode=0o600
-                )
+                written = encode(_Written(tuple(self._known.values())))
+                # A thread of its own: those of the pool may all be unpacking for a while.
+                await in_daemon_thread(lambda: write_atomically(self._path, written, mode=0o600))
             except OSError as error:
                 log.error("an outcome could not be written down", op=key.op_id, reason=str(error))
         return outcome
