@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 _ARGS = (
     "--headless",
@@ -20,6 +20,7 @@ _ARGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+_PATIENCE_MS = 30_000  # of everything that waits: a slow machine is no failure
 # Runs before the page's own script, so that nothing is missed.
 _WATCH = """
 window.breaches = [];
@@ -59,6 +60,7 @@ async def chromium() -> AsyncIterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
+    expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=binary, args=_ARGS)
         try:
@@ -70,7 +72,7 @@ async def chromium() -> AsyncIterator[Browser]:
 @contextlib.asynccontextmanager
 async def new_person(browser: Browser, **options: Any) -> AsyncIterator[Watched]:
     context = await browser.new_context(**options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(_PATIENCE_MS)
     await context.add_init_script(_WATCH)
     try:
         yield Watched(context)
