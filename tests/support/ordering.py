@@ -44,11 +44,16 @@ class Heard:
 
 
 class OrderedFleet:
-    def __init__(self, controller: ScriptedController, client: Client, worker: RunningWorker) -> None:
+    def __init__(self, controller: ScriptedController, client: Client, worker: RunningWorker | None = None) -> None:
         self.controller = controller
-        self.worker = worker
+        self._worker = worker
         self.heard: list[Heard] = []
         self._client = client
+
+    @property
+    def worker(self) -> RunningWorker:
+        assert self._worker is not None, "this one runs in a process of its own"
+        return self._worker
 
     @property
     def node(self) -> str:
