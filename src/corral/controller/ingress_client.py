@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -58,17 +58,50 @@ class IngressClient:
     def _ask(
         self, http: aiohttp.ClientSession, node: Node, path: str, scope: Scope
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        token = self._tokens.sign("controller", [scope], aud=node.id, life_s=_TOKEN_LIFE_S)
-        if node.protocol == 0:  # LocalAI's, which knows one token only
-            token = self._shared_token
         return http.get(
             URL(f"{node.ingress_url}{path}", encoded=True),
-            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            headers={"Authorization": f"Bearer {self._token(node, scope)}", "Accept-Encoding": "identity"},
             allow_redirects=False,
             ssl=self._trust or True,
             # The cluster's certificates are for node ids, not for addresses that anybody could claim.
             server_hostname=node.id if self._trust and node.ingress_url.startswith("https:") else None,
         )
+
+    def _token(self, node: Node, scope: Scope) -> str:
+        if node.protocol == 0:  # LocalAI's, which knows one token only
+            return self._shared_token
+        return self._tokens.sign("controller", [scope], aud=node.id, life_s=_TOKEN_LIFE_S)
+
+    @contextlib.asynccontextmanager
+    async def tunnel(
+        self, node: Node, path: str, headers: list[tuple[bytes, bytes]]
+    ) -> AsyncIterator[tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A WebSocket of the node's: the head of its answer, and both directions. `headers` are the handshake's."""
+        where = URL(_with_ingress(node).ingress_url)
+        trust = (self._trust or ssl.create_default_context()) if where.scheme == "https" else None
+        name = node.id if self._trust is not None else where.host
+        lines = [
+            f"GET {path} HTTP/1.1\r\nhost: {where.raw_authority}\r\n".encode(),
+            f"authorization: Bearer {self._token(node, Scope.LOGS)}\r\n".encode(),
+            b"upgrade: websocket\r\nconnection: Upgrade\r\n",
+            *(key + b": " + value + b"\r\n" for key, value in headers),
+            b"\r\n",
+        ]
+        with _in_words(node):
+            async with asyncio.timeout(self._logs_timeout_s):
+                reader, writer = await asyncio.open_connection(
+                    where.host, where.port, ssl=trust, server_hostname=name if trust is not None else None
+                )
+        try:
+            with _in_words(node):
+                async with asyncio.timeout(self._logs_timeout_s):
+                    writer.writelines(lines)
+                    head = await reader.readuntil(b"\r\n\r\n")
+            if head.split(b" ", 2)[1:2] != [b"101"]:
+                raise Failed(f"{node.name} answered {head[:40]!r} instead of its log")
+            yield head, reader, writer
+        finally:
+            writer.close()
 
     async def logs(self, node: Node, path: str) -> bytes:
         """JSON of its own, about what its backends wrote."""
@@ -79,7 +112,7 @@ class IngressClient:
             raise Failed(f"{node.name} answered {status} instead of its logs")
         return told
 
-    async def follow(self, node: Node, path: str) -> AsyncIterator[bytes]:
+    async def follow(self, node: Node, path: str) -> AsyncGenerator[bytes, None]:
         """The same, on and on, until either side leaves. What fails before the first byte is raised here."""
         stack = contextlib.AsyncExitStack()
         try:
@@ -123,11 +156,11 @@ def _in_words(node: Node) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise Unreachable(f"{node.name} did not answer in time at {node.ingress_url}") from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
         raise Unreachable(f"{node.name} cannot be reached at {node.ingress_url} ({reason(error)})") from error
 
 
-async def _pieces(answer: aiohttp.ClientResponse, stack: contextlib.AsyncExitStack) -> AsyncIterator[bytes]:
+async def _pieces(answer: aiohttp.ClientResponse, stack: contextlib.AsyncExitStack) -> AsyncGenerator[bytes, None]:
     async with stack:
         with contextlib.suppress(aiohttp.ClientError, OSError):  # the node is gone: so is its log
             async for piece in answer.content.iter_any():

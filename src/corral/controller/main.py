@@ -19,6 +19,7 @@ from corral.controller.access.principal import Role
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import open_ingress_tokens
 from corral.controller.api.app import build_app
+from corral.controller.api.log_tunnel import LogTunnels
 from corral.controller.api.server import serve_app
 from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
 from corral.controller.backends import Backends
@@ -171,7 +172,10 @@ async def serve(
             housekeeping = Housekeeping(store, leadership, clock, keep_operations_s=settings.keep_operations_s)
             parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping, *backends.parts)
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
-            async with serve_app(app, settings) as places:
+            async with (
+                LogTunnels(access, node_admin, ingresses) as tunnels,
+                serve_app(app, settings, tunnels.protocol) as places,
+            ):
                 log.info("controller ready", instance=instance, at=places, store=store.kind)
                 await stopped.wait()
                 watch.end()

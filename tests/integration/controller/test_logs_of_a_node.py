@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from corral.kit.files import make_folder
 from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.supervisor.table import Running
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
 from tests.support.fleet import Answer
@@ -47,6 +49,29 @@ async def test_a_workers_logs_are_listed_read_and_followed(cluster: Cluster, tmp
             assert json.loads(await follower.content.readline())["text"] == "tiny line 3"
             await asyncio.to_thread(get, running.port, "/say/hello", token=running.token)
             assert json.loads(await follower.content.readline())["text"] == "hello"
+        await follow_over_a_websocket(member.url, headers, running)
+
+
+async def follow_over_a_websocket(url: str, headers: dict[str, str], running: Running) -> None:
+    path = "/ws/nodes/scribe/backend-logs/org%2Fllama"
+    async with asyncio.timeout(30), aiohttp.ClientSession(url, headers=headers) as session:
+        for model in ("org%2Fllama", "org/llama%230"):
+            async with session.ws_connect(f"/ws/nodes/scribe/backend-logs/{model}", headers={"Origin": url}) as socket:
+                first = await socket.receive_json()
+                assert (first["type"], first["lines"][-1]["text"]) == ("initial", "hello")
+                await asyncio.to_thread(get, running.port, "/say/hello", token=running.token)
+                told = await socket.receive_json()
+                assert (told["type"], told["line"]["text"]) == ("line", "hello")
+        refusals = [
+            (path, {"Origin": "http://elsewhere.example"}, 403),
+            (path, {"Authorization": "Bearer nonsense"}, 401),
+            ("/ws/nodes/nobody/backend-logs/m", {}, 404),
+            ("/ws/elsewhere", {}, 404),
+        ]
+        for refused, shown, status in refusals:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as answer:
+                await session.ws_connect(refused, headers=shown)
+            assert answer.value.status == status, refused
 
 
 async def test_a_node_that_is_not_there(cluster: Cluster) -> None:
@@ -58,6 +83,11 @@ async def test_a_node_that_is_not_there(cluster: Cluster) -> None:
     assert "cannot be reached" in answer.json()["error"]["message"]
     follow = await asyncio.to_thread(node.admin, "GET", "/backend-logs/m?follow=true")
     assert follow.status == 502
+    headers = {"Authorization": f"Bearer {cluster.key}"}
+    async with aiohttp.ClientSession(cluster.members[0].url, headers=headers) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"/ws/nodes/{node.name}/backend-logs/m")
+        assert refused.value.status == 502
 
 
 async def test_a_localai_worker_is_shown_the_token_it_knows(cluster: Cluster) -> None:

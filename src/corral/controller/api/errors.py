@@ -52,8 +52,12 @@ def _in_its_form(
     return form(status, message, kind, headers)
 
 
+def status_of(error: errors.CorralError) -> int:
+    return next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+
+
 def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) -> Response[bytes]:
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    status = status_of(error)
     # The contract names every error of these two families so; scripts of ours read the status.
     kind = "node_error" if request.url.path.startswith(("/api/node/", "/api/nodes")) else error.code
     headers = {}

@@ -5,16 +5,22 @@ Contract: http.md §3.1, files.md §7. A node nobody knows is 404; one that does
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from litestar import Controller, Response, get
+from litestar import Controller, Request, Response, get
 from litestar.params import Parameter
 from litestar.response import Stream
 
-from corral.controller.api.auth import viewers
+from corral.controller.access.keys import Access
+from corral.controller.access.principal import Principal
+from corral.controller.api.auth import principal_of, viewers
 from corral.controller.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
+from corral.kit.errors import CorralError
 
 LOGS = "/v1/backend-logs"
 Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="The last so many lines")]
@@ -33,6 +39,8 @@ class NodeLogs(Controller):
     @get("/{model:path}", summary="Their last lines; `model#N` is one replica", media_type="application/json")
     async def lines(
         self,
+        request: Request[Any, Any, Any],
+        access: Access,
         nodes: NodeAdmin,
         ingresses: IngressClient,
         node: str,
@@ -44,9 +52,25 @@ class NodeLogs(Controller):
         path = path_of(model)
         if follow:
             lines = await ingresses.follow(await nodes.node(node), "?".join([path, "&".join([*asked, "follow=true"])]))
-            return Stream(lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
-        told = await ingresses.logs(await nodes.node(node), "?".join([path, *asked]))
-        return Response(told, media_type="application/json")
+            told = _while_welcome(lines, access, principal_of(request))
+            return Stream(told, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        read = await ingresses.logs(await nodes.node(node), "?".join([path, *asked]))
+        return Response(read, media_type="application/json")
+
+
+async def _while_welcome(
+    pieces: AsyncGenerator[bytes, None], access: Access, principal: Principal, recheck_s: float = 15.0
+) -> AsyncIterator[bytes]:
+    """A key that is revoked hears nothing more, soon."""
+    checked = time.monotonic()
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            if time.monotonic() - checked > recheck_s:
+                with contextlib.suppress(CorralError):  # the database is away: no reason to think otherwise of anybody
+                    if not await access.is_welcome(principal):
+                        return
+                checked = time.monotonic()
+            yield piece
 
 
 def path_of(model: str) -> str:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -31,8 +31,11 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[list[str]]:
-    """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds."""
+async def serve_app(
+    app: Any, settings: ControllerSettings, upgrades: Callable[..., asyncio.Protocol] | None = None
+) -> AsyncIterator[list[str]]:
+    """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds.
+    `upgrades` serves whoever asks for a WebSocket."""
     doors: list[tuple[str, socket.socket, bool]] = []
     if settings.socket is not None:
         doors.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
@@ -46,7 +49,8 @@ async def serve_app(app: Any, settings: ControllerSettings) -> AsyncIterator[lis
         raise BadSettings(["the controller needs somewhere to serve: --socket, or --port"])
     ours = _inode(settings.socket)
     servers = [
-        (_server(app, settings, secure=secure, local=sock.family is socket.AF_UNIX), sock) for _, sock, secure in doors
+        (_server(app, settings, upgrades, secure=secure, local=sock.family is socket.AF_UNIX), sock)
+        for _, sock, secure in doors
     ]
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(server.serve(sockets=[sock]), name="http") for server, sock in servers]
@@ -76,9 +80,17 @@ async def _started(servers: list[_Server], running: list[asyncio.Task[None]]) ->
             await asyncio.sleep(0.01)  # uvicorn offers no event to wait for
 
 
-def _server(app: Any, settings: ControllerSettings, *, secure: bool, local: bool) -> _Server:
+def _server(
+    app: Any,
+    settings: ControllerSettings,
+    upgrades: Callable[..., asyncio.Protocol] | None,
+    *,
+    secure: bool,
+    local: bool,
+) -> _Server:
     config = uvicorn.Config(
         app,
+        ws=cast(type[asyncio.Protocol], upgrades) if upgrades is not None else "none",  # it only calls it
         # Behind the socket stands the gateway, which bounds heads itself; on a port h11 does, and httptools does not.
         http="auto" if local else "h11",
         log_config=None,
