@@ -58,6 +58,7 @@ PURE = [
     "worker/supervisor/states.py",
     "worker/supervisor/ports.py",
     "worker/supervisor/keys.py",
+    "worker/agent/peer.py",
     "worker/supervisor/environment.py",
     "blobs/answers.py",
     "blobs/archives/bounds.py",

@@ -76,6 +76,8 @@ async def test_what_is_missing_is_named(nats_server: NatsServer, tmp_path: Path)
         for path in ("../../secret", "/etc/passwd"):
             outside = await start(fleet, f"p-{len(path)}", files=[{"path": path}])
             assert (outside["success"], outside["final"]) == (False, True)
+        hostile = await fleet.ask("replica.start", {"process_id": "../../x", "model": "m", "backend": "tiny"})
+        assert (hostile["success"], "../../x" in hostile["error"]) == (False, True)
         spoken = await start(fleet, "p4", protocol="grpc")
         assert (spoken["success"], spoken["final"]) == (False, True)
         (tmp_path / "w" / "models" / "weights.gguf").write_bytes(b"1234")

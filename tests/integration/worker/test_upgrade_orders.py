@@ -102,6 +102,31 @@ async def test_a_new_process_that_crashes_leaves_everything_as_it_was(nats_serve
         await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("c")])
 
 
+@pytest.mark.parametrize(("want", "said"), [("post=9", "broke off"), ("post=500", "answered 500")])
+async def test_a_new_process_that_breaks_when_it_is_first_asked_is_reverted_too(
+    nats_server: NatsServer, tmp_path: Path, want: str, said: str
+) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        result = await fleet.order("upgrade", "op-2", tiny_order("b", want))
+        assert (result["success"], result["phase"]) == (False, "starting")
+        assert said in result["error"]
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+        assert await answer(fleet, "p1") == 200
+        await until(lambda: [row["process_id"] for row in processes(fleet)] == ["p1"])
+
+
+@pytest.mark.parametrize("want", ["post=404", "post=501", "post=503"])
+async def test_a_new_process_that_does_not_chat_is_none_the_worse(
+    nats_server: NatsServer, tmp_path: Path, want: str
+) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        assert (await fleet.order("upgrade", "op-2", tiny_order("b", want)))["success"]
+
+
 async def test_a_cancelled_upgrade_goes_back(nats_server: NatsServer, tmp_path: Path) -> None:
     async with ordered_worker(nats_server, tmp_path) as fleet:
         assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]

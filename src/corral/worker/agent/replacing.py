@@ -15,11 +15,14 @@ import msgspec
 
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log
+from corral.worker.agent.probing import probe_once
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.supervisor.table import Running
 
 log = get_log(__name__)
+PROBE_S = 120.0
 
 
 class Traffic(Protocol):
@@ -37,11 +40,13 @@ class Pair:
 
 
 class Replacing:
-    def __init__(self, supervisor: Supervisor, traffic: Traffic, *, drain_s: float) -> None:
-        """`drain_s`: how long requests to the old process may take to end."""
+    def __init__(self, supervisor: Supervisor, traffic: Traffic, *, drain_s: float, probe_s: float = PROBE_S) -> None:
+        """`drain_s`: how long requests to the old process may take to end; `probe_s`: how long the new one may take
+        for its first."""
         self._supervisor = supervisor
         self._traffic = traffic
         self._drain_s = drain_s
+        self._probe_s = probe_s
 
     def users(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
         """What runs of a backend, or is to run again."""
@@ -56,10 +61,12 @@ class Replacing:
                 if spec.directory == str(build.directory):
                     continue
                 wanted = successor(spec, build)
-                there = self._find(wanted)  # a worker that was killed half way left it behind
-                if there is None:
-                    there = (await self._supervisor.start(wanted, beside=True)).process_id
-                pairs.append(Pair(process_id, there, spec.key))
+                # A worker that was killed half way may have left it behind.
+                new = self._find(wanted) or await self._supervisor.start(wanted, beside=True)
+                await probe_once(new, self._probe_s)
+                pairs.append(Pair(process_id, new.process_id, spec.key))
+            if gone := [pair for pair in pairs if self._supervisor.find(pair.new) is None]:
+                raise Failed(f"the new process of {gone[0].key} ended before it could take over")
         except BaseException:
             await self.give_up(backends, build)
             raise
@@ -104,9 +111,9 @@ class Replacing:
         if not stopped.terminated:
             log.error("a process could not be stopped", process=process_id, reason=stopped.error)
 
-    def _find(self, wanted: ProcessSpec) -> str | None:
+    def _find(self, wanted: ProcessSpec) -> Running | None:
         running = self._supervisor.find_key(wanted.key)
-        return running.process_id if running is not None and running.directory == wanted.directory else None
+        return running if running is not None and running.directory == wanted.directory else None
 
     async def stop_users(self, backends: Collection[str], keys: Collection[str] = (), *, force: bool) -> list[str]:
         """Stop every process of a backend, and those of these keys; the keys of those that were there. Raises Failed,
