@@ -46,7 +46,7 @@ from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
-from corral.worker.supervisor.launch import find_user
+from corral.worker.supervisor.launch import find_shut, find_user
 from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
@@ -195,10 +195,22 @@ def make_folders(settings: WorkerSettings) -> None:
 
 
 def check_backend_user(settings: WorkerSettings) -> None:
+    """Whoever backends run as must be there, and get to their files: a start that fails later would say less."""
     try:
-        find_user(settings.backend_user)
+        user, _ = find_user(settings.backend_user)
     except Invalid as error:
         raise CannotGoOn(f"--backend-user: {error.message}") from error
+    if user is None:
+        return
+    settings.data.chmod(
+        settings.data.stat().st_mode | 0o011
+    )  # passed through only: what is secret in it is closed itself
+    for folder in (settings.backends_dir, settings.models_dir):
+        if (shut := find_shut(folder, user)) is not None:
+            raise CannotGoOn(
+                f"--backend-user: {settings.backend_user} cannot enter {shut}: open it (chmod o+x {shut}), "
+                "or give another --data, --backends or --models"
+            )
 
 
 def read_join_token(settings: WorkerSettings) -> str:

@@ -17,6 +17,7 @@ from corral.bus.local import LocalHub
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.kit.clock import SystemClock
 from corral.worker.agent.waiting import alongside
+from corral.worker.ingress import logs
 from corral.worker.ingress.load import LoadReports
 from tests.support.supervising import mock_grpc, mock_openai, tiny
 from tests.support.waiting import until
@@ -234,7 +235,8 @@ async def test_a_log_is_followed_over_a_websocket(site: Worksite, tmp_path: Path
             assert answer.status == 400
 
 
-async def test_a_log_is_followed_line_by_line(site: Worksite, tmp_path: Path) -> None:
+async def test_a_log_is_followed_line_by_line(site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "QUIET_S", 0.2)
     running = await site.supervisor.start(tiny(tmp_path / "tiny", "lines=5"))
     url = f"{site.url}/v1/backend-logs/m?follow=true&tail=1"
     async with (
@@ -243,5 +245,8 @@ async def test_a_log_is_followed_line_by_line(site: Worksite, tmp_path: Path) ->
         asyncio.timeout(20),
     ):
         assert json.loads(await answer.content.readline())["text"] == "tiny line 5"
+        assert await answer.content.readline() == b"\n"  # nothing new, but still there
         await site.ask(f"/replicas/{running.process_id}/say/more")
-        assert json.loads(await answer.content.readline())["text"] == "more"
+        while (line := await answer.content.readline()) == b"\n":
+            pass
+        assert json.loads(line)["text"] == "more"

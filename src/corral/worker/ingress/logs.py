@@ -7,6 +7,7 @@ Errors are one line of plain text, as everywhere under `/v1/` here. Lines are th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,6 +22,7 @@ PREFIX = b"/v1/backend-logs"
 _LINES: Headers = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
 _OURS = Strip((b"authorization", b"origin"), (b"x-corral-",))
 _FOLLOW = b"/ws"
+QUIET_S = 20.0  # without a line to tell
 
 
 class LogDoor:
@@ -56,8 +58,14 @@ class LogDoor:
         async with self._book.follow(name) as lines:
             for line in lines.initial if tail is None else _last(lines.initial, tail):
                 yield encode(line) + b"\n"
-            async for line in lines:
-                yield encode(line) + b"\n"
+            while True:
+                try:
+                    async with asyncio.timeout(QUIET_S):
+                        line = await anext(lines)
+                except TimeoutError:
+                    yield b"\n"  # proxies take silence for death; readers of such lines skip an empty one
+                else:
+                    yield encode(line) + b"\n"
 
     async def _stream(self, request: Request, responder: Responder, name: bytes) -> int:
         if request.upgrade != b"websocket":

@@ -118,6 +118,16 @@ def find_user(name: str) -> tuple[User | None, dict[str, str]]:
     return User(uid=entry.pw_uid, gid=entry.pw_gid, groups=groups), home
 
 
+def find_shut(folder: Path, user: User) -> Path | None:
+    """The first folder on the way that this user cannot pass through, as far as the plain permissions tell."""
+    for place in (*reversed(folder.resolve().parents), folder.resolve()):
+        about = place.stat()
+        shift = 6 if about.st_uid == user.uid else 3 if about.st_gid in (user.gid, *user.groups) else 0
+        if not about.st_mode >> shift & 0o1:
+            return place
+    return None
+
+
 def is_port_free(port: int, host: str = LOOPBACK) -> bool:
     """Whether a process could listen there now. What lingers of old connections does not count."""
     with socket.socket() as probe:
