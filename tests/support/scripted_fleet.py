@@ -49,6 +49,10 @@ def node(name: str, status: str = "healthy", **more: Any) -> dict[str, Any]:
     }
 
 
+def event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
 def refused(status: int, message: str, kind: str) -> web.Response:
     return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
 
@@ -72,6 +76,14 @@ class ScriptedFleet:
         }
         self.calls: list[tuple[str, str, Any]] = []
         self.streams: list[list[bytes]] = []  # each connection to /api/events is played the next of these, then closed
+        self.operations: list[dict[str, Any]] = []  # as `GET /api/operations/:id` shows them
+        self.told: list[list[dict[str, Any]]] = []  # the same for streams of one operation: views, then closed
+        self.accepts: list[dict[str, Any]] = []  # each request for backends becomes the next of these operations
+        self.plan: dict[str, Any] = {"kind": "install", "backend": "vllm", "nodes": []}
+        self.matrix: dict[str, Any] = {"nodes": [], "backends": [], "checked_at": ""}
+        self.available: list[dict[str, Any]] = []
+        self.upgrades: dict[str, Any] = {}
+        self.silent = False  # streams of operations stay open and say nothing
         self.answers: dict[tuple[str, str], web.Response] = {}  # (method, path) → an answer out of the ordinary
         self.ca_pem = ""
         self.ready = True
@@ -92,20 +104,35 @@ class ScriptedFleet:
         if (request.method, path) in self.answers:
             return self.answers.pop((request.method, path))
         if path == "/api/events":
-            return await self._events(request)
-        return self._api(request.method, path, body)
+            return await self._events(request, self.streams.pop(0) if self.streams else None)
+        if path.startswith("/api/operations/") and path.endswith("/events"):
+            if self.silent:
+                return await self._events(request, None)
+            told = self.told.pop(0) if self.told else []
+            return await self._events(request, [event("operation", view) for view in told])
+        return self._api(request.method, path, body, "plan=true" in request.raw_path)
 
-    async def _events(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _events(self, request: web.BaseRequest, chunks: list[bytes] | None) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        if not self.streams:
+        if chunks is None:
             await asyncio.sleep(60)  # a quiet fleet; the client leaves before this ends
-        for chunk in self.streams.pop(0) if self.streams else []:
+        for chunk in chunks or []:
             await answer.write(chunk)
         return answer
 
-    def _api(self, method: str, path: str, body: Any) -> web.Response:
+    def _api(self, method: str, path: str, body: Any, plan: bool) -> web.Response:
         match method, path.strip("/").split("/"):
+            case "POST", ["api", "operations"]:
+                return web.json_response(self.plan) if plan else self._accept()
+            case _, ["api", "operations", *rest]:
+                return self._operation(method, rest)
+            case "GET", ["api", "backends", "matrix"]:
+                return web.json_response(self.matrix)
+            case "GET", ["backends", "available"]:
+                return web.json_response(self.available)
+            case ("GET", ["backends", "upgrades"]) | ("POST", ["api", "backends", "upgrades", "check"]):
+                return web.json_response(self.upgrades)
             case "GET", ["api", "me"]:
                 return web.json_response({"key_id": "k1", "name": "admin", "role": "admin"})
             case "GET", ["api", "cluster"]:
@@ -130,6 +157,29 @@ class ScriptedFleet:
                 return web.Response(status=204)
             case _:
                 return refused(404, f"there is no {path} here", "http_error")
+
+    def _accept(self) -> web.Response:
+        self.operations.append(self.accepts.pop(0))
+        return web.json_response({"jobID": self.operations[-1]["jobID"], "message": "started"}, status=202)
+
+    def _operation(self, method: str, rest: list[str]) -> web.Response:
+        """The contract's family of errors: a sentence, and beside it what a script can match."""
+        if method == "GET" and not rest:
+            return web.json_response({"operations": self.operations})
+        if rest == ["history"]:
+            if method == "DELETE":
+                return web.json_response({"success": True})
+            ended = {"id": "vllm", "name": "vllm", "jobID": "op-0", "kind": "install", "outcome": "completed"}
+            return web.json_response({"operations": [ended]})
+        found = next((each for each in self.operations if each["jobID"] == rest[0]), None)
+        if found is None:
+            return web.json_response({"error": f"there is no operation {rest[0]}", "code": "not_found"}, status=404)
+        if method == "GET":
+            return web.json_response(found)
+        again = self.accepts.pop(0) if rest[1] == "retry" and self.accepts else found
+        if again is not found:
+            self.operations.append(again)
+        return web.json_response({"success": True, "message": rest[1], "jobID": again["jobID"]})
 
     def _node(self, method: str, which: str, rest: list[str], body: Any) -> web.Response:
         found = next((each for each in self.nodes if which in (each["id"], each["name"])), None)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from corral.cli.output import DONE, FAILED, complain, interactive, tell
+from corral.cli.output import DONE, FAILED, complain, interactive, some, tell
 from corral.kit.errors import CorralError
 
 Json = Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")]
@@ -29,8 +29,7 @@ def unknown(noun: str, name: str, known: Sequence[str], *, none: str) -> str:
     if close:
         return f"no {noun} {name!r}: did you mean {' or '.join(close)}?"
     if known:
-        more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-        return f"no {noun} {name!r}: there are {', '.join(sorted(known)[:5])}{more}"
+        return f"no {noun} {name!r}: there are {some(sorted(known))}"
     return f"no {noun} {name!r}: {none}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from corral.cli.output import ago, plain, size
+from corral.cli.output import ago, plain, size, some
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixNode, MatrixRow, PlanNode, PlanView
 from corral.contract.messages.backends import UpgradeInfo
 
@@ -21,7 +21,6 @@ SHOW_COLUMNS = ("NODE", "STATUS", "VERSION", "VARIANT", "DIGEST", "INSTALLED", "
 UPGRADE_COLUMNS = ("BACKEND", "INSTALLED", "AVAILABLE", "DIFFERS ON")
 PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
 _DESCRIPTION = 70  # characters of it in a table
-_NAMES = 5
 _DOING = {"install": "installing", "upgrade": "upgrading", "delete": "deleting", "rollback": "rolling back"}
 
 
@@ -73,7 +72,7 @@ def matrix_row(row: MatrixRow, nodes: Sequence[MatrixNode]) -> tuple[str, ...]:
     return (
         row.backend,
         ", ".join(version for version, _ in versions.most_common()),
-        f"{len(have)} of {len(nodes)}" + (f": {_names([node.name for node in have])}" if have else ""),
+        f"{len(have)} of {len(nodes)}" + (f": {some([node.name for node in have])}" if have else ""),
         newer(row),
         "; ".join(_row_notes(row)),
     )
@@ -175,17 +174,17 @@ def upgrade_rows(upgrades: Mapping[str, UpgradeInfo]) -> list[tuple[str, ...]]:
             name,
             info.installed_version or short_digest(info.installed_digest),
             info.available_version or short_digest(info.available_digest),
-            _names([drift.node_name for drift in info.node_drift]),
+            some([drift.node_name for drift in info.node_drift]),
         )
         for name, info in sorted(upgrades.items())
     ]
 
 
-def plan_row(node: PlanNode) -> tuple[str, ...]:
+def plan_row(node: PlanNode, kind: str) -> tuple[str, ...]:
     nothing = node.action in ("nothing", "skip", "delete")
     return (
         node.node_name,
-        node.action,
+        plan_action(node, kind),
         node.variant,
         _change(node),
         "" if nothing else "?" if node.fetch_bytes is None else size(node.fetch_bytes),
@@ -205,10 +204,11 @@ def _change(node: PlanNode) -> str:
 
 
 def plan_title(plan: PlanView) -> str:
-    counts = Counter(node.action for node in plan.nodes)
-    words = ", ".join(f"{action} {count}" for action, count in counts.items())
-    return plain(f"{plan.kind} {plan.backend}: {words or 'no node to do it on'}; nothing was done")
+    counts = Counter(plan_action(node, plan.kind) for node in plan.nodes)
+    words = ", ".join(f"{action} on {count}" for action, count in counts.items())
+    return plain(f"{plan.kind} {plan.backend} would: {words or 'nothing, there is no node'}")
 
 
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+def plan_action(node: PlanNode, kind: str) -> str:
+    """Going back is the same work as an upgrade, but nobody would call it so."""
+    return "roll back" if kind == "rollback" and node.action == "upgrade" else node.action

@@ -339,7 +339,8 @@ async def _carry_out(
         _show_plans(plans, as_json=as_json)
     if not ids:
         return code
-    return code or await watching.stay(client, ids, detach=detach, as_json=as_json)
+    how_it_ended = await watching.stay(client, ids, detach=detach, as_json=as_json)
+    return code or how_it_ended
 
 
 def _show_plans(plans: Sequence[PlanView], *, as_json: bool) -> None:
@@ -347,8 +348,8 @@ def _show_plans(plans: Sequence[PlanView], *, as_json: bool) -> None:
         print_json(plans)
         return
     for plan in plans:
-        rows = [backend_text.plan_row(node) for node in plan.nodes]
+        rows = [backend_text.plan_row(node, plan.kind) for node in plan.nodes]
         print_table(backend_text.PLAN_COLUMNS, rows, empty="no node to do it on")
         for each in plan.notes:
             remark(plain(each))
-        remark(backend_text.plan_title(plan))
+        remark(f"{backend_text.plan_title(plan)}. Nothing was done.")

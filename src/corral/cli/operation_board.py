@@ -102,7 +102,10 @@ def screen(
         drawn: RenderableType = ""
         percent = ""
         if bar.percentage is not None:
-            drawn = ProgressBar(total=100, completed=bar.percentage, width=_BAR_WIDTH)
+            moving = bar.style or "cyan"
+            drawn = ProgressBar(
+                100, bar.percentage, _BAR_WIDTH, style="dim", complete_style=moving, finished_style=moving
+            )
             percent = f"{bar.percentage:.0f}%"
         grid.add_row(
             Text(bar.name), drawn, percent, Text(bar.step, style=bar.style), bar.amount, bar.rate, Text(bar.note)

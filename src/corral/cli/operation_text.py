@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size
+from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size, some
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
 
 COLUMNS = ("ID", "WHAT", "BACKEND", "WHERE", "STATE", "DONE", "NODES", "ASKED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
 HISTORY_COLUMNS = ("ID", "WHAT", "BACKEND", "OUTCOME", "STARTED", "FINISHED", "NOTE")
 _SHORT_ID = 8
-_NAMES = 5  # of nodes in one line
 _DONE_WORDS = {
     "install": "installed",
     "upgrade": "upgraded",
@@ -58,7 +57,7 @@ def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
         "" if ended else f"{view.progress}%",
         tally(view.nodes),
         ago(view.created_at, now),
-        "" if ended else view.error or view.message,
+        "" if ended else plain("; ".join(_by_reason("on", _failing(view), now)) or view.message),
     )
 
 
@@ -93,7 +92,9 @@ def percent(each: OperationNodeView) -> str:
 
 
 def amount(each: OperationNodeView) -> str:
-    """`412.0 MiB / 1.0 GiB`, as far as it is known."""
+    """`412.0 MiB / 1.0 GiB`, as far as it is known; what has ended well has come whole."""
+    if each.status == "success":
+        return size(each.total_bytes) if each.total_bytes else ""
     if each.total_bytes:
         return f"{size(each.current_bytes)} / {size(each.total_bytes)}"
     return size(each.current_bytes) if each.current_bytes else ""
@@ -117,7 +118,7 @@ def step(each: OperationNodeView) -> str:
 def note(each: OperationNodeView, now: datetime | None = None) -> str:
     """Why it is as it is, and when it is tried again; while it moves, the file."""
     if each.status == "downloading":
-        return each.file_name
+        return each.file_name.rstrip("/").rpartition("/")[2]  # of a URL the end says most
     words = [each.error] if each.error else []
     if each.status == "error":
         words += [f"failed {each.failures} times"] if each.failures > 1 else []
@@ -132,7 +133,7 @@ def line(each: OperationNodeView, now: datetime | None = None) -> str:
         words += [percent(each), amount(each), rate(each)]
     if each.status == "success" and each.version:
         words.append(each.version)
-    told = note(each, now)
+    told = note(each, now) if each.error != each.status else ""
     return plain(f"{each.node_name}: {' '.join(word for word in words if word)}" + (f" ({told})" if told else ""))
 
 
@@ -145,13 +146,19 @@ def details(view: OperationView, now: datetime | None = None) -> Iterator[str]:
             ("where", where(view)),
             ("state", f"{state(view)}: {view.message}" if view.message not in ("", state(view)) else state(view)),
             ("done", f"{view.progress}%"),
-            ("bytes", f"{size(view.current_bytes)} / {size(view.total_bytes)}" if view.total_bytes else ""),
+            ("bytes", _bytes(view)),
             ("asked", ago(view.created_at, now) + (f" by {view.created_by}" if view.created_by else "")),
             ("finished", ago(view.finished_at, now) if view.finished_at else ""),
-            ("error", view.error),
+            ("error", "" if _failing(view) else view.error),
             ("dismissed", "yes" if view.dismissed else ""),
         ]
     )
+
+
+def _bytes(view: OperationView) -> str:
+    if not view.total_bytes or view.state == "done":
+        return ""
+    return f"{size(view.current_bytes)} / {size(view.total_bytes)}"
 
 
 def history_row(record: OperationRecord, now: datetime | None = None) -> tuple[str, ...]:
@@ -168,54 +175,52 @@ def history_row(record: OperationRecord, now: datetime | None = None) -> tuple[s
 
 def report(view: OperationView, now: datetime | None = None) -> list[str]:
     """What a watcher is told when nothing moves any more: what was done, what remains, how to follow it."""
-    lines = []
-    done = [each for each in view.nodes if each.status == "success"]
-    word = _DONE_WORDS.get(view.kind, "done")
-    if done:
-        lines.append(f"{view.backend} {word} on {names(done)}")
-    for status in ("skipped", "superseded", "withdrawn", "cancelled"):
-        lines += _by_reason(view, f"{status} on", [each for each in view.nodes if each.status == status])
     if not view.nodes:
-        lines.append(
-            f"{view.backend}: no node to do it on yet; the first that joins gets it"
-            if view.scope == "all"
-            else f"{view.backend}: no node to do it on yet"
-        )
-    lines += [
-        f"{view.backend}: failing on {each.node_name}: {note(each, now)}"
-        for each in view.nodes
-        if each.status == "error"
+        later = "; the first that joins gets it" if view.scope == "all" and view.kind == "install" else ""
+        return [plain(f"{view.backend}: no node to do it on{later}")]
+    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} on", "success")]
+    groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]
+    groups += [("failing on", "error"), ("waits on", "waits"), ("under way on", "")]
+    return [
+        plain(f"{view.backend}: {words}")
+        for title, wanted in groups
+        for words in _by_reason(title, [each for each in view.nodes if _group(each) == wanted], now)
     ]
-    lines += _by_reason(view, "waits on", [each for each in view.nodes if each.waits])
-    moving = [each for each in view.nodes if each.status not in (*_ENDED, "error") and not each.waits]
-    lines += _by_reason(view, "under way on", moving)
-    return [plain(each) for each in lines]
+
+
+def _group(each: OperationNodeView) -> str:
+    if each.waits:
+        return "waits"
+    return each.status if each.status in (*_ENDED, "error") else ""
 
 
 def how_to_go_on(views: Sequence[OperationView]) -> list[str]:
     """For what has not ended."""
-    open_ones = [view for view in views if view.state != "done"]
     lines = []
-    if open_ones:
-        each = " ".join(short_id(view.job_id) for view in open_ones)
+    if going := [view for view in views if any(_goes_on(each) for each in view.nodes)]:
+        each = " ".join(short_id(view.job_id) for view in going)
         lines.append(
             f"It goes on by itself: `corral ops watch {each}` follows it, `corral ops cancel {each}` stops it."
         )
-    if failing := [short_id(view.job_id) for view in open_ones if view.state == "failing"]:
-        lines.append(f"`corral ops retry {' '.join(failing)}` tries at once.")
+    if failing := [short_id(view.job_id) for view in views if _failing(view)]:
+        lines.append(f"Once the cause is mended, `corral ops retry {' '.join(failing)}` tries at once.")
     return lines
 
 
-def names(rows: Sequence[OperationNodeView]) -> str:
-    shown = [each.node_name for each in rows[:_NAMES]]
-    return ", ".join(shown) + (f" and {len(rows) - _NAMES} more" if len(rows) > _NAMES else "")
+def _failing(view: OperationView) -> list[OperationNodeView]:
+    return [each for each in view.nodes if each.status == "error"]
 
 
-def _by_reason(view: OperationView, title: str, rows: Sequence[OperationNodeView]) -> list[str]:
-    """A thousand nodes that wait for the same are one line."""
+def _goes_on(each: OperationNodeView) -> bool:
+    return bool(each.next_retry_at) if each.status == "error" else each.status not in _ENDED
+
+
+def _by_reason(title: str, rows: Sequence[OperationNodeView], now: datetime | None) -> Iterator[str]:
+    """A thousand nodes that wait for the same are one line; of those that fail alike the next to be tried speaks."""
     groups: dict[str, list[OperationNodeView]] = {}
     for each in rows:
-        groups.setdefault(each.error, []).append(each)
-    return [
-        f"{view.backend}: {title} {names(own)}" + (f": {reason}" if reason else "") for reason, own in groups.items()
-    ]
+        groups.setdefault("" if each.error == each.status else each.error, []).append(each)
+    for reason, own in groups.items():
+        if own[0].status == "error":
+            reason = note(min(own, key=lambda each: each.next_retry_at or "~"), now)
+        yield f"{title} {some([each.node_name for each in own])}" + (f": {reason}" if reason else "")

@@ -110,7 +110,8 @@ async def watch_operations(
 async def cancel_operations(client: Client, operations: Several, node: OneNode = "") -> int:
     """Take back what was asked, and stop what is being fetched for it.
 
-    What a node has installed already stays; `corral backends delete` removes it.
+    What was asked before holds again, also on nodes that were done already: after a cancelled upgrade they go back,
+    after a cancelled delete they get it back. What nobody had asked anything about stays as it is.
 
     \b
     Examples:
@@ -128,9 +129,9 @@ async def cancel_operations(client: Client, operations: Several, node: OneNode =
 
 @app.command("retry")
 @remote
-async def retry_operation(
+async def retry_operations(
     client: Client,
-    operation: Operation,
+    operations: Several,
     node: OneNode = "",
     detach: Detach = False,
     as_json: Json = False,
@@ -142,9 +143,12 @@ async def retry_operation(
       corral ops retry 3f2a91c0
       corral ops retry 3f2a91c0 --node attic --detach
     """
-    view = await find(client, operation)
-    again = await client.operations.retry(view.job_id, node=node)
-    return await watching.stay(client, [again.job_id or view.job_id], detach=detach, as_json=as_json)
+    ids = []
+    for given in operations:
+        view = await find(client, given)
+        again = await client.operations.retry(view.job_id, node=node)
+        ids.append(again.job_id or view.job_id)
+    return await watching.stay(client, ids, detach=detach, as_json=as_json)
 
 
 @app.command("withdraw")

@@ -122,6 +122,11 @@ def pairs(words: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"{key:<{width}}  {plain(value)}"
 
 
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def print_json(value: object, *, indent: int | None = 2) -> None:
     tell(json.dumps(as_plain_data(value), indent=indent, ensure_ascii=False))
 

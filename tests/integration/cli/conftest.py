@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,11 @@ class Corral:
         code = main(list(words))
         printed = self._capsys.readouterr()
         return Ran(code, printed.out, printed.err)
+
+
+def start(corral: Corral, *words: str, **more: object) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "CORRAL_URL": corral.fleet.url, "CORRAL_KEY": KEY, "COLUMNS": "200", "TERM": "xterm"}
+    return subprocess.Popen([sys.executable, "-m", "corral.cli.main", *words], env=env, **more)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from corral.cli.main import COMMANDS, load
-from tests.integration.cli.conftest import Corral
-from tests.support.scripted_fleet import KEY, node, refused
+from tests.integration.cli.conftest import Corral, start
+from tests.support.scripted_fleet import event, node, refused
 from tests.support.waiting import wait_for
 
 
@@ -206,15 +204,6 @@ def test_every_command_and_subcommand_has_help_with_an_example(corral: Corral) -
 def test_version(corral: Corral) -> None:
     assert corral("version", "--json").json()["protocol"] == 1
     assert corral("version").out.startswith("corral ")
-
-
-def event(name: str, data: object) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
-
-
-def start(corral: Corral, *words: str, **more: object) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "CORRAL_URL": corral.fleet.url, "CORRAL_KEY": KEY, "COLUMNS": "200", "TERM": "xterm"}
-    return subprocess.Popen([sys.executable, "-m", "corral.cli.main", *words], env=env, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def test_watch_prints_changes_and_leaves_in_peace_on_ctrl_c(corral: Corral, tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Operations in words: rows, lines, what remains, exit codes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from corral.cli import operation_text as text
+from corral.contract.admin import OperationNodeView
+from tests.support.operation_views import on, operation
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["done"], 0),
+        (["done", "done"], 0),
+        (["failing"], 1),
+        (["waiting"], 3),
+        (["under_way"], 3),
+        (["done", "waiting"], 3),
+        (["waiting", "failing", "done"], 1),
+    ],
+)
+def test_the_worst_of_several_decides_the_exit_code(states: list[str], code: int) -> None:
+    assert text.exit_code([operation(state=each) for each in states]) == code
+
+
+def test_what_was_cancelled_is_no_success_though_it_has_ended() -> None:
+    cancelled = operation(on("attic", "cancelled"), state="done", outcome="cancelled")
+    assert text.exit_code([cancelled]) == 1
+    assert text.state(cancelled) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        (
+            on(
+                "attic",
+                phase="downloading",
+                percentage=41.2,
+                file_name="https://x.example/a/layer.tgz",
+                current_bytes=432013312,
+                total_bytes=1073741824,
+                rate=32715571.2,
+            ),
+            "attic: downloading 41% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer.tgz)",
+        ),
+        (on("attic"), "attic: started 0%"),
+        (
+            on("attic", "queued", error="node offline, will retry when healthy", waits=True),
+            "attic: queued (node offline, will retry when healthy)",
+        ),
+        (on("attic", "success", version="1.1", percentage=100.0), "attic: success 1.1"),
+        (on("attic", "skipped", error="no linux/arm64 build"), "attic: skipped (no linux/arm64 build)"),
+        (on("attic", "cancelled", error="cancelled", percentage=26.0), "attic: cancelled"),
+        (
+            on("attic", "running_on_worker", error="no answer yet", percentage=10.0),
+            "attic: running 10% (no answer yet)",
+        ),
+        (
+            on("attic", "error", error="disk full", failures=3, next_retry_at="2026-11-15T12:00:30Z"),
+            "attic: error (disk full; failed 3 times; next try in 30s)",
+        ),
+        (
+            on("attic", "error", error="wrong digest", failures=1),
+            "attic: error (wrong digest; not tried again by itself)",
+        ),
+        (on("at\x1b[2Jtic", "success"), "at�[2Jtic: success"),
+    ],
+)
+def test_one_node_in_one_line(node: OperationNodeView, line: str) -> None:
+    assert text.line(node, NOON) == line
+
+
+def test_a_row_of_the_table() -> None:
+    view = operation(on("attic", "success"), on("shed", percentage=40.0), progress=70, message="1 of 2 nodes done")
+    assert text.row(view, NOON) == (
+        *("3f2a91c0", "install", "vllm", "every node", "under way", "70%", "1 of 2 done", "1m ago"),
+        "1 of 2 nodes done",
+    )
+    done = operation(on("attic", "success"), state="done", scope="node", scope_value="attic", message="completed")
+    assert text.row(done, NOON)[3:] == ("attic", "done", "", "1 of 1 done", "1m ago", "")
+
+
+def test_the_table_of_nodes_shows_bytes_of_what_ended_as_a_whole() -> None:
+    # The last progress that was written down may be older than the end.
+    ended = on("attic", "success", percentage=100.0, current_bytes=5, total_bytes=2048, variant="cpu-vllm", version="2")
+    assert text.node_row(ended, NOON) == ("attic", "success", "100%", "cpu-vllm", "2", "2.0 KiB", "")
+    waiting = on("shed", "queued", error="node offline", waits=True)
+    assert text.node_row(waiting, NOON) == ("shed", "queued", "", "", "", "", "node offline")
+
+
+def test_the_report_says_what_was_done_and_what_remains_grouped_by_reason() -> None:
+    away = [on(f"n{number}", "queued", error="node offline", waits=True) for number in range(7)]
+    view = operation(
+        on("attic", "success"),
+        on("shed", "skipped", error="no linux/arm64 build"),
+        on("barn", "error", error="disk full", failures=1, next_retry_at="2026-11-15T12:02:00Z"),
+        on("cellar", "error", error="disk full", failures=2, next_retry_at="2026-11-15T12:01:00Z"),
+        *away,
+        state="failing",
+    )
+    assert text.report(view, NOON) == [
+        "vllm: installed on attic",
+        "vllm: skipped on shed: no linux/arm64 build",
+        "vllm: failing on barn, cellar: disk full; failed 2 times; next try in 1m",
+        "vllm: waits on n0, n1, n2, n3, n4 and 2 more: node offline",
+    ]
+
+
+def test_a_fleet_without_nodes_is_told_so() -> None:
+    assert text.report(operation(state="done")) == ["vllm: no node to do it on; the first that joins gets it"]
+    assert text.report(operation(state="done", kind="delete")) == ["vllm: no node to do it on"]
+
+
+def test_how_to_go_on_is_said_only_where_something_goes_on() -> None:
+    assert text.how_to_go_on([operation(on("attic", "success"), state="done")]) == []
+    waiting = operation(on("attic", "queued", waits=True), state="waiting")
+    assert ["corral ops watch 3f2a91c0" in line for line in text.how_to_go_on([waiting])] == [True]
+    parked = operation(on("attic", "error", error="wrong digest"), state="failing")
+    lines = text.how_to_go_on([parked])
+    assert len(lines) == 1
+    assert "corral ops retry 3f2a91c0" in lines[0]
+    retried = operation(on("attic", "error", next_retry_at="2026-11-15T12:01:00Z"), state="failing")
+    assert len(text.how_to_go_on([retried])) == 2
+
+
+def test_details_leave_out_what_is_not_known() -> None:
+    lines = list(text.details(operation(created_by="admin", message="0 of 0 nodes done"), NOON))
+    assert lines[0] == "id     3f2a91c0-0000-4000-8000-000000000000"
+    assert "asked  1m ago by admin" in lines
+    assert not [line for line in lines if line.startswith(("finished", "bytes", "error", "dismissed"))]
