@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from corral.controller import invariants
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 10.0
 _STAYS_S = 120.0
-_STALE = timedelta(seconds=90)  # an inventory on file may be so old
 
 
 class Truth:
@@ -63,7 +62,7 @@ class Truth:
             if row.status != RowStatus.SUCCESS or row is old or (old is not None and old.status == RowStatus.SUCCESS):
                 continue
             operation = after.operations[key[0]]
-            had = self.had_since(row.node_id, operation.backend, operation.created_at - _STALE)
+            had = self.had_since(row.node_id, operation.backend, operation.created_at)
             shown = (
                 None in had
                 if operation.kind == "delete"

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
 from corral.controller.invariants import Facts
-from corral.store import backend_rules, node_backends, nodes, operation_nodes, operations
+from corral.store import backend_intents, backend_rules, node_backends, nodes, operation_nodes, operations
 from corral.store.api import Transaction
 from corral.store.inline import InlineFile
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class FactsReader:
-    TABLES: ClassVar = {"operations", "operation_nodes", "backend_rules", "node_backends", "nodes"}
+    TABLES: ClassVar = {"operations", "operation_nodes", "backend_rules", "node_backends", "nodes", "backend_intents"}
 
     def __init__(self, file: InlineFile) -> None:
         self._store = file.store()
@@ -46,7 +46,10 @@ async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> 
     pulses = before.nodes
     if "nodes" in tables:
         pulses = {row.id: row for row in await nodes.list_pulses(tx)}
-    return Facts(known, rows, rules, inventories, pulses)
+    intents = before.intents
+    if tables & {"backend_intents", "nodes"}:
+        intents = {(row.node_id, row.backend): row for row in await backend_intents.list_(tx)}
+    return Facts(known, rows, rules, inventories, pulses, intents)
 
 
 def _same(before: T | None, row: T) -> T:

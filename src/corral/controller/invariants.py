@@ -18,6 +18,7 @@ from corral.contract.messages.nodes import NodeStatus
 from corral.controller.desired.inventory import find_installed
 from corral.controller.health.classify import Guard
 from corral.controller.operations.state import TERMINAL, RowStatus
+from corral.store.backend_intents import BackendIntent
 from corral.store.backend_rules import BackendRule
 from corral.store.node_backends import Inventory
 from corral.store.nodes import NodePulse
@@ -32,6 +33,7 @@ class Facts:
     rules: Mapping[int, BackendRule] = field(default_factory=dict)  # those that hold, by generation
     inventories: Mapping[str, Inventory] = field(default_factory=dict)  # by node
     nodes: Mapping[str, NodePulse] = field(default_factory=dict)
+    intents: Mapping[tuple[str, str], BackendIntent] = field(default_factory=dict)  # by node and backend
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,13 @@ class TakenOut:
 
 def broken(before: Facts, after: Facts) -> list[str]:
     """Everything below that two moments tell."""
-    return [*forgotten(before, after), *astray(after), *unproven(before, after), *backwards(before, after)]
+    return [
+        *forgotten(before, after),
+        *astray(after),
+        *unseen(after),
+        *unproven(before, after),
+        *backwards(before, after),
+    ]
 
 
 def forgotten(before: Facts, after: Facts) -> list[str]:
@@ -78,6 +86,17 @@ def astray(facts: Facts) -> list[str]:
         if not left and operation.finished_at is None:
             wrong.append(f"operation {id} has nothing left to do and is not said to have ended")
     return wrong
+
+
+def unseen(facts: Facts) -> list[str]:
+    """1: whoever watches an operation sees every node that works for it."""
+    return [
+        f"{intent.kind} {intent.backend} is under way on {node}, operation {intent.operation_id} shows no row for it"
+        for (node, _), intent in facts.intents.items()
+        if intent.stage == "sent"
+        and intent.operation_id in facts.operations
+        and (intent.operation_id, node) not in facts.rows
+    ]
 
 
 def unproven(before: Facts, after: Facts) -> list[str]:

@@ -82,6 +82,7 @@ _LOCK_ALL = _ALL.with_for_update(key_share=True)
 _LOCK_OF_NODES = _OF_NODES.with_for_update(key_share=True)
 _OF_GENERATION = _ALL.where(table.c.generation == bindparam("generation"))
 _OF_OPERATION = _ALL.where(table.c.operation_id == bindparam("operation_id")).with_for_update(key_share=True)
+_SENT_TO = select(table.c.node_id).where(table.c.stage == "sent", among(table.c.node_id, "node_ids")).distinct()
 _ACTIVE = table.c.stage.in_(("waiting", "sent"))
 _DUE = select(table.c.node_id).where(_ACTIVE, table.c.next_try_at <= bindparam("now", type_=Instant())).distinct()
 _NEXT = select(func.min(table.c.next_try_at)).where(_ACTIVE, table.c.next_try_at > bindparam("now", type_=Instant()))
@@ -108,6 +109,11 @@ async def lock_operation(tx: Transaction, operation_id: str) -> list[BackendInte
 async def put(tx: Transaction, intents: Iterable[BackendIntent]) -> None:
     """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
     await tx.execute_many(_PUT, [columns_of(intent) for intent in intents])
+
+
+async def list_sent_to(tx: Transaction, node_ids: Sequence[str]) -> set[str]:
+    """Those among the nodes that may be at an order."""
+    return {row[0] for row in await tx.fetch_all(_SENT_TO, {"node_ids": node_ids})}
 
 
 async def list_due(tx: Transaction, now: datetime) -> list[str]:

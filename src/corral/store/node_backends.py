@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select, update
 
 from corral.contract.messages.backends import NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaProcess
@@ -26,6 +26,7 @@ class Inventory(msgspec.Struct, frozen=True):
     backends: tuple[NodeBackend, ...]
     orders: tuple[OrderReport, ...] = ()
     processes: tuple[ReplicaProcess, ...] = ()
+    told_at: datetime | None = None  # when the worker told its orders, the last time it did
     fingerprint: str = ""  # of all that was told; `put` makes it
 
 
@@ -44,6 +45,7 @@ table = Table(
         nullable=False,
         server_default="[]",  # for those who do not know the column yet
     ),
+    Column("told_at", Instant),
     Column("fingerprint", Text, nullable=False),
 )
 
@@ -51,7 +53,7 @@ _TOLD = ("boot_id", "seq", "backends", "orders", "processes")
 _INSERT = insert_whole(table).values(seen_at=now())
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.node_id],
-    set_={name: _INSERT.excluded[name] for name in (*_TOLD, "seen_at", "fingerprint")},
+    set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
     # A heartbeat that was on its way while the node was asked must not undo the answer.
     where=(_INSERT.excluded.seq == 0)
     | (_INSERT.excluded.seq >= table.c.seq)
@@ -61,12 +63,17 @@ _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
 _ALL = select(table).order_by(table.c.node_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
 _FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(among(table.c.node_id, "node_ids"))
+_STILL_SO = (
+    update(table)
+    .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
+    .values(told_at=bindparam("at", type_=Instant()))
+)
 _CHANGED = select(table.c.node_id).where(table.c.seen_at > bindparam("since", type_=Instant()))
 
 
 async def put(tx: Transaction, inventory: Inventory) -> bool:
     """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
-    told = {name: getattr(inventory, name) for name in ("node_id", *_TOLD)}
+    told = {name: getattr(inventory, name) for name in ("node_id", "told_at", *_TOLD)}
     told["fingerprint"] = fingerprint_of(inventory)
     return (await tx.execute(_PUT, told)).rowcount == 1
 
@@ -75,6 +82,12 @@ def fingerprint_of(inventory: Inventory) -> str:
     """The same for the same news: most heartbeats bring none."""
     told = tuple(getattr(inventory, name) for name in _TOLD)
     return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+
+
+async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
+    """They were told again and nothing is new; only the time moves, and wakes nobody."""
+    told = [{"of_node": row.node_id, "of_fingerprint": fingerprint_of(row), "at": row.told_at} for row in inventories]
+    await tx.execute_many(_STILL_SO, told)
 
 
 async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:

@@ -240,6 +240,30 @@ async def test_the_same_news_have_the_same_fingerprint(store: Store) -> None:
     assert found[one] != node_backends.fingerprint_of(an_inventory(one, boot_id="b2"))
 
 
+async def test_the_same_told_again_moves_the_time_and_wakes_nobody(store: Store) -> None:
+    one, two = await keep_nodes(store, 2)
+    async with store.write() as tx:
+        await node_backends.put(tx, an_inventory(one, told_at=NOON))
+        await node_backends.put(tx, an_inventory(two))
+        before = await node_backends.find(tx, one)
+        later = NOON + MINUTE
+        await node_backends.still_so(tx, [an_inventory(one, told_at=later), an_inventory(two, seq=99, told_at=later)])
+        after, other = await node_backends.find(tx, one), await node_backends.find(tx, two)
+    assert before is not None
+    assert after is not None
+    assert (before.told_at, after.told_at, after.seen_at) == (NOON, later, before.seen_at)
+    assert other is not None
+    assert other.told_at is None, "what it told is not what is on file"
+
+
+async def test_which_nodes_may_be_at_an_order(store: Store) -> None:
+    one, two, three = await keep_nodes(store, 3)
+    async with store.write() as tx:
+        await backend_intents.put(tx, [an_intent(one, stage="sent"), an_intent(two, stage="done")])
+        await backend_intents.put(tx, [an_intent(three, stage="sent")])
+        assert await backend_intents.list_sent_to(tx, [one, two]) == {one}
+
+
 async def test_nodes_in_outline(store: Store) -> None:
     one, _ = await keep_nodes(store, 2)
     async with store.write() as tx:

@@ -202,6 +202,27 @@ def test_an_order_under_way_that_a_later_rule_contradicts_is_stopped_first() -> 
     assert lost == Send("vllm", Kind.DELETE, None, 8, "op8", 2), "numbered through, so it is never an older order"
 
 
+def test_what_is_on_file_is_no_proof_while_an_earlier_order_may_have_changed_it() -> None:
+    """A delete whose sender died before it heard an answer may be done, and the inventory be from before it."""
+    unheard = sent("delete", accepted_at=None, sent_at=NOON, epoch=EPOCH - 1, digest="")
+    stale = having("sha256:new", intents={"vllm": unheard})
+    again = Wanted("t2", 9, "op9")
+    hold = Hold("vllm", "op9", Kind.INSTALL, Why.TURN, "waits for an earlier order to end")
+    assert steps(stale, again) == [Stop("vllm", "op7", 1), hold], "whether it is under way, the answer to a stop tells"
+    told = replace(stale, heard_at=NOON + 61 * SECOND)
+    assert steps(told, again) == [done("sha256:new", "op9", 9)], "it never arrived: the node has told since"
+    restarted = replace(stale, boot_id="b2")
+    assert steps(restarted, again) == [done("sha256:new", "op9", 9)], "nor has the one that runs now got it"
+
+
+def test_an_order_nobody_answered_is_not_waited_for_though_a_later_rule_wants_it_too() -> None:
+    again = Wanted("t2", 9, "op9")
+    hold = Hold("vllm", "op9", Kind.INSTALL, Why.TURN, "waits for an earlier order to end")
+    ours = sent(accepted_at=None, sent_at=NOON)
+    assert steps(doing(NODE, ours), again) == [hold], "the answer is on its way"
+    assert steps(doing(NODE, replace(ours, next_try_at=NOON)), again) == [Stop("vllm", "op7", 1), hold]
+
+
 def test_an_order_under_way_that_a_later_rule_wants_too_goes_on() -> None:
     again = Wanted("t2", 9, "op9")
     assert steps(doing(NODE, sent()), again) == [

@@ -53,6 +53,13 @@ def test_one_node_per_variant_goes_first() -> None:
     assert set(held({"b": send(), "d": send("cuda")}, peer("a", "sent"), peer("c", "sent", "cuda"))) == {"b", "d"}
 
 
+def test_a_node_does_not_wait_for_its_own_last_try() -> None:
+    """A LocalAI worker whose answer went down with a controller is asked anew (simulation, seed 6)."""
+    assert held({"a": send(attempt=2)}, peer("a", "sent"), nodes=4) == {}
+    assert set(held({"a": send(attempt=2), "b": send()}, peer("a", "sent"), nodes=4)) == {"b"}
+    assert set(held({"a": send(again=True), "b": send()}, peer("a", "sent"), nodes=4)) == {"b"}
+
+
 def test_then_a_share_at_a_time() -> None:
     sends = {node: send() for node in "bcdef"}
     proven = peer("a", "done")

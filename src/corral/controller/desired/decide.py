@@ -120,7 +120,9 @@ def _carry_out(
     match step:
         case Send():
             late = None if node.accepts else world.now + timedelta(seconds=terms.answer_within_s(step.kind))
-            intents[step.backend] = outcomes.claim(before, step, world.now, epoch=terms.epoch, answer_by=late)
+            intents[step.backend] = outcomes.claim(
+                before, step, world.now, epoch=terms.epoch, answer_by=late, boot_id=node.boot_id
+            )
             decided.sends.append((node.id, step))
         case Done():
             intents[step.backend] = outcomes.done(before, step, world.now)

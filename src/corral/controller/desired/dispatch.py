@@ -18,6 +18,7 @@ from corral.controller.desired.observations import (
     Ended,
     Looked,
     NotReached,
+    NotRunning,
     NotSent,
     Observation,
     OrderId,
@@ -143,7 +144,7 @@ class Dispatch:
         else:
             self._heard(heard, None)
 
-    async def _confirm(self, ended: Ended, otherwise: Observation | None = None) -> None:
+    async def _confirm(self, ended: Ended | NotRunning, otherwise: Observation | None = None) -> None:
         """If the node cannot be asked now, its next heartbeat or the next round of questions tells; `otherwise` is
         then what is known."""
         node_id = ended.order.node_id
@@ -166,5 +167,5 @@ class Dispatch:
         finally:
             self._stopping.discard(order)
         log.info("told to stop", node=order.node_id, backend=order.backend, operation=order.operation)
-        if heard is not None:
-            self._heard(heard, None)
+        if heard is not None:  # it may have done its work before: what is on file is no proof any more
+            await self._confirm(heard)

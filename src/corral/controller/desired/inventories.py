@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+import msgspec
 
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.controller.desired.observations import Looked
@@ -21,7 +23,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import node_backends, nodes, revisions
+from corral.store import backend_intents, node_backends, nodes, revisions
 from corral.store.api import Store, Transaction
 from corral.store.node_backends import Inventory, fingerprint_of
 
@@ -58,7 +60,7 @@ class Inventories:
         self._flush_s = flush_s
         self._ask_every = timedelta(seconds=ask_every_s)
         self._look_every_s = look_every_s
-        self._waiting: dict[str, Inventory] = {}
+        self._waiting: dict[str, tuple[float, Inventory]] = {}  # with our second at which it was heard
         self.wake = Wake()
 
     def heard(self, node_id: str, beat: BusHeartbeat) -> None:
@@ -66,9 +68,10 @@ class Inventories:
         if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
             return
         boot_id, seq = tame_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
-        self._waiting[node_id] = Inventory(
+        told = Inventory(
             node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or (), beat.processes or ()
         )
+        self._waiting[node_id] = (self._clock.monotonic(), told)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -86,11 +89,20 @@ class Inventories:
         try:
             async with self._store.read() as tx:
                 known = await node_backends.list_fingerprints(tx, list(batch))
-            news = [told for told in batch.values() if known.get(told.node_id) != fingerprint_of(told)]
-            await self._write(news)
+                at_work = await backend_intents.list_sent_to(tx, list(batch))
+                told = [self._dated(heard_at, row, await tx.now()) for heard_at, row in batch.values()]
+            await self._write([row for row in told if known.get(row.node_id) != fingerprint_of(row)])
+            same = [row for row in told if row.node_id in at_work and known.get(row.node_id) == fingerprint_of(row)]
+            if same:  # what is not in there is known not to be: an order may have been lost
+                async with self._store.write() as tx:
+                    await node_backends.still_so(tx, same)
         except CorralError:
             self._waiting = batch | self._waiting
             raise
+
+    def _dated(self, heard_at: float, told: Inventory, now: datetime) -> Inventory:
+        """By the database's clock. It may have waited here for long, and was no younger for that."""
+        return msgspec.structs.replace(told, told_at=now - timedelta(seconds=self._clock.monotonic() - heard_at))
 
     async def ask_due(self) -> None:
         """One controller asks, and those only who would not tell by themselves."""
@@ -146,5 +158,7 @@ async def with_boot(tx: Transaction, looked: Looked) -> Inventory | None:
         return None
     outline = found[0]
     before = await node_backends.find(tx, looked.node_id)
-    told = (before.orders, before.processes) if before is not None and is_current(before, outline) else ()
-    return Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends, *told)
+    answer = Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends)
+    if before is None or not is_current(before, outline):
+        return answer
+    return msgspec.structs.replace(answer, orders=before.orders, processes=before.processes, told_at=before.told_at)

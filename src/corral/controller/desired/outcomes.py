@@ -26,7 +26,15 @@ class Retry:
 USUAL = Retry()
 
 
-def claim(before: Intent | None, send: Send, now: datetime, *, epoch: int, answer_by: datetime | None) -> Intent:
+def claim(
+    before: Intent | None,
+    send: Send,
+    now: datetime,
+    *,
+    epoch: int,
+    answer_by: datetime | None,
+    boot_id: str = "",
+) -> Intent:
     """The order is about to go out. `answer_by`: until when a worker that answers late has time."""
     same_rule = before is not None and before.generation == send.generation
     switching = before is not None and before.kind is Kind.FETCH and send.kind is not Kind.FETCH
@@ -43,6 +51,7 @@ def claim(before: Intent | None, send: Send, now: datetime, *, epoch: int, answe
         updated_at=now,
         epoch=epoch,
         sent_at=now,
+        boot_id=boot_id,
         before=before.before if before is not None and send.again else send.before,
     )
 

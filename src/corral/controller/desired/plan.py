@@ -82,7 +82,7 @@ class Intent:
     epoch: int = 0  # of the lease under which it was sent
     sent_at: datetime | None = None
     accepted_at: datetime | None = None
-    boot_id: str = ""  # of the worker that accepted it
+    boot_id: str = ""  # of the worker it was sent to
     before: str = ""  # `installed_at` when it was sent, for what no digest can tell
     running: bool = False  # no answer came in time: it may well be at it
     answered: bool = False  # it says it is done, and the inventory has been read since
@@ -97,7 +97,7 @@ class NodeWorld:
     accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
     bus_down: bool = False
     boot_id: str = ""
-    heard_at: datetime | None = None
+    heard_at: datetime | None = None  # when it last told its orders
     known: bool = True  # False: its inventory has not been read since it started
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
@@ -248,7 +248,9 @@ class _Backend:
         cancelled = self._is_to_be_stopped()
         useful = isinstance(want, Wanted) and isinstance(build, Build) and build.digest == self.intent.digest
         reachable = self.node.status == "healthy" and not self.node.bus_down
-        if self.node.accepts and reachable and (cancelled or (want is not None and not useful)):
+        # Whether one that nobody answered is under way at all, the answer to a stop tells too.
+        senseless = want is not None and (not useful or self._is_unsure(self.intent))
+        if self.node.accepts and reachable and (cancelled or senseless):
             steps.append(Stop(self.name, self.intent.operation, self.intent.attempt))
         if want is not None:
             kind = Kind.DELETE if isinstance(want, Unwanted) else Kind.INSTALL
@@ -352,7 +354,6 @@ class _Backend:
                 return replace(order, attempt=intent.attempt + 1)
             return Fail(self.name, want.operation, "the node said it was done, but its inventory does not show it")
         again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
-        due = intent.next_try_at is not None and intent.next_try_at <= self.now
         if not self.node.accepts:
             if self._is_our_open_call(intent):
                 return waiting
@@ -360,25 +361,25 @@ class _Backend:
                 return replace(order, attempt=intent.attempt + 1)
             return replace(waiting, running=True)
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
-            return again if due or intent.epoch != self.epoch else waiting
+            return again if self._is_unsure(intent) else waiting
         return again if self._was_lost(intent) else waiting
 
     def _was_lost(self, intent: Intent) -> bool:
-        """Accepted by a worker that has restarted since, or has forgotten it for another reason."""
+        """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or
+        that its end was too long ago to be told."""
         if (intent.operation, intent.attempt) in self.node.orders:
             return False
-        if self.node.known and self.node.boot_id != intent.boot_id:
+        if self.node.known and intent.boot_id and self.node.boot_id != intent.boot_id:
             return True
-        heard, accepted = self.node.heard_at, intent.accepted_at
-        return heard is not None and accepted is not None and heard - accepted > FORGOTTEN
+        heard, since = self.node.heard_at, intent.accepted_at or intent.sent_at
+        return heard is not None and since is not None and heard - since > FORGOTTEN
 
     def _is_to_be_stopped(self) -> bool:
         """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
         intent = self.intent
         if intent is None or intent.stage is not Stage.SENT or intent.answered or not self.node.accepts:
             return False
-        lost = intent.accepted_at is not None and self._was_lost(intent)
-        return intent.operation in self.node.stopping and not lost
+        return intent.operation in self.node.stopping and not self._was_lost(intent)
 
     def _is_our_open_call(self, intent: Intent) -> bool:
         """Somebody here still waits for the answer, and will say how it went."""
@@ -397,10 +398,14 @@ class _Backend:
             return False
         if not self.node.accepts:
             return self._has_time(intent) or self._is_our_open_call(intent)
-        due = intent.next_try_at is not None and intent.next_try_at <= self.now
-        if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
-            return not due and intent.epoch == self.epoch
         return not self._was_lost(intent)
+
+    def _is_unsure(self, intent: Intent) -> bool:
+        """Nobody heard whether it was accepted, and nobody waits for that any more."""
+        if intent.accepted_at is not None or (intent.operation, intent.attempt) in self.node.orders:
+            return False
+        due = intent.next_try_at is not None and intent.next_try_at <= self.now
+        return due or intent.epoch != self.epoch
 
     def _is_mine(self, want: Wanted | Unwanted) -> bool:
         return self.intent is not None and self.intent.generation == want.generation

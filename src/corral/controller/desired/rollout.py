@@ -48,7 +48,9 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
     others = list(peers)
     broken = next((peer for peer in others if _has_failed(peer.intent)), None)
     proven = {peer.intent.variant for peer in others if peer.intent.stage is Stage.DONE}
-    busy = [peer.intent.variant for peer in others if _is_switching(peer.intent)]
+    # One that is to be sent anew has had its time: it must not wait for itself.
+    anew = {node for node, send in sends.items() if not send.again}
+    busy = [peer.intent.variant for peer in others if _is_switching(peer.intent) and peer.node_id not in anew]
     held = {}
     for node, send in sorted(sends.items()):
         if send.again or send.kind is not Kind.UPGRADE or send.build is None or not send.max_parallel:

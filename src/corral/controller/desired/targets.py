@@ -102,7 +102,7 @@ class Targets:
 
         try:
             async with asyncio.timeout(budget_s), asyncio.TaskGroup() as tasks:
-                for kind in kinds:
+                for kind in sorted(kinds):
                     tasks.create_task(one(kind))
         except TimeoutError:
             log.warning("builds are looked up later", backend=asked.backend, missing=len(kinds) - len(found))

@@ -202,7 +202,7 @@ def _node_world(
         accepts=outline.protocol >= 1,
         bus_down=outline.bus_down,
         boot_id=outline.boot_id,
-        heard_at=outline.last_heartbeat,
+        heard_at=inventory.told_at if inventory is not None and known else None,
         known=known,
         backends=inventory.backends if inventory is not None else (),
         orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)

@@ -1,0 +1,135 @@
+"""A seed is a run that can be seen again, event by event; and a controller that is wrong does break it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from corral.controller.desired import dispatch, outcomes, plan
+from corral.controller.desired.plan import Stage
+from corral.controller.operations import bookkeeping, live
+from tests.simulation.simulation import Broken, simulate
+from tests.simulation.trouble import chaos
+
+_SEEDS = range(1000, 1040)
+_AGAIN = """
+import sys
+from pathlib import Path
+from tests.simulation.simulation import simulate
+from tests.simulation.trouble import chaos
+for seed in map(int, sys.argv[2:]):
+    print(simulate(seed, Path(sys.argv[1]), chaos=chaos).digest())
+"""
+
+
+@pytest.mark.parametrize("number", [3, 17])
+def test_the_same_seed_is_the_same_run(number: int, template: Path) -> None:
+    first, second = (simulate(number, template, chaos=chaos) for _ in range(2))
+    assert first.trace == second.trace
+    assert len(first.trace) > 500
+
+
+def test_another_seed_is_another_run(template: Path) -> None:
+    assert simulate(1, template, chaos=chaos).digest() != simulate(2, template, chaos=chaos).digest()
+
+
+def test_a_run_does_not_depend_on_the_process(template: Path) -> None:
+    """Sets are walked in another order in every process unless somebody sorts."""
+    seeds = [4, 9]
+    here = [simulate(seed, template, chaos=chaos).digest() for seed in seeds]
+    words = [sys.executable, "-c", _AGAIN, str(template), *map(str, seeds)]
+    for salt in ("1", "2"):
+        surroundings = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": "."}
+        there = subprocess.run(words, env=surroundings, capture_output=True, text=True, check=True, timeout=60)
+        assert there.stdout.split() == here
+
+
+def break_something(template: Path, *patches: Any) -> str:
+    """What is said when one of the seeds notices; fails when none does."""
+    for patch in patches:
+        patch.start()
+    try:
+        for seed in _SEEDS:
+            try:
+                simulate(seed, template, chaos=chaos)
+            except Broken as error:
+                return str(error).splitlines()[0]
+    finally:
+        for patch in patches:
+            patch.stop()
+    pytest.fail("nobody noticed")
+
+
+def test_a_success_by_word_of_mouth_is_noticed(template: Path) -> None:
+    """The bug of the system this one replaces: what counts is that the call returned."""
+    honest = plan._Backend._under_way
+
+    def believes(self: Any, want: Any, intent: Any, order: Any) -> Any:
+        if intent.accepted_at is not None:
+            return plan.Done(self.name, want.operation, want.generation, intent.kind, intent.digest)
+        return honest(self, want, intent, order)
+
+    said = break_something(template, mock.patch.object(plan._Backend, "_under_way", believes))
+    assert "is called a success" in said
+
+
+def test_an_intent_that_is_given_up_is_noticed(template: Path) -> None:
+    """Three failures and it is dropped: as good as forgotten."""
+
+    def gives_up(intent: Any, reason: str, now: Any, **known: Any) -> Any:
+        failed = honest(intent, reason, now, **known)
+        return replace(failed, stage=Stage.DONE) if failed.failures >= 2 else failed
+
+    honest = outcomes.failed
+    said = break_something(template, mock.patch.object(outcomes, "failed", gives_up))
+    assert "success" in said or "not at rest" in said
+
+
+def test_orders_lost_with_their_controller_are_noticed(template: Path) -> None:
+    """Whoever leads next takes its predecessor's calls for its own."""
+    blind = mock.patch.object(plan._Backend, "_is_unsure", new=mock.Mock(return_value=False))
+    assert "not at rest" in break_something(template, blind)
+
+
+def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
+    from corral.store import operation_nodes
+
+    said = break_something(
+        template,
+        mock.patch.object(operation_nodes, "_PUT", _without_where(operation_nodes)),
+        mock.patch.object(live, "merge_tick", lambda row, tick: replace(row, seq=tick.seq, phase=tick.phase)),
+    )
+    assert "had ended as" in said or "went back" in said
+
+
+def _without_where(module: Any) -> Any:
+    columns = [column.name for column in module.table.columns if not column.primary_key]
+    return module._INSERT.on_conflict_do_update(
+        index_elements=list(module.table.primary_key.columns),
+        set_={name: module._INSERT.excluded[name] for name in columns},
+    )
+
+
+def test_results_that_are_not_awaited_are_no_loss(template: Path) -> None:
+    """The other way round: events only make things quick. Without any of them all comes to rest too."""
+
+    async def deaf(*_: Any) -> None:
+        return None
+
+    with mock.patch.object(dispatch.Dispatch, "result", deaf):
+        for seed in range(2000, 2004):
+            simulate(seed, template, chaos=chaos)
+
+
+def test_work_that_nobody_can_watch_is_noticed(template: Path) -> None:
+    """A machine that joins later is given its orders, and its operation does not tell."""
+    blind = mock.Mock(return_value=[])
+    said = break_something(template, mock.patch.object(bookkeeping, "_late_rows", new=blind))
+    assert "shows no row" in said
