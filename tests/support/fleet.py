@@ -30,6 +30,12 @@ SHORT = {
     "CORRAL_RETRY_FIRST": "200ms",
     "CORRAL_RETRY_CAP": "1s",
     "CORRAL_APPROVAL_POLL": "300ms",
+    "CORRAL_RECONCILE_INTERVAL": "2s",
+    "CORRAL_INVENTORY_INTERVAL": "1s",
+    "CORRAL_PROGRESS_WRITE_INTERVAL": "300ms",
+    "CORRAL_BACKEND_POLL": "50ms",
+    "CORRAL_BACKEND_GRACE": "5s",
+    "CORRAL_BACKEND_PORT_REST": "1s",
     "CORRAL_GALLERIES": "[]",  # the built-in one only: no test asks the world outside
 }
 TIMEOUT_S = 30.0  # of one request: a slow machine is no failure

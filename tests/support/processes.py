@@ -16,7 +16,8 @@ from pathlib import Path
 
 CORRAL = (sys.executable, "-m", "corral.cli.main")
 
-_PORTS = range(15_000, 30_000)  # below those the system hands out by itself: there any connection may take one
+# Below those the system hands out by itself, which any connection may take, and below those workers give to backends.
+_PORTS = range(12_000, 20_000)
 _LAST_PORT = Path(tempfile.gettempdir()) / f"corral-tests-last-port-{os.getuid()}"
 
 
