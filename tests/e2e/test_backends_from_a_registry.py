@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(folder: Path) -> Iterator[Fleet]:
-    with grown_fleet(folder, *WORKERS, **gallery_of(folder / "galleries")) as fleet:
+    with grown_fleet(folder, *WORKERS, env=gallery_of(folder / "galleries")) as fleet:
         yield fleet
 
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from tests.support.fleet import Answer, Fleet, http
 
 
 @contextlib.contextmanager
-def grown_fleet(root: Path, *names: str, options: tuple[str, ...] = (), **env: str) -> Iterator[Fleet]:
+def grown_fleet(
+    root: Path, *names: str, options: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+) -> Iterator[Fleet]:
     """`up`'s own node and one worker per name, healthy; everything is gone afterwards."""
-    fleet = Fleet(root, *options, **env)
+    fleet = Fleet(root, *options, **(env or {}))
     try:
         fleet.start()
         own = fleet.own_node()
