@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,13 +119,8 @@ async def cancel_operations(client: Client, operations: Several, node: OneNode =
       corral ops cancel 3f2a91c0
       corral ops cancel 3f2a91c0 --node attic
     """
-
-    async def cancel(given: str) -> str:
-        view = await find(client, given)
-        await client.operations.cancel(view.job_id, node=node)
-        return f"{_what(view)} cancelled" + (f" on {node}" if node else "")
-
-    return await each_in_turn(operations, cancel)
+    where = f" on {node}" if node else ""
+    return await _steer(client, operations, lambda each: client.operations.cancel(each, node=node), f"cancelled{where}")
 
 
 @app.command("retry")
@@ -160,13 +156,7 @@ async def withdraw_operations(client: Client, operations: Several) -> int:
     Examples:
       corral ops withdraw 3f2a91c0
     """
-
-    async def withdraw(given: str) -> str:
-        view = await find(client, given)
-        await client.operations.withdraw(view.job_id)
-        return f"{_what(view)} withdrawn"
-
-    return await each_in_turn(operations, withdraw)
+    return await _steer(client, operations, client.operations.withdraw, "withdrawn")
 
 
 @app.command("dismiss")
@@ -178,13 +168,7 @@ async def dismiss_operations(client: Client, operations: Several) -> int:
     Examples:
       corral ops dismiss 3f2a91c0
     """
-
-    async def dismiss(given: str) -> str:
-        view = await find(client, given)
-        await client.operations.dismiss(view.job_id)
-        return f"{_what(view)} dismissed"
-
-    return await each_in_turn(operations, dismiss)
+    return await _steer(client, operations, client.operations.dismiss, "dismissed")
 
 
 @app.command("history")
@@ -230,5 +214,10 @@ async def find(client: Client, given: str) -> OperationView:
         return chosen[0]
 
 
-def _what(view: OperationView) -> str:
-    return f"{operation_text.short_id(view.job_id)} ({view.kind} {view.backend})"
+async def _steer(client: Client, operations: Sequence[str], act: Callable[[str], Awaitable[None]], done: str) -> int:
+    async def steer(given: str) -> str:
+        view = await find(client, given)
+        await act(view.job_id)
+        return f"{operation_text.short_id(view.job_id)} ({view.kind} {view.backend}) {done}"
+
+    return await each_in_turn(operations, steer)
