@@ -236,7 +236,7 @@ def test_a_machine_is_replaced_and_another_deleted(fleet: Fleet, barn: Process) 
     before = fleet.nodes()["byre"]
     assert done(fleet, "nodes", "replace", "byre").startswith("byre: the next machine that joins under this name")
     old = fleet.workers["byre"]
-    assert old.wait(30) == 1
+    assert old.wait(60) == 1
     assert old.output().splitlines()[-1].startswith("corral worker: the controller refuses the join token")
     line = f"corral join {fleet.url} --token {fleet.token()} --name byre --port 0"
     heir = fleet.paste(line, "heir")
@@ -245,7 +245,7 @@ def test_a_machine_is_replaced_and_another_deleted(fleet: Fleet, barn: Process) 
     assert fleet.wait_status("byre", "healthy", 30)["id"] == before["id"]
 
     assert done(fleet, "nodes", "delete", "byre", "--yes") == "byre deleted\n"
-    assert heir.wait(30) == 1
+    assert heir.wait(60) == 1
     assert "was deleted" in heir.output().splitlines()[-1]
     assert "byre" not in fleet.nodes()
 

@@ -238,7 +238,7 @@ def test_a_controller_that_cannot_use_the_bus_says_so_in_one_line(
     cluster.start_controller(member)
     try:
         assert member.controller is not None
-        assert member.controller.wait(20) == 1
+        assert member.controller.wait(60) == 1
         said = member.controller.output()
         assert "Traceback" not in said
         lines = [each for each in said.splitlines() if each.startswith("corral")]

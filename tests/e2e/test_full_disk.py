@@ -35,7 +35,7 @@ class Disk:
         self.remount(f"size={size}")
 
     def remount(self, options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True, timeout=10)
+        subprocess.run(["mount", "-o", f"remount,{options}", str(self.folder)], check=True, timeout=60)
 
     def fill(self) -> None:
         """To the last byte, whatever else is written meanwhile."""
@@ -50,11 +50,11 @@ class Disk:
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Disk]:
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, timeout=60)
     try:
         yield Disk(folder)
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ class Joiner:
         if moment == "at any time":
             event.wait(delay_s * 20)
         else:
-            assert event.wait(30), worker.output()
+            assert event.wait(60), worker.output()
             threading.Event().wait(delay_s)
         worker.kill()
 

@@ -39,7 +39,7 @@ def ingress_answers(fleet: Fleet, node: dict[str, Any], *, server_name: str) -> 
     where, trust = urllib.parse.urlsplit(node["ingress_url"]), fleet.trust
     assert trust is not None
     with (
-        socket.create_connection((str(where.hostname), where.port or 443), timeout=10) as line,
+        socket.create_connection((str(where.hostname), where.port or 443), timeout=60) as line,
         trust.wrap_socket(line, server_hostname=server_name) as secure,
     ):
         secure.sendall(b"GET /healthz HTTP/1.1\r\nHost: ingress\r\nConnection: close\r\n\r\n")
@@ -95,7 +95,7 @@ def test_a_wrong_pin_is_refused_before_the_token_is_shown(fleet: Fleet) -> None:
 
 
 def test_plain_http_at_a_tls_port_fails_cleanly_and_harms_nobody(fleet: Fleet) -> None:
-    with closing(HTTPConnection("127.0.0.1", fleet.port, timeout=10)) as plain:
+    with closing(HTTPConnection("127.0.0.1", fleet.port, timeout=60)) as plain:
         plain.request("GET", "/readyz")
         with pytest.raises((HTTPException, ConnectionError)):
             plain.getresponse()
@@ -124,7 +124,7 @@ def test_the_commands_want_the_fleets_ca(fleet: Fleet) -> None:
 
 
 def test_the_bus_speaks_tls_only(fleet: Fleet) -> None:
-    with socket.create_connection(("127.0.0.1", fleet.bus_port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", fleet.bus_port), timeout=60) as line:
         told = json.loads(line.recv(4096).removeprefix(b"INFO "))
         assert told["tls_required"] is True
         trust = fleet.trust
@@ -132,7 +132,7 @@ def test_the_bus_speaks_tls_only(fleet: Fleet) -> None:
         with trust.wrap_socket(line, server_hostname="127.0.0.1") as secure:
             secure.sendall(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
             assert b"Authorization Violation" in secure.recv(4096)
-    with socket.create_connection(("127.0.0.1", fleet.bus_port), timeout=10) as line:
+    with socket.create_connection(("127.0.0.1", fleet.bus_port), timeout=60) as line:
         line.recv(4096)
         line.sendall(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
         answer = b""
@@ -153,10 +153,10 @@ def test_the_page_keeps_its_session_for_https_alone(fleet: Fleet) -> None:
     browser = urllib.request.build_opener(
         urllib.request.HTTPSHandler(context=fleet.trust), urllib.request.HTTPCookieProcessor(jar)
     )
-    with browser.open(f"{fleet.url}/login", timeout=10) as answer:
+    with browser.open(f"{fleet.url}/login", timeout=60) as answer:
         hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', answer.read().decode()))
     form = urllib.parse.urlencode({**hidden, "key": fleet.key}).encode()
-    with browser.open(f"{fleet.url}/login", data=form, timeout=10) as answer:
+    with browser.open(f"{fleet.url}/login", data=form, timeout=60) as answer:
         assert answer.url == f"{fleet.url}/"
         assert fleet.own_node() in answer.read().decode()
     session = next(cookie for cookie in jar if cookie.name == "corral_session")

@@ -67,7 +67,7 @@ def test_events_of_one_controller_tell_what_happened_at_the_other(cluster: Clust
     cluster.join(one, "barn", cluster.token(one, pre_approved=True))
     cluster.wait_status(one, "barn", "healthy")
     request = urllib.request.Request(two.url + "/api/events", headers={"Authorization": f"Bearer {cluster.key}"})
-    with urllib.request.urlopen(request, timeout=10) as stream:
+    with urllib.request.urlopen(request, timeout=60) as stream:
         seen = b""
         while b"event: ready" not in seen:
             seen += stream.readline()

@@ -306,7 +306,7 @@ def push_image(url: str, repository: str, tag: str, image: MadeImage, headers: M
 
 def _push_blob(url: str, repository: str, digest: str, data: bytes, headers: Mapping[str, str]) -> None:
     begin = urllib.request.Request(f"{url}/v2/{repository}/blobs/uploads/", method="POST", headers=dict(headers))
-    with urllib.request.urlopen(begin, timeout=20) as answer:
+    with urllib.request.urlopen(begin, timeout=60) as answer:
         place = answer.headers["Location"]
     joint = "&" if "?" in place else "?"
     put = urllib.request.Request(
@@ -328,7 +328,7 @@ def _put_manifest(
         method="PUT",
         headers={"Content-Type": media_type, **headers},
     )
-    with urllib.request.urlopen(put, timeout=20):
+    with urllib.request.urlopen(put, timeout=60):
         pass
 
 

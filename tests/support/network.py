@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 def ip(*words: str) -> None:
-    ran = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10)
+    ran = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, f"ip {' '.join(words)}: {ran.stderr}"
 
 

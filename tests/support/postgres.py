@@ -111,7 +111,7 @@ class Postgres:
 
     def _ready(self) -> int:
         command: list[str | Path] = [self.programs / "pg_isready", "-q", "-h", self.folder]
-        return subprocess.run(command, timeout=10).returncode
+        return subprocess.run(command, timeout=60).returncode
 
 
 @pytest.fixture(scope="session")

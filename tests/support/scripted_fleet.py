@@ -243,7 +243,7 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted fleet")
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield fleet
     finally:
         loop.call_soon_threadsafe(stop.set)

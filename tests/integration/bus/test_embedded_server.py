@@ -193,7 +193,7 @@ def test_the_command_is_all_a_supervisor_needs(tmp_path: Path, keys: BusKeys) ->
     prepared = prepare_server(ServerSettings(folder=tmp_path / "bus", host="0.0.0.0", port=free_port()), keys)
     assert prepared.argv == (str(find_nats_server()), "--config", str(prepared.config))
     assert prepared.url == f"nats://127.0.0.1:{prepared.port}"
-    checked = subprocess.run([*prepared.argv, "-t"], capture_output=True, text=True, timeout=20)
+    checked = subprocess.run([*prepared.argv, "-t"], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
 
 

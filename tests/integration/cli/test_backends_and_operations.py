@@ -353,7 +353,7 @@ def test_ctrl_c_lets_go_and_says_how_to_come_back(corral: Corral, tmp_path: Path
         watching = start(corral, "backends", "install", "vllm", stdout=stream, stderr=subprocess.PIPE)
     wait_for(lambda: b"downloading" in out.read_bytes())
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=60)
     assert watching.returncode == 3
     assert b"corral ops watch 3f2a91c0" in err
     assert b"Traceback" not in err
@@ -372,7 +372,7 @@ def test_bars_on_a_terminal(corral: Corral) -> None:
             seen += chunk
     except OSError:  # the terminal's other end is closed
         pass
-    assert watching.wait(20) == 0
+    assert watching.wait(60) == 0
     os.close(ours)
     text = seen.decode()
     assert "━━━" in text

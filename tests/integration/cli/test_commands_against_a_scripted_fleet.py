@@ -219,7 +219,7 @@ def test_watch_prints_changes_and_leaves_in_peace_on_ctrl_c(corral: Corral, tmp_
         watching = start(corral, "nodes", "list", "--watch", stdout=stream, stderr=subprocess.PIPE)
     wait_for(lambda: b"offline" in out.read_bytes())
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=60)
     assert out.read_text() == "attic: healthy\nattic: healthy → offline (silent)\n"
     assert (watching.returncode, err) == (0, b"")
 
@@ -238,7 +238,7 @@ def test_watch_on_a_terminal_draws_a_table(corral: Corral) -> None:
             pass
     except OSError:  # the terminal's other end is closed
         pass
-    assert watching.wait(20) == 0
+    assert watching.wait(60) == 0
     os.close(ours)
 
 
@@ -247,7 +247,7 @@ def test_ctrl_c_elsewhere_is_130_without_a_trace(corral: Corral) -> None:
     waiting = start(corral, "nodes", "drain", "attic", "--wait", "1h", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: sum(path == "/api/nodes/attic" for _, path, _ in corral.fleet.calls) >= 3)
     waiting.send_signal(signal.SIGINT)
-    _, err = waiting.communicate(timeout=20)
+    _, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, err) == (130, b"")
 
 
@@ -260,4 +260,4 @@ def test_a_reader_that_leaves_is_no_error_worth_a_trace(corral: Corral) -> None:
     listing.stdout.close()
     assert listing.stderr.read() == b""
     listing.stderr.close()
-    assert listing.wait(20) == 1
+    assert listing.wait(60) == 1

@@ -210,7 +210,7 @@ def test_the_guard_refuses_to_outlive_a_parent_that_is_already_gone(tmp_path: Pa
     guard = Path(__file__).parents[3] / "src" / "corral" / "cli" / "up" / "guard.py"
     mark = tmp_path / "mark"
     stranger = os.getppid()  # alive, but not the guard's parent
-    done = subprocess.run([sys.executable, "-I", "-S", guard, str(stranger), "touch", str(mark)], timeout=20)
+    done = subprocess.run([sys.executable, "-I", "-S", guard, str(stranger), "touch", str(mark)], timeout=60)
     assert done.returncode == 1
     assert not mark.exists()
 
@@ -222,7 +222,7 @@ def test_the_guard_gives_its_command_ordinary_signals(tmp_path: Path) -> None:
         [sys.executable, "-I", "-S", guard, str(os.getpid()), sys.executable, "-I", "-c", ask],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     assert done.stdout == "True\n"

@@ -119,7 +119,7 @@ async def test_nobody_there_is_told_apart_from_no_answer() -> None:
                 await client.nodes.list()
             with pytest.raises(errors.OutcomeUnknown, match="may or may not"):
                 await client.nodes.drain("attic")
-    async with Client(Endpoint(url, KEY), timeout_s=5) as client:
+    async with Client(Endpoint(url, KEY), timeout_s=30) as client:
         with pytest.raises(errors.Unreachable, match="is the fleet running"):
             await client.nodes.drain("attic")
 
@@ -179,10 +179,10 @@ async def test_a_pinned_ca_that_did_not_sign_the_server_is_refused(secure: tuple
 
 
 async def test_plain_and_tls_confused_are_told(fleet: ScriptedFleet, secure: tuple[ScriptedFleet, Ca, Path]) -> None:
-    async with Client(Endpoint(fleet.url.replace("http:", "https:"), KEY, str(secure[2])), timeout_s=5) as client:
+    async with Client(Endpoint(fleet.url.replace("http:", "https:"), KEY, str(secure[2])), timeout_s=30) as client:
         with pytest.raises(errors.Unreachable, match="plain http"):
             await client.nodes.list()
-    async with Client(Endpoint(secure[0].url.replace("https:", "http:"), KEY), timeout_s=5) as client:
+    async with Client(Endpoint(secure[0].url.replace("https:", "http:"), KEY), timeout_s=30) as client:
         with pytest.raises(errors.Unreachable, match="the connection"):
             await client.nodes.list()
 

@@ -160,7 +160,7 @@ def test_events_tell_the_present_and_then_every_change(cluster: Cluster) -> None
     request = urllib.request.Request(
         cluster.members[0].url + "/api/events", headers={"Authorization": f"Bearer {cluster.key}"}
     )
-    with urllib.request.urlopen(request, timeout=10) as stream:
+    with urllib.request.urlopen(request, timeout=60) as stream:
         assert stream.headers["Content-Type"].startswith("text/event-stream")
         events = _events(stream)
         present = []

@@ -235,7 +235,7 @@ def test_malformed_json_is_a_400(cluster: Cluster, payload: bytes) -> None:
     request = urllib.request.Request(cluster.members[0].url + "/api/node/register", data=payload, method="POST")
     request.add_header("Authorization", "Bearer cj_x")
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as error:
         assert error.code == 400
         assert json.loads(error.read())["error"]["code"] == 400

@@ -93,7 +93,7 @@ async def test_events_pass_as_they_come(gateway: Gateway, controller: ScriptedCo
 async def test_websockets_pass_on_their_routes_only(gateway: Gateway, http: aiohttp.ClientSession) -> None:
     async with http.ws_connect(f"{gateway.url}/ws/echo") as socket:
         await socket.send_str("hello")
-        assert (await socket.receive(timeout=10)).data == "echo hello"
+        assert (await socket.receive(timeout=60)).data == "echo hello"
     with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
         await http.ws_connect(f"{gateway.url}/api/echo")
     assert caught.value.status == 200  # an ordinary answer: nobody switched protocols

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for
 
 
 def ask(port: int, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         sent = None if body is None else json.dumps(body)
         connection.request("GET" if body is None else "POST", path, sent, {"Authorization": f"Bearer {token}"})
@@ -55,7 +55,7 @@ def test_chat_completions_text_and_embeddings(port: int) -> None:
 
 
 def events(port: int, body: dict[str, Any]) -> list[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {TOKEN}"})
         answer = connection.getresponse()

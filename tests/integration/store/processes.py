@@ -30,7 +30,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 @contextmanager
@@ -44,4 +44,4 @@ def locked(path: Path) -> Iterator[None]:
         assert holder.stdout.readline() == "locked\n"
         yield
     finally:
-        holder.communicate(timeout=20)  # closes its stdin: it ends and lets go
+        holder.communicate(timeout=60)  # closes its stdin: it ends and lets go

@@ -283,7 +283,7 @@ async def test_a_shim_that_comes_too_late_does_not_begin(opened: Open, folder: P
     assert await supervisor.adopt() == ()
     shim = ROOT / "src" / "corral" / "worker" / "supervisor" / "shim.py"
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-I", "-S", str(shim), str(place), "2"], timeout=20, check=False
+        subprocess.run, [sys.executable, "-I", "-S", str(shim), str(place), "2"], timeout=60, check=False
     )
     assert done.returncode == 0
     assert not touched.exists()
