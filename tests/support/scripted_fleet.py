@@ -83,6 +83,7 @@ class ScriptedFleet:
         self.matrix: dict[str, Any] = {"nodes": [], "backends": [], "checked_at": ""}
         self.available: list[dict[str, Any]] = []
         self.upgrades: dict[str, Any] = {}
+        self.closing = asyncio.Event()
         self.silent = False  # streams of operations stay open and say nothing
         self.answers: dict[tuple[str, str], web.Response] = {}  # (method, path) → an answer out of the ordinary
         self.ca_pem = ""
@@ -116,7 +117,7 @@ class ScriptedFleet:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         if chunks is None:
-            await asyncio.sleep(60)  # a quiet fleet; the client leaves before this ends
+            await self.closing.wait()  # a quiet fleet; the client leaves before this ends
         for chunk in chunks or []:
             await answer.write(chunk)
         return answer
@@ -238,6 +239,7 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
         fleet.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         started.set()
         await stop.wait()
+        fleet.closing.set()
         await runner.cleanup()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted fleet")
