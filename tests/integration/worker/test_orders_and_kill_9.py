@@ -82,6 +82,7 @@ async def test_killed_in_mid_download_it_forgets_the_order_and_goes_on_with_the_
         server.pause.clear()
         await until(lambda: "op-1" in orders(fleet))
         worker.kill()
+        said = [event["seq"] for event in fleet.told("backend.install.op-1.progress")]
         fleet.heard.clear()
         start()
         await begun(fleet, 1)
@@ -92,6 +93,8 @@ async def test_killed_in_mid_download_it_forgets_the_order_and_goes_on_with_the_
         result = await fleet.order("install", "op-1", order)
         assert result["success"], result
         assert server.asked[-1].range.startswith("bytes=")
+        # Of the same attempt, and yet nobody takes it for older.
+        assert min(event["seq"] for event in fleet.told("backend.install.op-1.progress")) > max(said)
         assert (await fleet.backends())["big"]["digest"] == order["digest"]
 
 

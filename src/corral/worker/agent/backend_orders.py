@@ -238,7 +238,8 @@ class BackendOrders:
             await self._voice.say(INSTALL_PROGRESS, event, op=order.op_id)
 
         name = OrderName(order.op_id, self._voice.node_id, order.backend, order.attempt)
-        return ProgressPublisher(name, publish, self._clock)
+        # At most four events a second: what is counted from milliseconds never catches up with the clock.
+        return ProgressPublisher(name, publish, self._clock, after_seq=int(self._clock.now().timestamp() * 1000))
 
     def _failure(
         self,

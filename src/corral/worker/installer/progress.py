@@ -92,16 +92,19 @@ class ProgressPublisher:
         publish: Callable[[InstallProgress], Awaitable[None]],
         clock: Clock,
         *,
+        after_seq: int = 0,
         window_s: float = WINDOW_S,
         flush_timeout_s: float = FLUSH_TIMEOUT_S,
     ) -> None:
+        """`after_seq`: events are numbered from there. The same attempt may be sent again to a worker that died over
+        it, and nobody must take what the new one says for older than what the dead one said."""
         self._order = order
         self._flush_timeout_s = flush_timeout_s
         self._publish = publish
         self._clock = clock
         self._window: Window[InstallProgress] = Window(window_s)
         self._last: Progress | None = None
-        self._seq = 0
+        self._seq = after_seq
         # Two places, the second for the latest: a bus that is slow gets no backlog of what is long past.
         self._outgoing: list[InstallProgress] = []
         self._wake = asyncio.Event()
