@@ -19,34 +19,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.support.systems import (
-    CHAT,
-    KEY,
-    Choice,
-    System,
-    install_router,
-    plain_upstream,
-    stream_upstream,
-    systems,
-)
+from bench.support.systems import Choice, System, install_router, plain_upstream, stream_upstream, systems
+from bench.support.traffic import KEY, wrk_script
 
 STREAMS = Path(__file__).parent / "support" / "streams.py"
 ONE = "req/s, 1 conn."
-WRK_SCRIPT = """wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
-wrk.headers["Authorization"] = "Bearer %s"
-wrk.body = '%s'
-done = function(summary, latency)
-  io.write(string.format("RESULT %%d %%d %%f\\n", summary.requests, summary.duration, latency:percentile(50)))
-  io.write(string.format("FAULTS %%d\\n", summary.errors.status + summary.errors.read + summary.errors.connect))
-end
-"""
 
 
 def wrk(system: System, root: Path, *, connections: int, seconds: float) -> tuple[int, float, float]:
     """Requests, requests a second, and half of them within so many microseconds."""
     script = root / "chat.lua"
-    script.write_text(WRK_SCRIPT % (KEY, CHAT))
+    script.write_text(wrk_script())
     url = f"http://127.0.0.1:{system.port}/v1/chat/completions"
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 30).stdout

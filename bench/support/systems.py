@@ -15,14 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from bench.support.traffic import BODIES, HEADERS, KEY, nginx_upstream
+
 HERE = Path(__file__).parent
-KEY = "ck_" + "b" * 52
-CHAT = '{"model":"bench","messages":[{"role":"user","content":"Tell me about corrals."}]}'
-ANSWER = (
-    '{"id":"c","object":"chat.completion","model":"bench","choices":[{"index":0,"message":'
-    '{"role":"assistant","content":"A corral keeps things together."},"finish_reason":"stop"}],'
-    '"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}'
-)
 NGINX = """worker_processes 1;
 daemon off;
 pid {folder}/nginx.pid;
@@ -36,8 +31,6 @@ http {{
   {inside}
 }}
 """
-UPSTREAM = """server {{ listen 127.0.0.1:{port} backlog=4096; default_type application/json;
-    location / {{ return 200 '{answer}'; }} }}"""
 PROXY = """upstream up {{ server 127.0.0.1:{upstream}; keepalive 512; keepalive_requests 1000000000; }}
   server {{ listen 127.0.0.1:{port} backlog=4096;
     location / {{ proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection "";
@@ -113,7 +106,7 @@ def nginx(folder: Path, inside: str, port: int) -> Iterator[psutil.Process]:
 def plain_upstream(folder: Path) -> Iterator[int]:
     """nginx answering from memory: as fast as an upstream can be."""
     port = free_port()
-    with nginx(folder, UPSTREAM.format(port=port, answer=ANSWER), port):
+    with nginx(folder, nginx_upstream(port), port):
         yield port
 
 
@@ -163,9 +156,9 @@ def systems(root: Path, upstream: int, choice: Choice) -> Iterator[list[System]]
 def warm_up(system: System) -> None:
     """Until it answers 200: a router first has to find its upstream healthy."""
     deadline = time.monotonic() + 60
-    request = urllib.request.Request(f"http://127.0.0.1:{system.port}/v1/chat/completions", CHAT.encode())
-    request.add_header("Content-Type", "application/json")
-    request.add_header("Authorization", f"Bearer {KEY}")
+    request = urllib.request.Request(f"http://127.0.0.1:{system.port}/v1/chat/completions", BODIES[0].encode())
+    for name, value in HEADERS.items():
+        request.add_header(name, value)
     while True:
         try:
             with urllib.request.urlopen(request, timeout=15):

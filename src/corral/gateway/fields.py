@@ -83,7 +83,8 @@ def read_plainly(body: bytes) -> Fields | None:
         fields = _plain(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if body.count(_MODEL_KEY) != 1 or (b"\\" in body and _ESCAPED_LETTER in body):
+    # Searched from behind, where that is all: half the price of `in`.
+    if body.find(_MODEL_KEY) != body.rfind(_MODEL_KEY) or body.rfind(_ESCAPED_LETTER) >= 0:
         return None
     return fields if fields.model else None
 

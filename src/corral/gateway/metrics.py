@@ -22,7 +22,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # what `generate_lat
 CLIENT_GONE = 499  # as nginx says it: the client left before the answer was whole
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_MOST_RECENT = 1024
+MOST_RECENT = 1024
 
 _RELAY_GAUGES = {
     "connections_open": "Client connections open.",
@@ -88,10 +88,11 @@ class Histogram:
 class RouteCounts:
     """The numbers of one class of routes."""
 
-    __slots__ = ("_recent", "by_status", "first_byte", "in_flight", "seconds")
+    __slots__ = ("by_status", "first_byte", "in_flight", "recent", "seconds")
 
     def __init__(self) -> None:
-        self._recent: list[tuple[int, float]] = []  # ended and not counted yet
+        # Answers that came in one piece, their first byte with their last: only noted, to be counted many at a time.
+        self.recent: list[tuple[int, float]] = []
         self.in_flight = 0
         self.by_status: dict[int, int] = {}
         self.seconds = Histogram()
@@ -102,17 +103,9 @@ class RouteCounts:
         self.by_status[status] = self.by_status.get(status, 0) + 1
         self.seconds.observe(seconds)
 
-    def end_quickly(self, status: int, seconds: float) -> None:
-        """`end` of an answer that came in one piece, its first byte with its last. Counted a little later."""
-        self.in_flight -= 1
-        recent = self._recent
-        recent.append((status, seconds))
-        if len(recent) >= _MOST_RECENT:
-            self.catch_up()
-
     def catch_up(self) -> None:
         """Count what has only been noted. Whoever reads the numbers calls this first."""
-        recent, self._recent = self._recent, []
+        recent, self.recent = self.recent, []
         for status, count in Counter(status for status, _ in recent).items():
             self.by_status[status] = self.by_status.get(status, 0) + count
         spans = [seconds for _, seconds in recent]

@@ -17,7 +17,7 @@ from corral.gateway.admission import FleetSource, admit
 from corral.gateway.answers import Answer
 from corral.gateway.fields import read_plainly
 from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
-from corral.gateway.metrics import RouteCounts
+from corral.gateway.metrics import MOST_RECENT, RouteCounts
 from corral.gateway.v1 import INFERENCE, Ask, Route
 from corral.gateway.view import Client, Fleet
 
@@ -85,7 +85,7 @@ class Shortcut:
         fields = read_plainly(body)
         if fields is None or (client.models is not None and fields.model not in client.models):
             return None
-        route = self._route_now(tuple.__new__(Ask, (head, fleet, client, fields, body)))
+        route = self._route_now(Ask(head, fleet, client, fields, body))
         if route is not card.route:
             if route is None:
                 return None
@@ -95,7 +95,11 @@ class Shortcut:
         return card.errand
 
     def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
-        self._counts.end_quickly(status, seconds)
+        counts = self._counts
+        counts.in_flight -= 1
+        counts.recent.append((status, seconds))
+        if len(counts.recent) >= MOST_RECENT:
+            counts.catch_up()
 
     def carry_on(
         self, errand: Errand, request: Request, responder: Responder, waited_s: float

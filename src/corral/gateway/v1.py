@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from corral.contract.http import (
     BodyBroken,
     BodyTooLarge,
@@ -52,7 +54,7 @@ INFERENCE = frozenset(
 )
 
 
-class Ask(NamedTuple):  # made per request: a frozen dataclass costs five times as much
+class Ask(msgspec.Struct, frozen=True, gc=False):  # made per request: a frozen dataclass costs ten times as much
     """A request that may be served, as far as the door can tell."""
 
     request: Request | KnownHead  # its method, path and headers

@@ -33,6 +33,7 @@ _MOST_EMPTY_LINES = 4
 
 class ClientConnection(asyncio.Protocol):
     __slots__ = (
+        "__weakref__",
         "_body",
         "_body_since",
         "_buffer",

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from corral.contract.http import Errand, Headers, Patience, Strip, Target
 from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, Malformed, parse_fields, write_fields
+
+if TYPE_CHECKING:
+    from corral.relay.pool import Lane
 
 END_OF_HEAD = b"\r\n\r\n"
 _MOST_REMEMBERED = 1024
@@ -79,19 +82,30 @@ class RequestHead(Head):
         strip: Strip | None = None,
         add: Headers = (),
         patience: Patience | None = None,
-    ) -> Errand:
+    ) -> PooledErrand:
         if path is None:
             path = self.path
         lines = self.fields.wire if strip is None else self.fields.wire_without(strip)
         wire = b"%b %b HTTP/1.1\r\n%b%bx-request-id: " % (self.method, path, lines, write_fields(add))
-        return Errand(self, target, path, strip, add, patience, wire)
+        errand = PooledErrand(self, target, path, strip, add, patience, wire)
+        errand.lane = None
+        return errand
+
+
+class PooledErrand(Errand):
+    """With a place for where its connections are, so that they need not be looked up for every request."""
+
+    __slots__ = ("lane",)
+    head: RequestHead
+    lane: Lane | None
 
 
 class AnswerHead(Head):
-    __slots__ = ("reusable", "simple", "status")
+    __slots__ = ("reusable", "simple", "start", "status")
 
     def __init__(self, line: StatusLine, fields: Fields) -> None:
         super().__init__(line.minor, fields, b"HTTP/1.1 %d %b\r\n" % (line.status, line.reason))
+        self.start = self.wire + b"content-length: "  # as it is passed on when the length is known
         self.status = line.status
         self.reusable = not fields.close if line.minor else fields.keep_alive
         self.simple = not fields.chunked and not has_no_body(line.status, b"GET")  # the length alone says what follows

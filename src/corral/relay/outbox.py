@@ -21,16 +21,16 @@ class Outbox:
     """Of one server. The order of what goes to one transport is kept: whoever writes to it or closes it without the
     outbox calls `flush` before."""
 
-    __slots__ = ("_loop", "_queue", "_server")
+    __slots__ = ("_loop", "_server", "queue")
 
     def __init__(self, server: RelayServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._queue: list[tuple[asyncio.Transport, bytes]] = []
+        self.queue: list[tuple[asyncio.Transport, bytes]] = []
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
         """For bytes that came over the wire: their number within one turn of the loop is bounded by what was read."""
-        queue = self._queue
+        queue = self.queue
         if queue:
             queue.append((transport, data))
         elif self._server.running > _FEW:
@@ -40,9 +40,9 @@ class Outbox:
             transport.write(data)
 
     def flush(self) -> None:
-        queue = self._queue
+        queue = self.queue
         if queue:
-            self._queue = []
+            self.queue = []
             for transport, data in queue:
                 if not transport.is_closing():
                     transport.write(data)

@@ -13,11 +13,22 @@ from corral.relay.counters import Counters
 from corral.relay.fields import FieldsWriter
 from corral.relay.head import AnswerHeads
 from corral.relay.limits import PoolLimits
-from corral.relay.quick import QuickUpstream
+from corral.relay.quick import QuickUpstream, may_arrive
+from corral.relay.shapes import Shapes
 from corral.relay.upstream import Upstream
 from corral.relay.wheel import Wheel
 
 _REFUSED_AT_ONCE = (ConnectionRefusedError, ConnectionResetError)
+
+
+class Lane:
+    """The connections to one target: how many are open, and those that are idle, the one used last at the end."""
+
+    __slots__ = ("idle", "open")
+
+    def __init__(self) -> None:
+        self.idle: list[Upstream] = []
+        self.open = 0
 
 
 class UpstreamPool:
@@ -33,22 +44,27 @@ class UpstreamPool:
         self.limits = limits or PoolLimits()
         self.counters = counters or Counters()
         self.heads = AnswerHeads(self.limits.header_count)
+        self.shapes = Shapes(self.heads, may_arrive, head_bytes=self.limits.head_bytes)
         self.writer = FieldsWriter()
         self.wheel = Wheel(self.limits.tick_s())
         self._tls = tls
         self._system_tls: ssl.SSLContext | None = None
-        self._idle: dict[Target, dict[Upstream, None]] = {}
+        self._lanes: dict[Target, Lane] = {}
         self._open: set[Upstream] = set()
         self._connecting: set[asyncio.Task[Upstream]] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._closed = False
 
+    def lane(self, target: Target) -> Lane | None:
+        """Where connections to `target` are, as long as there are any."""
+        return self._lanes.get(target)
+
     def take(self, target: Target) -> Upstream | None:
         """The idle connection used last: the others may then grow old and go."""
-        idle = self._idle.get(target)
-        while idle:
-            upstream, _ = idle.popitem()
+        lane = self._lanes.get(target)
+        while lane is not None and lane.idle:
+            upstream = lane.idle.pop()
             if upstream.expires_at > self.wheel.now:
                 self.counters.upstream_reuses += 1
                 return upstream
@@ -57,23 +73,23 @@ class UpstreamPool:
 
     def give_back(self, upstream: Upstream) -> bool:
         """True if it is kept for another request."""
-        idle = self._idle.get(upstream.target)
-        if idle is None:
-            idle = self._idle[upstream.target] = {}
+        idle = upstream.lane.idle
         if len(idle) >= self.limits.idle_per_target or upstream.expires_at <= self.wheel.now or self._closed:
             return False
-        idle[upstream] = None
+        idle.append(upstream)
         return True
 
     def forget(self, upstream: Upstream) -> None:
         """It is closed, or about to be."""
-        idle = self._idle.get(upstream.target)
-        if idle is not None:
-            idle.pop(upstream, None)
-            if not idle:
-                del self._idle[upstream.target]
+        with contextlib.suppress(ValueError):
+            upstream.lane.idle.remove(upstream)
 
     def opened(self, upstream: Upstream) -> None:
+        lane = self._lanes.get(upstream.target)
+        if lane is None:
+            lane = self._lanes[upstream.target] = Lane()
+        lane.open += 1
+        upstream.lane = lane
         self._open.add(upstream)
         self._none_open.clear()
         self.counters.upstream_open += 1
@@ -81,6 +97,9 @@ class UpstreamPool:
 
     def closed(self, upstream: Upstream) -> None:
         self.forget(upstream)
+        upstream.lane.open -= 1
+        if not upstream.lane.open:
+            del self._lanes[upstream.target]
         self._open.discard(upstream)
         if not self._open:
             self._none_open.set()
@@ -139,7 +158,8 @@ class UpstreamPool:
         return self._tls if isinstance(self._tls, ssl.SSLContext) else self._tls(target)
 
     def idle_count(self, target: Target) -> int:
-        return len(self._idle.get(target, ()))
+        lane = self._lanes.get(target)
+        return 0 if lane is None else len(lane.idle)
 
     async def close(self) -> None:
         """Cut every connection, busy ones too; wait until they are gone."""

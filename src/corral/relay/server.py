@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import ssl
+import weakref
 
 from corral.contract.http import Handler, Shortcut
 from corral.kit.log import get_log
@@ -18,11 +19,13 @@ from corral.relay.head import RequestHeads
 from corral.relay.limits import Limits
 from corral.relay.outbox import Outbox
 from corral.relay.pool import UpstreamPool
-from corral.relay.quick import QuickConnection
+from corral.relay.quick import QuickConnection, may_depart
+from corral.relay.shapes import Shapes
 from corral.relay.sockets import watch_for_dead_peers
 from corral.relay.wheel import Wheel
 
 log = get_log(__name__)
+_LOOK_S = 0.02
 
 
 class RelayServer:
@@ -45,6 +48,7 @@ class RelayServer:
         self.counters = counters or Counters()
         self.pool = pool or UpstreamPool(counters=self.counters)
         self.heads = RequestHeads(self.limits.header_count)
+        self.shapes = Shapes(self.heads, may_depart, head_bytes=self.limits.head_bytes)
         self.wheel = Wheel(self.limits.timeouts.tick_s())
         self.keep_alive_s = self.limits.timeouts.keep_alive_s + self.wheel.tick_s
         self.draining = False
@@ -56,11 +60,13 @@ class RelayServer:
         self._paths: list[str] = []
         self._connections: set[ClientConnection] = set()
         self._refused: set[ClientConnection] = set()
+        # Accepted, but TLS has not been agreed on yet. One that never is goes without a word: nobody else holds it.
+        self._arriving: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
         self.running = 0  # requests whose handlers have not returned
         self._quiet = asyncio.Event()
         self._quiet.set()
         # Ids of one process differ by the counter, those of two processes by the prefix.
-        self.id_prefix = secrets.token_hex(6).encode()
+        self.id_form = secrets.token_hex(6).encode() + b"-%x"
         self.id_numbers = itertools.count(1)
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
@@ -89,7 +95,10 @@ class RelayServer:
         self._listeners.append(listener)
 
     def _new_connection(self) -> ClientConnection:
-        return ClientConnection(self) if self.shortcut is None else QuickConnection(self, self.shortcut)
+        conn = ClientConnection(self) if self.shortcut is None else QuickConnection(self, self.shortcut)
+        if self._ssl is not None:
+            self._arriving.add(conn)
+        return conn
 
     async def listen_on(self, sock: socket.socket) -> int:
         """Accept on a socket that listens already, handed over by another process. The port is returned."""
@@ -112,6 +121,8 @@ class RelayServer:
 
     def admit(self, conn: ClientConnection) -> bool:
         counters = self.counters
+        if self._ssl is not None:
+            self._arriving.discard(conn)
         if len(self._connections) < self.limits.connections and (not self.draining or self.retiring):
             self._connections.add(conn)
             self._quiet.clear()
@@ -141,7 +152,7 @@ class RelayServer:
             self._quiet.set()
 
     def new_request_id(self) -> bytes:
-        return b"%b-%x" % (self.id_prefix, next(self.id_numbers))
+        return self.id_form % next(self.id_numbers)
 
     # Leaving.
 
@@ -151,9 +162,12 @@ class RelayServer:
         self.draining = self.retiring = True
         self._stop_listening()
         with contextlib.suppress(TimeoutError):
-            self.note_quiet()
             async with asyncio.timeout(grace_s):
+                self.note_quiet()
                 await self._quiet.wait()
+                while self._arriving:  # ends by itself: a handshake that takes too long is given up
+                    await asyncio.sleep(_LOOK_S)
+                    await self._quiet.wait()
 
     async def drain(self, grace_s: float) -> int:
         """Stop listening, close what is idle, let answers finish for `grace_s`, then cut. Returns how many were cut."""

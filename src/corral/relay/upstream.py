@@ -20,7 +20,7 @@ from corral.relay.wheel import NEVER
 
 if TYPE_CHECKING:
     from corral.relay.exchange import Exchange
-    from corral.relay.pool import UpstreamPool
+    from corral.relay.pool import Lane, UpstreamPool
 
 log = get_log(__name__)
 
@@ -51,6 +51,7 @@ class Upstream(asyncio.Protocol):
         "_stalled_bytes",
         "_wheel",
         "expires_at",
+        "lane",
         "reused",
         "target",
         "transport",
@@ -61,6 +62,7 @@ class Upstream(asyncio.Protocol):
         self._wheel = pool.wheel
         self.target = target
         self.transport = cast(asyncio.Transport, None)  # until connected
+        self.lane = cast("Lane", None)  # the same
         self.reused = False
         self._exchange: Exchange | None = None
         self._mode = _NOTHING

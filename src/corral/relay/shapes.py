@@ -1,0 +1,109 @@
+"""Heads recognised without reading them again: how one looks around the digits of its Content-Length. Pure.
+
+A peer says the same head again and again, only its length differs. What a head means is decided by `head.py` alone;
+here is remembered what that said, and bytes that look the same mean the same. A message is recognised only if all of
+it is there and nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple
+
+from corral.relay.fields import MOST_LENGTH_DIGITS, Malformed
+from corral.relay.head import END_OF_HEAD, H, HeadMemo
+
+_LENGTH_LINES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as `HeadMemo` takes them out, in this order
+_MOST_SHAPES = 1024
+_MOST_TAILS = 4096
+_LONGEST_HEAD = 4096
+
+
+class Tail(NamedTuple):
+    """What follows the start of a head in a message of one size."""
+
+    digits: bytes
+    rest: bytes  # of the head: digits, other lines, end
+    body_at: int
+
+
+class Shape(Generic[H]):
+    """One head but for its length. `before` ends where the digits begin, at `at`."""
+
+    __slots__ = ("_after", "at", "before", "head", "tails")
+
+    def __init__(self, head: H, before: bytes, after: bytes) -> None:
+        self.head = head
+        self.before = before
+        self.at = len(before)
+        self._after = after
+        self.tails: dict[int, Tail] = {}  # by the size of the whole message, seen before
+
+    def expect(self, data: bytes) -> Tail | None:
+        """How `data` goes on after `before` if it is one whole message with a body. For a size not seen before."""
+        tail = fit_tail(len(data) - self.at - len(self._after), self._after, len(data))
+        if tail is None or not data.startswith(tail.rest, self.at):
+            return None
+        if len(self.tails) >= _MOST_TAILS:
+            self.tails.clear()
+        self.tails[len(data)] = tail
+        return tail
+
+
+def fit_tail(left: int, after: bytes, size: int) -> Tail | None:
+    """`left` bytes are for the digits and the body: at most one length fits, and none is written with a leading 0."""
+    for count in (len(str(left)), len(str(left)) - 1):
+        length = left - count
+        if length > 0 and len(str(length)) == count:
+            digits = b"%d" % length
+            return Tail(digits, digits + after, size - length)
+    return None
+
+
+class Shapes(Generic[H]):
+    """The shapes of one server's requests, or of one pool's answers; only of heads that `fits` accepts."""
+
+    __slots__ = ("_fits", "_heads", "_most_bytes", "_shapes")
+
+    def __init__(self, heads: HeadMemo[H], fits: Callable[[H], bool], *, head_bytes: int) -> None:
+        self._heads = heads
+        self._fits = fits
+        self._most_bytes = min(head_bytes, _LONGEST_HEAD)
+        self._shapes: dict[tuple[bytes, bytes], Shape[H]] = {}
+
+    def find(self, data: bytes) -> Shape[H] | None:
+        """The shape of the head that `data` begins with."""
+        raw, found, _ = data.partition(END_OF_HEAD)
+        parts = split_head(raw) if found and len(raw) <= self._most_bytes else None
+        if parts is None:
+            return None
+        shape = self._shapes.get(parts)
+        if shape is None:
+            try:
+                head, _ = self._heads.parse(raw)
+            except Malformed:
+                return None  # whoever reads it in earnest says what is wrong
+            if head.length is not None or not self._fits(head):
+                return None
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[parts] = Shape(head, *parts)
+        return shape
+
+
+def split_head(raw: bytes) -> tuple[bytes, bytes] | None:
+    """A head before and after its length, with its end. None where `HeadMemo` would not take the length out either."""
+    for mark in _LENGTH_LINES:
+        at = raw.find(mark)
+        if at >= 0:
+            break
+    else:
+        return None
+    at += len(mark)
+    end = raw.find(b"\r\n", at)
+    if end < 0:
+        end = len(raw)
+    digits = raw[at:end]
+    if not digits.isdigit() or len(digits) > MOST_LENGTH_DIGITS:
+        return None
+    return raw[:at], raw[end:] + END_OF_HEAD
