@@ -38,6 +38,7 @@ from corral.worker.agent.voice import Voice
 from corral.worker.agent.waiting import alongside
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders
+from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
 from corral.worker.supervisor.supervisor import Supervisor
 
@@ -61,6 +62,7 @@ async def open_backends(
     *,
     clock: Clock,
     env: Mapping[str, str],
+    metrics: WorkerMetrics,
     wake: Wake,
 ) -> AsyncIterator[Backends]:
     """`report` is what this machine is now. Orders under way when this is left are given up, their bytes kept."""
@@ -69,7 +71,7 @@ async def open_backends(
     async with (
         _open_means(settings, report().platform, clock, env) as means,
         _open_resolving(settings, means, report, clock, env) as resolving,
-        OrderRuns(outcomes, changed=wake.set) as runs,
+        OrderRuns(outcomes, metrics=metrics, changed=wake.set) as runs,
         alongside(means.store.run(clock)),
     ):
         installer = Installer(

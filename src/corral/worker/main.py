@@ -146,6 +146,7 @@ async def serve(
                         lambda: machine.report,
                         clock=clock,
                         env=os.environ,
+                        metrics=metrics,
                         wake=wake,
                     ) as backends,
                 ):
@@ -202,9 +203,8 @@ def check_backend_user(settings: WorkerSettings) -> None:
         raise CannotGoOn(f"--backend-user: {error.message}") from error
     if user is None:
         return
-    settings.data.chmod(
-        settings.data.stat().st_mode | 0o011
-    )  # passed through only: what is secret in it is closed itself
+    # Others may pass through the folder, not look into it; what is secret in there is closed by itself.
+    settings.data.chmod(settings.data.stat().st_mode | 0o011)
     for folder in (settings.backends_dir, settings.models_dir):
         if (shut := find_shut(folder, user)) is not None:
             raise CannotGoOn(

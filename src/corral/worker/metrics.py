@@ -34,5 +34,15 @@ class WorkerMetrics:
             "corral_worker_ingress_in_flight", "Requests under way at the ingress.", registry=self.registry
         )
 
+        self.orders = Counter(
+            "corral_worker_orders",
+            "Accepted orders that have ended, by kind.",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
+        self.orders_under_way = Gauge(
+            "corral_worker_orders_under_way", "Accepted orders being carried out.", registry=self.registry
+        )
+
     def render(self) -> bytes:
         return generate_latest(self.registry)

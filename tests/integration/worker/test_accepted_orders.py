@@ -147,6 +147,32 @@ async def test_a_cancel_stops_the_bytes_at_once(nats_server: NatsServer, tmp_pat
         assert await fleet.ask("backend.cancel", {"op_id": "op-1", "backend": "big"}) == {"success": True}
 
 
+async def test_a_worker_that_leaves_keeps_the_bytes_and_tells_no_outcome(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with BlobServer() as server, ordered_worker(nats_server, tmp_path) as fleet:
+        body = download(server, "big", 20_000_000) | {"op_id": "op-1", "attempt": 1, "accept": True}
+        assert (await fleet.ask("backend.install", body))["accepted"]
+        incoming = tmp_path / "w" / "blobs" / "incoming"
+        await until(lambda: sum(path.stat().st_size for path in incoming.glob("*.part")) > 1_000_000)
+        server.pause.clear()
+        await fleet.worker.leave()
+        assert sum(path.stat().st_size for path in incoming.glob("*.part")) > 1_000_000
+        assert fleet.told("backend.install.op-1.result") == []
+        assert not (tmp_path / "w" / "outcomes.json").exists()
+
+
+async def test_orders_are_counted(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        await fleet.order("install", "op-1", tiny_order("a"))
+        await fleet.order("install", "op-2", {"backend": "nothing-like-it"})
+        status, text = await fleet.worker.get("/metrics", fleet.controller.ingress_token(scope="logs"))
+        assert status == 200
+        assert 'corral_worker_orders_total{kind="install",outcome="success"} 1.0' in text
+        assert 'corral_worker_orders_total{kind="install",outcome="failed"} 1.0' in text
+        assert "corral_worker_orders_under_way 0.0" in text
+
+
 async def test_different_backends_run_side_by_side_and_equal_requests_share_one_download(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from corral.contract.messages.replicas import ReplicaResult
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.worker.agent.outcomes import OrderKey, Outcome, Outcomes
+from corral.worker.metrics import WorkerMetrics
 
 log = get_log(__name__)
 T = TypeVar("T")
@@ -41,8 +42,12 @@ class Run:
 class OrderRuns:
     """`async with`: leaving it ends what runs, without an outcome."""
 
-    def __init__(self, outcomes: Outcomes, *, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, outcomes: Outcomes, *, metrics: WorkerMetrics | None = None, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`changed` is called when an order begins and when it ends."""
         self._outcomes = outcomes
+        self._metrics = metrics or WorkerMetrics()
         self._changed = changed
         self._runs: dict[OrderKey, Run] = {}
         # No task group: one order's failure must not end the others.
@@ -79,7 +84,7 @@ class OrderRuns:
             run = self._runs[key] = Run(key)
             run.task = self._begin(self._carry_out(run, work, tell, given_up))
             log.info("order accepted", kind=key.kind, about=key.about, op=key.op_id, attempt=key.attempt)
-            self._changed()
+            self._count()
 
     def cancel(self, op_id: str, about: str) -> bool:
         """Whether there is such an order under way; its outcome comes as that of any other."""
@@ -120,9 +125,15 @@ class OrderRuns:
             outcome = await self._outcomes.add(key, result)
         finally:
             del self._runs[key]
-        log.info("order ended", kind=key.kind, about=key.about, op=key.op_id, success=result.success)
-        self._changed()
+            self._count()
+        ending = "cancelled" if run.cancelled else "success" if result.success else "failed"
+        self._metrics.orders.labels(kind=key.kind, outcome=ending).inc()
+        log.info("order ended", kind=key.kind, about=key.about, op=key.op_id, how=ending)
         await tell(outcome)
+
+    def _count(self) -> None:
+        self._metrics.orders_under_way.set(len(self._runs))
+        self._changed()
 
 
 async def _once(work: Awaitable[None]) -> None:
