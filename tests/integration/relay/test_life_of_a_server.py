@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 
 import pytest
 
@@ -177,3 +179,54 @@ async def test_counters_add_up() -> None:
         assert counters.upstream_connects + counters.upstream_reuses == 12
         assert counters.bytes_relayed == sum(result.bytes_sent for result in r.handler.results) > 12 * 50
         assert r.server.running == 0
+
+
+async def test_retiring_sends_nobody_away_and_says_of_each_answer_that_it_is_the_last() -> None:
+    gate = asyncio.Event()
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(CHUNKED + b"2\r\nok\r\n")
+        await gate.wait()
+        await served.send(b"0\r\n\r\n")
+        await served.request()
+        await served.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with rig(script, limits=Limits()) as r:
+        idle, busy = await r.client(), await r.client()
+        await busy.send(GET)
+        assert b"connection: close" not in await busy.head()  # it was begun before
+        await busy.exactly(7)
+        descriptors = r.server.descriptors()
+        assert len(descriptors) == 1
+        retiring = asyncio.create_task(r.server.retire(20))
+        await r.until(lambda: r.server.retiring)
+        with pytest.raises(OSError):  # noqa: PT011 - refused or reset, as the kernel likes
+            await (await r.client()).ask(GET)
+        gate.set()
+        assert await busy.exactly(5) == b"0\r\n\r\n"
+        assert (await busy.ask(GET)).get(b"connection") == b"close"  # one more, which says so
+        assert not retiring.done()
+        assert (await idle.ask(GET)).get(b"connection") == b"close"
+        await idle.closed()
+        await retiring
+
+
+async def test_retiring_is_over_when_its_time_is() -> None:
+    async with rig() as r:
+        idle = await r.client()
+        await idle.ask(GET)
+        await r.server.retire(0.05)
+        assert (await idle.ask(GET)).status == 200  # whoever called may still wait, or cut
+
+
+async def test_a_socket_that_listens_already_is_taken_over() -> None:
+    async with rig() as old, rig() as new:
+        (descriptor,) = old.server.descriptors()
+        taken = socket.socket(fileno=os.dup(descriptor))
+        port = await new.server.listen_on(taken)
+        await old.server.retire(5)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()

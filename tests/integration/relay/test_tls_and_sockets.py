@@ -162,3 +162,19 @@ async def test_a_socket_file_left_by_a_dead_process_is_replaced(short_folder: Pa
         client = Client(*await asyncio.open_unix_connection(path))
         assert (await client.ask(GET)).status == 200
         client.close()
+
+
+async def test_a_handshake_under_way_when_the_server_retires_is_finished_and_served(ca: TestCa, tmp_path: Path) -> None:
+    async with rig(server_tls=ca.server_context(tmp_path)) as r:
+        reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+        await r.until(lambda: len(r.server._arriving) == 1)
+        retiring = asyncio.create_task(r.server.retire(20))
+        await asyncio.sleep(0)
+        assert not retiring.done()
+        await writer.start_tls(trusting(ca), server_hostname="localhost")
+        writer.write(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in head.lower()
+        await retiring
+        writer.close()

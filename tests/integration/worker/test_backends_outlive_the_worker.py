@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from corral.worker.agent.identity import holder_of
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.supervisor.table import Running
+from tests.support.certificates import TestCa
 from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import Process, alive, clean_env, free_port
 from tests.support.running_worker import worker_env
@@ -276,6 +278,48 @@ async def test_a_keeper_that_is_killed_takes_the_worker_with_it_but_no_backend(
     start()
     async with client(controller, port) as session:
         assert await serves(session, running) == running.pid
+
+
+async def test_a_worker_that_speaks_tls_is_replaced_by_one_that_does(
+    nats_server: NatsServer, data: Path, port: int, tmp_path: Path
+) -> None:
+    ca = TestCa()
+    trust = ssl.create_default_context(cadata=ca.pem)
+    failed: list[object] = []
+    answered = 0
+    stopping = asyncio.Event()
+
+    async def ask() -> None:
+        """Each on a connection of its own: what is under way when the sockets change hands must come through."""
+        nonlocal answered
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust, force_close=True)) as session:
+            while not stopping.is_set():
+                try:
+                    async with session.get(f"https://127.0.0.1:{port}/healthz") as answer:
+                        assert answer.status == 200
+                        answered += 1
+                except (aiohttp.ClientError, AssertionError) as error:
+                    failed.append(error)
+
+    async with ScriptedController(nats_server, ca=ca) as controller:
+        env = clean_env(tmp_path) | worker_env(controller.url, data, port=str(port), token=controller.token())
+        process = Process(WORKER, env, tmp_path / "worker.log")
+        try:
+            await until(lambda: registered(controller, 1))
+            await until(lambda: "tls=True" in process.output())
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(3):
+                    tasks.create_task(ask())
+                await until(lambda: answered > 10)
+                process.signal(signal.SIGUSR2)
+                await successor_of(data, process.pid)
+                before = answered
+                await until(lambda: answered > before + 10)
+                stopping.set()
+            await until(lambda: registered(controller, 2))
+        finally:
+            process.close()
+    assert failed == []
 
 
 async def test_reload_as_a_command(controller: ScriptedController, start: Start, data: Path, tmp_path: Path) -> None:
