@@ -56,6 +56,7 @@ QUICK = BackendOptions(
     accept_budget_s=1.0,
     upgrade_check_every_s=3600.0,
     upgrade_check_rest_s=0.05,
+    upgrade_check_look_s=0.2,
 )
 
 

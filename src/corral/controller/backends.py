@@ -40,6 +40,7 @@ class BackendOptions:
     accept_budget_s: float = 5.0
     upgrade_check_every_s: float = 6 * 3600.0
     upgrade_check_rest_s: float = 10.0
+    upgrade_check_look_s: float = 60.0
     auto_upgrade: bool = False
 
 
@@ -99,6 +100,7 @@ class Backends:
             clock,
             interval_s=options.upgrade_check_every_s,
             rest_s=options.upgrade_check_rest_s,
+            look_s=options.upgrade_check_look_s,
             upgrade=self.upgrade_everywhere if options.auto_upgrade else None,
         )
         self.installed = InstalledBackends(store, self.upgrades)

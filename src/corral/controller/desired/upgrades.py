@@ -7,6 +7,7 @@ down; all show it. With `auto_upgrade` the answer is also acted on, as if a pers
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 import msgspec
 
@@ -27,11 +28,14 @@ log = get_log(__name__)
 _LEASE = "upgrades"
 _KEY = "backend_upgrades"
 _ASKED = "upgrade_check"
+_INVENTORY = "inventory"
 
 
 class Checked(msgspec.Struct, frozen=True):
     checked_at: str = ""
     upgrades: dict[str, UpgradeInfo] = {}
+    inventory: int = 0  # the counters as they were then
+    asked: int = 0
 
 
 class UpgradeCheck:
@@ -47,10 +51,11 @@ class UpgradeCheck:
         *,
         interval_s: float,
         rest_s: float = 10.0,
+        look_s: float = 60.0,
         upgrade: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """`rest_s`: what changes within it is looked at together. `upgrade`: asked for each that has something newer;
-        None = people decide."""
+        """`rest_s`: what changes within it is looked at together. `look_s`: so often each controller looks whether a
+        check is due. `upgrade`: asked for each that has something newer; None = people decide."""
         self._store = store
         self._catalogue = catalogue
         self._leadership = leadership
@@ -60,10 +65,10 @@ class UpgradeCheck:
         self._rest_s = rest_s
         self._upgrade = upgrade
         self._wake = Wake()
-        self._refresh_at = float("-inf")
+        self._look_s = min(interval_s, look_s)
 
     def check_soon(self) -> None:
-        """Something changed."""
+        """Something changed; the store knows whether it matters."""
         self._wake.set()
 
     async def ask(self) -> None:
@@ -72,26 +77,34 @@ class UpgradeCheck:
             await revisions.bump(tx, _ASKED)
         self._watch.touched(_ASKED)
 
-    def _asked(self) -> None:
-        self._refresh_at = float("-inf")
-        self._wake.set()
-
     async def run(self) -> None:
-        self._watch.on("inventory", self.check_soon)
-        self._watch.on(_ASKED, self._asked)
+        self._watch.on(_INVENTORY, self.check_soon)
+        self._watch.on(_ASKED, self.check_soon)
         await self._clock.sleep(self._rest_s)
-        await run_every(self.name, self._interval_s, self._rested, clock=self._clock, wake=self._wake)
+        await run_every(self.name, self._look_s, self._rested, clock=self._clock, wake=self._wake)
 
     async def _rested(self) -> None:
-        if await self._leadership.lead(_LEASE, every_s=self._rest_s):
-            await self.check()
+        await self.look()
         await self._clock.sleep(self._rest_s)
 
+    async def look(self) -> None:
+        """Whether a check is due is on file, not in memory: who takes over from a controller that died knows, too."""
+        if not await self._leadership.lead(_LEASE):
+            return
+        async with self._store.read() as tx:
+            last, counters, now = await _last(tx), await revisions.read_all(tx), await tx.now()
+        asked = counters.get(_ASKED, 0) != last.asked
+        long_ago = not last.checked_at or _age_s(last, now) >= self._interval_s
+        if asked or long_ago:
+            await self.check(refresh=True)
+        elif counters.get(_INVENTORY, 0) != last.inventory:
+            await self.check()
+
     async def check(self, *, refresh: bool = False) -> dict[str, UpgradeInfo]:
-        """`refresh`: read the galleries anew, which is otherwise done once per interval."""
-        now = self._clock.monotonic()
-        if refresh or now - self._refresh_at >= self._interval_s:
-            self._refresh_at = now
+        """`refresh`: read the galleries anew."""
+        async with self._store.read() as tx:  # first: what is said or changes from here on is another check's
+            last, counters = await _last(tx), await revisions.read_all(tx)
+        if refresh:
             await self._catalogue.refresh()
             await self._look_again_for_missing()
         async with self._store.read() as tx:
@@ -99,7 +112,9 @@ class UpgradeCheck:
         found = await self._catalogue.upgrades(inventories)
         async with self._store.write() as tx:
             moment = (await tx.now()).isoformat(timespec="seconds").replace("+00:00", "Z")
-            await settings_kv.put(tx, _KEY, Checked(moment, dict(sorted(found.items()))))
+            asked = counters.get(_ASKED, 0) if refresh else last.asked
+            checked = Checked(moment, dict(sorted(found.items())), counters.get(_INVENTORY, 0), asked)
+            await settings_kv.put(tx, _KEY, checked)
             await revisions.bump(tx, self.name)
         self._watch.touched(self.name)
         await self._act_on(found)
@@ -108,7 +123,7 @@ class UpgradeCheck:
     async def read(self) -> Checked:
         """As it was last found."""
         async with self._store.read() as tx:
-            return await settings_kv.find(tx, _KEY, Checked) or Checked()
+            return await _last(tx)
 
     async def _look_again_for_missing(self) -> None:
         """A gallery that was read anew may have a build where there was none."""
@@ -125,6 +140,14 @@ class UpgradeCheck:
                 await self._upgrade(backend)
             except CorralError as error:
                 log.warning("automatic upgrade was not accepted", backend=backend, error=error.message)
+
+
+async def _last(tx: Transaction) -> Checked:
+    return await settings_kv.find(tx, _KEY, Checked) or Checked()
+
+
+def _age_s(checked: Checked, now: datetime) -> float:
+    return (now - datetime.fromisoformat(checked.checked_at)).total_seconds()
 
 
 async def read_inventories(tx: Transaction) -> list[NodeInventory]:

@@ -1,0 +1,239 @@
+"""The galleries as the controller asks them: a real index from a file, a real registry, nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.blobs.oci.registry import RegistrySettings
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.catalogue import Catalogue, MachineKind, NodeInventory
+from corral.controller.desired.plan import NoBuild
+from corral.controller.galleries import Galleries, open_galleries
+from corral.gallery.galleries import Gallery
+from corral.gallery.library import LibraryOptions
+from corral.gallery.opening import GalleryOptions
+from corral.kit.clock import SystemClock
+from corral.kit.errors import Invalid, NotFound, Unavailable
+from corral.store.backend_rules import Asked
+from corral.store.backend_targets import TargetBuild
+from tests.support.image_registry import ImageRegistry, MadeImage, layer, make_image, push_image, run_file
+from tests.support.image_registry import running_registry as start_registry
+
+AMD64, ARM64 = MachineKind("default", "linux/amd64", "3.11"), MachineKind("default", "linux/arm64", "3.11")
+NVIDIA = MachineKind("nvidia-cuda-12", "linux/amd64", "3.11")
+NOWHERE = "http://127.0.0.1:1/index.yaml"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageRegistry]:
+    with start_registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+def an_image(text: str) -> MadeImage:
+    return make_image({"linux/amd64": [layer({"run.sh": run_file(text)})]})
+
+
+def write_index(folder: Path, host: str) -> Gallery:
+    (folder / "farm.yaml").write_text(
+        f"""
+- name: plough
+  capabilities: {{default: cpu-plough, nvidia: cuda-plough}}
+- name: cpu-plough
+  alias: plough
+  uri: oci://{host}/plough:latest-cpu
+- name: cuda-plough
+  alias: plough
+  uri: oci://{host}/plough:latest-cuda
+- name: llama-cpp
+  uri: oci://{host}/plough:latest-cpu
+- name: rake
+  uri: oci://{host}/rake:gone
+- name: spade
+  uri: https://example.com/spade.tar.gz
+  sha256: {"a" * 64}
+  description: digs
+  tags: [garden]
+"""
+    )
+    return Gallery("farm", f"file://{folder}/farm.yaml")
+
+
+@asynccontextmanager
+async def opened(folder: Path, *galleries: Gallery, **options: Any) -> AsyncIterator[Galleries]:
+    chosen = GalleryOptions(
+        galleries=galleries,
+        base_folder=folder,
+        cache_folder=folder / "cache",
+        library=LibraryOptions(candidate_s=5),
+        **options,
+    )
+    async with open_galleries(chosen, RegistrySettings(tries=1), clock=SystemClock(), env={}) as found:
+        yield found
+
+
+async def test_it_is_what_the_controller_asks_for(tmp_path: Path) -> None:
+    async with opened(tmp_path) as galleries:
+        fits: Catalogue = galleries
+        assert fits is galleries
+
+
+async def test_a_backend_comes_to_another_build_on_each_kind_of_machine(
+    tmp_path: Path, registry: ImageRegistry
+) -> None:
+    cpu, cuda = an_image("cpu"), an_image("cuda")
+    push_image(registry.url, "plough", "latest-cpu", cpu)
+    push_image(registry.url, "plough", "latest-cuda", cuda)
+    async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
+        listed = await galleries.look_up(Asked("Plough"))
+        assert (listed.name, listed.hardware_specific) == ("plough", False)
+        assert listed.asked == Asked("plough")
+        there = await galleries.resolve(Asked("plough"), AMD64)
+        assert isinstance(there, TargetBuild)
+        assert (there.variant, there.alias, there.digest) == ("cpu-plough", "plough", cpu.digest)
+        assert there.size_bytes == len(cpu.layers["linux/amd64"][0])
+        assert there.gallery_url == f"file://{tmp_path}/farm.yaml"
+        assert there.sources[0].kind == "oci"
+        on_gpu = await galleries.resolve(Asked("plough"), NVIDIA)
+        assert isinstance(on_gpu, TargetBuild)
+        assert (on_gpu.variant, on_gpu.digest) == ("cuda-plough", cuda.digest)
+        assert await galleries.resolve(Asked("plough"), ARM64) == NoBuild("no linux/arm64 build")
+        silent = await galleries.resolve(Asked("plough"), MachineKind("", "", ""))
+        assert isinstance(silent, TargetBuild)
+        assert silent.variant == "cpu-plough", "a LocalAI worker does not say what it runs on"
+
+
+async def test_builds_for_one_kind_of_machine_and_the_entry_that_chooses_among_them(tmp_path: Path) -> None:
+    async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
+        listed = await galleries.look_up(Asked("cuda-plough"))
+        assert (listed.hardware_specific, listed.meta_alternative) == (True, "plough")
+
+
+async def test_a_gallery_that_was_named_is_kept_with_the_request(tmp_path: Path) -> None:
+    async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
+        assert (await galleries.look_up(Asked("llama-cpp"))).asked == Asked("llama-cpp")
+        listed = await galleries.look_up(Asked("farm@llama-cpp"))
+        assert (listed.name, listed.asked) == ("llama-cpp", Asked("llama-cpp", gallery="farm"))
+        assert listed.asked is not None
+        spade = await galleries.resolve(Asked("spade", gallery="farm"), AMD64)
+        assert isinstance(spade, TargetBuild)
+        assert spade.digest == "sha256:" + "a" * 64
+        with pytest.raises(NotFound, match="no gallery is called 'barn'"):
+            await galleries.look_up(Asked("barn@llama-cpp"))
+
+
+async def test_an_unknown_name_comes_with_near_ones(tmp_path: Path) -> None:
+    async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
+        with pytest.raises(NotFound, match="near it: plough"):
+            await galleries.look_up(Asked("plogh"))
+
+
+async def test_a_gallery_that_is_away_costs_its_own_entries_only(tmp_path: Path) -> None:
+    async with opened(tmp_path, Gallery("localai", NOWHERE)) as galleries:
+        assert (await galleries.look_up(Asked("llama-cpp"))).name == "llama-cpp"
+        assert {entry["name"] for entry in await galleries.available([AMD64[:2]])} >= {"llama-cpp", "mock"}
+        assert list(galleries.unread()) == ["localai"]
+        with pytest.raises(NotFound, match=r"near it: llama-cpp.*the gallery localai could not be read"):
+            await galleries.look_up(Asked("lama-cpp"))
+        with pytest.raises(Unavailable, match="the gallery localai could not be read"):
+            await galleries.look_up(Asked("zzz"))
+        with pytest.raises(Unavailable):
+            await galleries.resolve(Asked("zzz"), AMD64)
+
+
+async def test_a_registry_that_is_away_can_be_asked_again_and_an_image_that_is_gone_not(
+    tmp_path: Path, registry: ImageRegistry
+) -> None:
+    async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
+        gone = await galleries.resolve(Asked("rake"), AMD64)
+        assert isinstance(gone, NoBuild)
+    async with opened(tmp_path, write_index(tmp_path, "127.0.0.1:1")) as galleries:
+        with pytest.raises(Unavailable):
+            await galleries.resolve(Asked("rake"), AMD64)
+
+
+async def test_installs_from_a_uri(tmp_path: Path, registry: ImageRegistry) -> None:
+    push_image(registry.url, "mine", "1", an_image("mine"))
+    uri = f"oci://{registry.host}/mine:1"
+    async with opened(tmp_path) as galleries:
+        with pytest.raises(Invalid, match="needs a name"):
+            await galleries.look_up(Asked("", uri))
+        listed = await galleries.look_up(Asked("mine", uri, alias="own"))
+        assert (listed.name, listed.asked) == ("mine", Asked("mine", uri, alias="own"))
+        found = await galleries.resolve(Asked("mine", uri, alias="own"), AMD64)
+        assert isinstance(found, TargetBuild)
+        assert (found.variant, found.alias) == ("mine", "own")
+        archive = await galleries.look_up(Asked("", "https://example.com/tool.tar.gz"))
+        assert archive.asked == Asked("tool", "https://example.com/tool.tar.gz")
+
+
+async def test_a_request_may_bring_its_own_galleries(tmp_path: Path) -> None:
+    own = write_index(tmp_path, "registry.test")
+    brought = f'[{{"name":"own","url":"{own.url}"}}]'
+    async with opened(tmp_path) as galleries:
+        with pytest.raises(NotFound):
+            await galleries.look_up(Asked("spade"))
+        assert (await galleries.look_up(Asked("spade", galleries=brought))).name == "spade"
+        assert isinstance(await galleries.resolve(Asked("spade", galleries=brought), AMD64), TargetBuild)
+        assert (await galleries.look_up(Asked("mock", galleries="{nonsense"))).name == "mock", "ignored, as written"
+
+
+async def test_what_is_available_goes_by_the_machines_there_are(tmp_path: Path) -> None:
+    async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
+        here = {entry["id"]: entry for entry in await galleries.available([AMD64[:2]])}
+        assert "farm@cpu-plough" in here
+        assert "farm@cuda-plough" not in here
+        assert here["farm@spade"] == {
+            "name": "spade",
+            "uri": "https://example.com/spade.tar.gz",
+            "description": "digs",
+            "tags": ["garden"],
+            "gallery": {"name": "farm", "url": f"file://{tmp_path}/farm.yaml"},
+            "id": "farm@spade",
+            "is_meta": False,
+        }
+        assert here["farm@plough"]["is_meta"] is True
+        everything = {entry["id"] for entry in await galleries.available([])}
+        assert "farm@cuda-plough" in everything, "without a machine to choose for, all there is"
+
+
+async def test_localai_workers_are_told_of_every_gallery_but_ours(tmp_path: Path) -> None:
+    async with opened(tmp_path, Gallery("localai", NOWHERE, ("github:a/b/c.yaml",))) as galleries:
+        assert galleries.galleries() == [{"name": "localai", "url": NOWHERE, "mirrors": ("github:a/b/c.yaml",)}]
+
+
+async def test_what_is_newer_than_what_the_nodes_have(tmp_path: Path, registry: ImageRegistry) -> None:
+    first, second = an_image("first"), an_image("second")
+    push_image(registry.url, "plough", "latest-cpu", first)
+    gallery = write_index(tmp_path, registry.host)
+
+    def inventory(name: str, digest: str) -> NodeInventory:
+        row = NodeBackend("cpu-plough", False, False, digest=digest, gallery_url=gallery.url)
+        return NodeInventory(f"id-of-{name}", name, "default", "linux/amd64", (row,), "3.11")
+
+    fleet = [inventory("barn", first.digest), inventory("shed", first.digest)]
+    async with opened(tmp_path, gallery) as galleries:
+        assert await galleries.upgrades([]) == {}
+        assert await galleries.upgrades(fleet) == {}
+    push_image(registry.url, "plough", "latest-cpu", second)
+    async with opened(tmp_path, gallery) as galleries:
+        found = (await galleries.upgrades(fleet))["cpu-plough"]
+        assert (found.installed_digest, found.available_digest) == (first.digest, second.digest)
+        drifting = (await galleries.upgrades([*fleet, inventory("mill", "sha256:other")]))["cpu-plough"]
+        assert [drift.node_name for drift in drifting.node_drift] == ["mill"]
+
+
+async def test_reading_anew_sees_what_was_published_since(tmp_path: Path) -> None:
+    gallery = write_index(tmp_path, "registry.test")
+    async with opened(tmp_path, gallery) as galleries:
+        await galleries.look_up(Asked("spade"))
+        (tmp_path / "farm.yaml").write_text("- {name: hoe, uri: 'https://example.com/h.tar.gz'}\n")
+        with pytest.raises(NotFound):
+            await galleries.look_up(Asked("hoe"))
+        await galleries.refresh()
+        assert (await galleries.look_up(Asked("hoe"))).name == "hoe"
