@@ -215,6 +215,14 @@ def test_what_is_on_file_is_no_proof_while_an_earlier_order_may_have_changed_it(
     assert steps(restarted, again) == [done("sha256:new", "op9", 9)], "nor has the one that runs now got it"
 
 
+def test_where_there_is_nothing_to_do_what_was_left_of_an_earlier_rule_goes() -> None:
+    no_build = NoBuild("no linux/arm64 build")
+    again = Wanted("t2", 9, "op9")
+    skip = Skip("vllm", "op9", "no linux/arm64 build")
+    assert steps(doing(NODE, sent("delete", answered=True)), again, no_build) == [skip, Drop("vllm")]
+    assert steps(doing(NODE, intent("done")), again, no_build) == [skip]
+
+
 def test_an_order_nobody_answered_is_not_waited_for_though_a_later_rule_wants_it_too() -> None:
     again = Wanted("t2", 9, "op9")
     hold = Hold("vllm", "op9", Kind.INSTALL, Why.TURN, "waits for an earlier order to end")

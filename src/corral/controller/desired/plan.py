@@ -233,13 +233,18 @@ class _Backend:
             return self._older_order(want, build)
         match want:
             case None:
-                settled = self.intent is None or self.intent.stage in (Stage.DONE, Stage.IDLE)
-                return [] if settled else [Drop(self.name)]
+                return self._nothing_more()
             case Wanted():
                 step = self._wanted(want, build)
             case Unwanted():
                 step = self._unwanted(want)
+        if isinstance(step, Skip) and not self._is_under_way():
+            return [step, *self._nothing_more()]
         return [step] if step is not None else []
+
+    def _nothing_more(self) -> list[Step]:
+        settled = self.intent is None or self.intent.stage in (Stage.DONE, Stage.IDLE)
+        return [] if settled else [Drop(self.name)]
 
     def _older_order(self, want: Wanted | Unwanted | None, build: BuildOrNot) -> list[Step]:
         """Orders for one backend are serial: one under way ends first, unless there is no sense in it any more."""
