@@ -102,6 +102,33 @@ async def test_a_new_process_that_crashes_leaves_everything_as_it_was(nats_serve
         await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("c")])
 
 
+async def test_where_only_one_fits_the_old_process_ends_first(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        result = await fleet.order("upgrade", "op-2", tiny_order("b") | {"in_place": True})
+        assert (result["success"], result["digest"]) == (True, digest("b"))
+        await until(lambda: [row["digest"] for row in processes(fleet)] == [digest("b")])
+        at_once = max(len(beat["processes"]) for beat in fleet.told("heartbeat") if "processes" in beat)
+        assert at_once == 1
+
+
+async def test_where_only_one_fits_a_new_process_that_crashes_makes_way_for_the_old_one(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        assert (await start_replica(fleet, "p1"))["success"]
+        result = await fleet.order("upgrade", "op-2", tiny_order("b", "lines=1 crash=7") | {"in_place": True})
+        assert (result["success"], result["phase"]) == (False, "starting")
+        assert "tiny line 1" in result["error"]
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+        await until(lambda: [(row["digest"], row["state"]) for row in processes(fleet)] == [(digest("a"), "ready")])
+        (row,) = processes(fleet)
+        assert row["process_id"] != "p1"  # another process, so another id
+        assert await answer(fleet, row["process_id"]) == 200
+
+
 @pytest.mark.parametrize(("want", "said"), [("post=9", "broke off"), ("post=500", "answered 500")])
 async def test_a_new_process_that_breaks_when_it_is_first_asked_is_reverted_too(
     nats_server: NatsServer, tmp_path: Path, want: str, said: str

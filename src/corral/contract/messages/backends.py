@@ -76,6 +76,9 @@ class UpgradeBackend(Message, frozen=True):
     # Since protocol 1, with `accept`: have the version beside the current one and change nothing else. The same order
     # without it (under its own attempt) switches: nothing is left to fetch by then.
     fetch_only: bool = False
+    # Since protocol 1, with `accept`: the machine cannot hold a process of each version, so the old ones end before
+    # the new ones start. Whoever orders sees to it that requests wait meanwhile, or go elsewhere.
+    in_place: bool = False
 
 
 class StoppedReply(Message, frozen=True):

@@ -17,7 +17,7 @@ from corral.contract.messages.backends import InstallBackend, Phase, UpgradeBack
 from corral.kit.errors import Failed, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.worker.agent.peer import CORRAL, Peer
-from corral.worker.agent.replacing import Replacing, StillThere
+from corral.worker.agent.replacing import Replacing, StillThere, successor
 from corral.worker.agent.resolving import Order, Resolving
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
@@ -57,17 +57,25 @@ class BackendChanges:
         """The same; with `fetch_only`, what is beside the current version now."""
         tell(Progress(Phase.RESOLVING, order.backend))
         request = await self._request(order)
+        if not request.digest:
+            # Nobody could say what the source has now, so it is fetched to see: what is here may be an older one.
+            request = msgspec.structs.replace(request, force=True)
         if order.fetch_only:
             return await self._installer.fetch_aside(request, tell)
-        return await self._change(request, tell, hold_on)
+        return await self._change(request, tell, hold_on, in_place=order.in_place)
 
-    async def _change(self, request: InstallRequest, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+    async def _change(
+        self, request: InstallRequest, tell: Tell, hold_on: Callable[[], None], *, in_place: bool = False
+    ) -> InstalledBackend:
         names = await self._names(request)
         if not self._replacing.users(names):
             return await self._installer.install(request, tell)
         build = await self._installer.fetch_aside(request, tell)
         async with self._changing.hold(names):
             tell(Progress(Phase.STARTING, build.name))
+            if in_place:
+                hold_on()
+                return await self._change_in_place(request, build, names)
             try:
                 pairs = await self._replacing.start_beside(names, build)
                 hold_on()
@@ -78,6 +86,22 @@ class BackendChanges:
                 raise
             await self._replacing.retire(pairs)
             await self._replacing.catch_up(names, build)
+        return build
+
+    async def _change_in_place(
+        self, request: InstallRequest, build: InstalledBackend, names: frozenset[str]
+    ) -> InstalledBackend:
+        before = await self._installer.find(request.name)
+        specs = await self._replacing.take_down(names, build)
+        try:
+            build = await self._installer.install(_on_disk(request, build))
+            await self._replacing.bring_up([successor(spec, build) for spec in specs])
+        except BaseException:
+            now = await self._installer.find(request.name)
+            if before is not None and now is not None and now.directory != before.directory:
+                await self._installer.rollback(request.name, before.digest)
+            await self._replacing.bring_back(specs)
+            raise
         return build
 
     async def delete(self, name: str, stopped: list[str]) -> None:

@@ -23,6 +23,7 @@ from corral.worker.supervisor.table import Running
 
 log = get_log(__name__)
 PROBE_S = 120.0
+TRIES = 3
 
 
 class Traffic(Protocol):
@@ -95,9 +96,7 @@ class Replacing:
             log.error("a process of the old version stays", backend=build.name, reason=error.message)
 
     async def _retire(self, pair: Pair) -> None:
-        if not await self._traffic.retire(pair.old, self._drain_s):
-            log.warning("a process is replaced with requests under way", key=pair.key, waited_s=self._drain_s)
-        await self._stop(pair.old)
+        await self._take_down(pair.old)
         log.info("process replaced", key=pair.key, old=pair.old, new=pair.new)
 
     async def _stop(self, process_id: str, *, force: bool = False) -> None:
@@ -114,6 +113,42 @@ class Replacing:
     def _find(self, wanted: ProcessSpec) -> Running | None:
         running = self._supervisor.find_key(wanted.key)
         return running if running is not None and running.directory == wanted.directory else None
+
+    # Where the machine cannot hold both
+
+    async def take_down(self, backends: Collection[str], build: InstalledBackend) -> list[ProcessSpec]:
+        """End every process that is not of `build`, each after what it is at; what it takes to start them again."""
+        down: dict[str, ProcessSpec] = {}
+        for _ in range(TRIES):  # one that crashed meanwhile came back under another id
+            users = self.users(backends)
+            old = {each: spec for each, spec in users.items() if spec.directory != str(build.directory)}
+            down |= {spec.key: msgspec.structs.replace(spec, process_id="") for spec in old.values()}
+            await asyncio.gather(*(self._take_down(process_id) for process_id in old))
+        return list(down.values())
+
+    async def bring_up(self, specs: list[ProcessSpec]) -> None:
+        """All of them, or none: raises what the first failure raises, with the others gone again."""
+        started: list[Running] = []
+        try:
+            for spec in specs:
+                started.append(await self._supervisor.start(spec))
+                await probe_once(started[-1], self._probe_s)
+        except BaseException:
+            await asyncio.gather(*(self._stop(running.process_id, force=True) for running in started))
+            raise
+
+    async def bring_back(self, specs: list[ProcessSpec]) -> None:
+        """What ran before, as far as it will."""
+        for spec in specs:
+            try:
+                await self._supervisor.start(spec)
+            except CorralError as error:
+                log.error("a process could not be brought back", key=spec.key, reason=error.message)
+
+    async def _take_down(self, process_id: str) -> None:
+        if not await self._traffic.retire(process_id, self._drain_s):
+            log.warning("a process is stopped with requests under way", process=process_id, waited_s=self._drain_s)
+        await self._stop(process_id)
 
     async def stop_users(self, backends: Collection[str], keys: Collection[str] = (), *, force: bool) -> list[str]:
         """Stop every process of a backend, and those of these keys; the keys of those that were there. Raises Failed,
