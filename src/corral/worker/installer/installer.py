@@ -368,7 +368,9 @@ class Installer:
         return self._clock.now().isoformat()
 
     def _local_now(self) -> str:
-        return self._clock.now().astimezone().isoformat(timespec="seconds")  # as the contract has it
+        # RFC 3339 as the contract has it, and finer than a second: a controller may have nothing but this date to tell
+        # what it forced from what was there, and small backends take less.
+        return self._clock.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def _checked(request: InstallRequest) -> InstallRequest:
