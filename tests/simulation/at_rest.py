@@ -27,8 +27,8 @@ from tests.simulation.workers import Worker
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_LOOK_S = 10.0
-_STAYS_S = 120.0
+_LOOK_S = 15.0
+_STAYS_S = 90.0  # longer than old news are left alone, and than the reconciler's own round
 
 
 class Truth:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from corral.store import open_store
+from tests.simulation.simulation import Broken, simulate
+from tests.simulation.trouble import chaos
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
 
@@ -25,7 +28,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # The options are known only where this folder is named on the command line.
         chosen = metafunc.config.getoption("--seed", default=None)
         seeds = range(metafunc.config.getoption("--seeds", default=SEEDS)) if chosen is None else [chosen]
-        metafunc.parametrize("seed", seeds)
+        metafunc.parametrize("seed", [seed for seed in seeds if seed % 2 == metafunc.module.EVERY_OTHER])
+
+
+@pytest.fixture
+def survives(template: Path, request: pytest.FixtureRequest) -> Callable[[int], None]:
+    def check(seed: int) -> None:
+        try:
+            simulate(seed, template, chaos=chaos, verbose=request.config.getoption("verbose") > 1)
+        except Broken as error:
+            pytest.fail(f"seed {seed}: {error}\n\nreplay: scripts/test simulation --seed {seed}", pytrace=False)
+
+    return check
 
 
 @pytest.fixture(scope="session")

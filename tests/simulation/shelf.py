@@ -63,6 +63,9 @@ class Shelf:
     async def refresh(self) -> None:
         await self._answers()
 
+    def forget_sources(self) -> None:
+        """It remembers nothing."""
+
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "shelf", "url": "https://shelf.test/index.yaml"}]
 

@@ -54,7 +54,7 @@ _WINDOW = timedelta(seconds=STALE_AFTER_S)
 class Plan:
     """How one run goes."""
 
-    chaos_s: float = 450.0
+    chaos_s: float = 480.0
     rest_s: float = 2400.0  # within so long all must have come to rest, once nothing fails any more
 
 
