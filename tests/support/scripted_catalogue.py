@@ -38,6 +38,7 @@ class ScriptedCatalogue:
         self.asked: list[tuple[Asked, MachineKind]] = []
         self.newer: dict[str, UpgradeInfo] = {}
         self.refreshed = 0
+        self.forgotten = 0
 
     def publish(self, name: str, digest: str, capability: str = "*", version: str = "2.0") -> None:
         """The gallery has a new build."""
@@ -84,6 +85,9 @@ class ScriptedCatalogue:
 
     async def refresh(self) -> None:
         self.refreshed += 1
+
+    def forget_sources(self) -> None:
+        self.forgotten += 1
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "test", "url": "https://gallery.test/index.yaml"}]

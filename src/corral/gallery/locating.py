@@ -76,11 +76,16 @@ class Locator:
         self._asking: SharedWork[Hashable, Any] = SharedWork()
         self._answers: dict[Hashable, tuple[float, Any]] = {}
 
+    def forget(self) -> None:
+        """Whoever asks next wants to know what is there now."""
+        self._answers.clear()
+
     async def locate(self, entry: BackendEntry, machine: Machine) -> Located:
         """Raises NotBuilt, NotFound (no such image, package or version), Denied (integrity), Unreachable, Failed."""
         if entry.uri.startswith(BUILTIN_SCHEME):
             digest = digest_of_files(entry.files)
-            return Located((Source(INLINE, entry.uri, digest, files=entry.files),), digest)
+            size = sum(len(file.text.encode()) for file in entry.files)
+            return Located((Source(INLINE, entry.uri, digest, size, files=entry.files),), digest)
         source = parse_uri(entry.uri)
         check_integrity(entry, source, required=self._options.require_integrity)
         match source.kind:

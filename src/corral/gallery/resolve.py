@@ -30,6 +30,10 @@ class Resolver:
         self.library = library
         self._locator = locator
 
+    def forget_sources(self) -> None:
+        """What registries and package indexes said lately counts no more."""
+        self._locator.forget()
+
     async def resolve(self, backend: str, machine: Machine) -> Resolved | Refused:
         """Never raises for what is wrong with the world; it says so."""
         return (await self.resolve_all(backend, [machine]))[machine]

@@ -220,12 +220,30 @@ async def test_what_is_newer_than_what_the_nodes_have(tmp_path: Path, registry: 
     async with opened(tmp_path, gallery) as galleries:
         assert await galleries.upgrades([]) == {}
         assert await galleries.upgrades(fleet) == {}
-    push_image(registry.url, "plough", "latest-cpu", second)
+        push_image(registry.url, "plough", "latest-cpu", second)
+        assert await galleries.upgrades(fleet) == {}, "asked a moment ago"
+        await galleries.refresh()
+        assert list(await galleries.upgrades(fleet)) == ["cpu-plough"]
     async with opened(tmp_path, gallery) as galleries:
         found = (await galleries.upgrades(fleet))["cpu-plough"]
         assert (found.installed_digest, found.available_digest) == (first.digest, second.digest)
         drifting = (await galleries.upgrades([*fleet, inventory("mill", "sha256:other")]))["cpu-plough"]
         assert [drift.node_name for drift in drifting.node_drift] == ["mill"]
+
+
+async def test_who_asks_for_an_upgrade_gets_what_was_published_a_moment_ago(
+    tmp_path: Path, registry: ImageRegistry
+) -> None:
+    first, second = an_image("one"), an_image("two")
+    push_image(registry.url, "plough", "latest-cpu", first)
+    async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
+        before = await galleries.resolve(Asked("plough"), AMD64)
+        push_image(registry.url, "plough", "latest-cpu", second)
+        galleries.forget_sources()
+        after = await galleries.resolve(Asked("plough"), AMD64)
+    assert isinstance(before, TargetBuild)
+    assert isinstance(after, TargetBuild)
+    assert (before.digest, after.digest) == (first.digest, second.digest)
 
 
 async def test_reading_anew_sees_what_was_published_since(tmp_path: Path) -> None:

@@ -62,7 +62,10 @@ class Catalogue(Protocol):
         """By backend: what the galleries have that the nodes have not."""
 
     async def refresh(self) -> None:
-        """Read the galleries anew."""
+        """Read the galleries anew, and ask the registries anew."""
+
+    def forget_sources(self) -> None:
+        """What registries said of builds lately counts no more: somebody wants what is there now."""
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Name, url and mirrors of each, as LocalAI workers are sent them."""

@@ -112,6 +112,7 @@ class Preparing:
         if not any(candidate.find(wish.asked.backend) for candidate in candidates):
             raise NotFound(_nobody_has(wish, candidates))
         wish = replace(wish, asked=_asked_before(rules) or wish.asked)
+        self._catalogue.forget_sources()  # who asks for an upgrade may have published it a moment ago
         builds = await self._targets.resolve(wish.asked, _kinds(concerned), budget_s=self._budget_s)
         _refuse_hopeless(builds, concerned)
         return Prepared(wish, Want.UPGRADED, concerned, builds)
