@@ -200,7 +200,7 @@ async def test_one_backend_is_worked_on_by_one_order_at_a_time_under_any_of_its_
         server.pause.clear()
         for op, order in (("op-1", as_meta), ("op-2", as_build)):
             assert (await fleet.ask("backend.install", order | {"op_id": op, "attempt": 1, "accept": True}))["accepted"]
-        await until(lambda: server.asked)
+            await until(lambda: server.asked)  # so that it is the first that holds the backend
         await until(lambda: {"op-1", "op-2"} <= set(reports(fleet)))
         assert {asked.path for asked in server.asked} == {"/one.tar"}
         server.pause.set()
