@@ -10,7 +10,7 @@ import json
 
 KEY = "ck_" + "b" * 52
 MODEL = "bench"
-_WORDS = tuple("abcdefghij klmno pqrstu vwxyz animals are kept together in a corral and led out one by one".split(" "))
+_PROSE = "animals are kept together in a corral, fed and counted there, and led out one by one; "
 
 # What openai-python sends with every request, besides Host and Content-Length.
 HEADERS = {
@@ -30,22 +30,22 @@ HEADERS = {
 }
 
 
-def _text(words: int, seed: int) -> str:
-    return " ".join(_WORDS[(seed * 7 + place) % len(_WORDS)] for place in range(words))
+def _text(size: int, start: int) -> str:
+    return (_PROSE * (size // len(_PROSE) + 2))[start : start + size]
 
 
 def chat_body(number: int) -> str:
-    """Two hundred to a thousand bytes."""
+    """Three to nine hundred bytes."""
     messages = [
         {"role": "system", "content": "You are a helpful assistant.\nAnswer in plain words."},
-        {"role": "user", "content": _text(10 + 2 * number, number)},
+        {"role": "user", "content": _text(60 + 10 * number, number)},
     ]
     return json.dumps({"model": MODEL, "messages": messages, "temperature": 0.7, "max_tokens": 256})
 
 
 def chat_answer(number: int) -> str:
-    """Three hundred to seven hundred bytes."""
-    message = {"role": "assistant", "content": _text(8 + 4 * number, number)}
+    """Three to seven hundred bytes."""
+    message = {"role": "assistant", "content": _text(60 + 25 * number, number)}
     return json.dumps(
         {
             "id": f"chatcmpl-{number}",

@@ -1,0 +1,376 @@
+"""The short way: taken when it can be, and whatever happens on it ends as it does on the general one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from corral.contract.http import Errand, KnownHead, Patience, Request, Responder
+from corral.relay import Limits, PoolLimits
+from tests.integration.relay.test_fuzz import CUTS, split, stage
+from tests.support.relay import Client, Everything, Rig, Script, Served, answering, ok, quick, rig
+
+POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nX-Own: yes\r\n\r\nbody"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Own: no\r\n\r\nhi"
+
+
+async def warm(r: Rig) -> Client:
+    """A client whose first request has been answered: now there is a connection for the next."""
+    client = await r.client()
+    assert (await client.ask(POST)).status == 200
+    return client
+
+
+@pytest.fixture(params=[True, False], ids=["short", "general"])
+def way(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def then(*after: Script) -> Script:
+    """The first request of the first connection is answered, the second meets `after`; other connections are fine."""
+
+    async def script(served: Served) -> None:
+        if served.number > 1:
+            await ok(served)
+        await served.request()
+        await served.send(OK)
+        for step in after:
+            await step(served)
+
+    return script
+
+
+async def test_a_warm_request_flies() -> None:
+    async with rig(answering(OK), quick_way=True) as r:
+        client = await warm(r)
+        for number in range(1, 4):
+            answer = await client.ask(POST.replace(b"4\r\n", b"%d\r\n" % (3 + number)) + b"x" * (number - 1))
+            assert (answer.status, answer.body, answer.get(b"x-own")) == (200, b"hi", b"no")
+            assert r.handler.flights == number
+        assert len(r.upstream.connections) == 1
+        bodies = [asked.body for asked in r.upstream.connections[0].requests]
+        assert bodies == [b"body", b"body", b"bodyx", b"bodyxx"]
+        counters = r.server.counters
+        assert (counters.requests, counters.upstream_reuses, counters.upstream_connects) == (4, 3, 1)
+        assert counters.bytes_relayed == sum(result.bytes_sent for result in r.handler.results)
+
+
+async def test_many_clients_fly_at_once() -> None:
+    async with rig(ok, quick_way=True) as r:
+        clients = [await warm(r) for _ in range(20)]
+        for _ in range(3):
+            for client in clients:
+                await client.send(POST)
+            for client in clients:
+                assert (await client.answer()).body == b"POST /a HTTP/1.1"
+        assert r.handler.flights > 20
+
+
+ANSWERS = {
+    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    "until the end": b"HTTP/1.1 200 OK\r\nX: y\r\n\r\nhi",
+    "refused": b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
+    "nothing": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "early hints": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK,
+    "last": b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi",
+    "too much": OK + b"HTTP/1.1 200 OK\r\n",
+    "empty": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "old": b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "nonsense": b"no answer at all\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
+    "nul": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: \x00\r\n\r\nhi",
+}
+
+
+@pytest.mark.parametrize("name", list(ANSWERS))
+@pytest.mark.parametrize("pieces", [1, 2, 30])
+async def test_any_answer_is_passed_on_as_on_the_general_way(name: str, pieces: int) -> None:
+    """Byte for byte, and so is what the upstream gets."""
+
+    async def play(served: Served) -> None:
+        await served.request()
+        raw = ANSWERS[name]
+        for start in range(0, len(raw), -(-len(raw) // pieces)):
+            await served.send(raw[start : start + -(-len(raw) // pieces)])
+            await asyncio.sleep(0.002)  # so that each piece is read by itself; nothing depends on it
+        served.writer.write_eof()
+
+    seen = []
+    for short in (True, False):
+        async with rig(then(play), quick_way=short) as r:
+            client = await warm(r)
+            await client.send(POST)
+            hint = await client.head() if name == "early hints" else b""
+            answer = await client.answer(b"POST")
+            headers = [(key, b"id" if key == b"x-request-id" else value) for key, value in answer.headers]
+            requests = [(asked.start, asked.body, len(asked.headers)) for asked in r.upstream.connections[0].requests]
+            failures = r.server.counters.upstream_failures
+            seen.append((hint, answer.start, headers, answer.raw_body, requests, failures))
+    assert seen[0] == seen[1]
+
+
+def mask(head: bytes) -> bytes:
+    return re.sub(rb"(x-request-id: )[^\r]+", rb"\1id", head)
+
+
+async def test_a_connection_gone_stale_is_replaced(way: bool) -> None:
+    async def leave(served: Served) -> None:
+        await served.request()
+        served.abort()
+
+    async with rig(then(leave), quick_way=way) as r:
+        client = await warm(r)
+        assert (await client.ask(POST)).body == b"POST /a HTTP/1.1"
+        assert r.server.counters.upstream_retries == 1
+        assert len(r.upstream.connections) == 2
+        assert r.handler.results[-1].complete
+
+
+async def test_a_half_answer_is_cut(way: bool) -> None:
+    async def half(served: Served) -> None:
+        await served.request()
+        await served.send(OK[:-1])
+
+    async with rig(then(half), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        assert (await client.rest()).endswith(b"\r\n\r\nh")
+        await r.until(lambda: len(r.handler.results) == 2)
+        assert not r.handler.results[1].complete
+
+
+async def silent(served: Served) -> None:
+    await served.request()
+    await served.rest()
+
+
+async def test_a_silent_upstream_is_given_up(way: bool) -> None:
+    handler = Everything()
+    handler.options["patience"] = Patience(first_byte_s=0.1)
+    async with rig(then(silent), handler=handler, pool_limits=PoolLimits(idle_s=0.4), quick_way=way) as r:
+        client = await warm(r)
+        answer = await client.ask(POST)
+        assert (answer.status, answer.body) == (
+            504,
+            b'{"error":{"code":504,"message":"the upstream did not answer","type":"server_error"}}',
+        )
+        assert r.server.counters.upstream_timeouts == 1
+
+
+@pytest.mark.parametrize("leave", ["half-close", "abort"])
+async def test_a_client_that_leaves_stops_the_upstream(way: bool, leave: str) -> None:
+    async with rig(then(silent), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        await r.until(lambda: len(r.upstream.connections[0].requests) == 2)
+        if leave == "abort":
+            client.abort()
+        else:
+            client.writer.write_eof()
+        await r.until(lambda: r.server.running == 0)
+        assert r.server.counters.clients_gone == 1
+        assert r.handler.results[-1].client_gone
+        await r.until(lambda: r.server.counters.upstream_open == 0)
+
+
+async def test_requests_sent_ahead_are_answered_in_order(way: bool) -> None:
+    release = asyncio.Event()
+
+    async def slow(served: Served) -> None:
+        asked = await served.request()
+        await release.wait()
+        await served.send(OK.replace(b"hi", asked.body[:2]))
+        await ok(served)
+
+    async with rig(then(slow), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        await r.until(lambda: len(r.upstream.connections[0].requests) == 2)
+        await client.send(POST.replace(b"/a", b"/b") + POST.replace(b"/a", b"/c")[:50])
+        release.set()
+        assert (await client.answer()).body == b"bo"
+        assert (await client.answer()).body == b"POST /b HTTP/1.1"
+        await client.send(POST.replace(b"/a", b"/c")[50:])
+        assert (await client.answer()).body == b"POST /c HTTP/1.1"
+
+
+async def test_a_server_that_leaves_says_so_in_the_answer(way: bool) -> None:
+    release = asyncio.Event()
+
+    async def slow(served: Served) -> None:
+        await served.request()
+        await release.wait()
+        await served.send(OK)
+
+    async with rig(then(slow), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        await r.until(lambda: len(r.upstream.connections[0].requests) == 2)
+        draining = asyncio.create_task(r.server.drain(5))
+        await r.until(lambda: r.server.draining)
+        release.set()
+        answer = await client.answer()
+        assert (answer.body, answer.get(b"connection")) == (b"hi", b"close")
+        await client.closed()
+        assert await draining == 0
+
+
+async def test_a_pool_that_closes_ends_what_is_under_way(way: bool) -> None:
+    async with rig(then(silent), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        await r.until(lambda: len(r.upstream.connections[0].requests) == 2)
+        await r.pool.close()
+        assert (await client.answer()).status == 502
+
+
+async def test_a_server_that_is_cut_off_ends_what_is_under_way(way: bool) -> None:
+    async with rig(then(silent), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST)
+        await r.until(lambda: r.server.running == 1)
+        await r.server.close()
+        assert r.server.running == 0
+        assert await client.rest() == b""
+
+
+async def test_waiting_for_an_answer_is_not_idleness(way: bool) -> None:
+    async def slow(served: Served) -> None:
+        await served.request()
+        await asyncio.sleep(0.3)  # longer than clients may be idle
+        await served.send(OK)
+
+    async with rig(then(slow), limits=Limits(timeouts=quick(keep_alive_s=0.1)), quick_way=way) as r:
+        client = await warm(r)
+        assert (await client.ask(POST)).body == b"hi"
+        await client.closed()  # now it is
+
+
+async def test_a_client_that_takes_nothing_slows_the_upstream_down(way: bool) -> None:
+    """Its next answers wait until it has taken the one before."""
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 9_000_000
+    async with rig(answering(OK, large, OK), quick_way=way) as r:
+        client = await warm(r)
+        await client.send(POST + POST)
+        await r.until(lambda: len(r.upstream.connections[0].requests) >= 2)
+        assert len((await client.answer()).body) == 9_000_000
+        assert (await client.answer()).body == b"hi"
+
+
+class Failing(Everything):
+    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+        raise ValueError("cannot say")
+
+
+async def test_a_shortcut_that_fails_leaves_the_request_to_the_general_way() -> None:
+    async with rig(answering(OK), handler=Failing(), quick_way=True) as r:
+        client = await warm(r)
+        assert (await client.ask(POST)).body == b"hi"
+        assert len(r.handler.results) == 2
+
+
+class Dawdling(Everything):
+    """Waits before it relays what has been sent already: against the rules."""
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+        await asyncio.sleep(0)
+        await super().carry_on(errand, request, responder, waited_s)
+
+
+async def test_a_request_is_never_sent_a_second_time_for_a_handler_that_waits() -> None:
+    chunked = ANSWERS["chunked"]
+    async with rig(answering(OK, chunked), handler=Dawdling(), quick_way=True) as r:
+        client = await r.client()
+        assert (await client.ask(POST)).status == 200  # nothing was under way yet: it may
+        assert (await client.ask(POST)).status == 500
+        assert [len(served.requests) for served in r.upstream.connections] == [2]
+        assert r.server.counters.handler_failures == 1
+
+
+# Equivalence.
+
+SAFE = st.text("abcXYZ 019;=,", max_size=12).map(lambda text: text.strip().encode())
+SELDOM_CUT = st.integers(0, 3).flatmap(lambda n: st.just([]) if n else CUTS)
+BODIES = st.integers(0, 130).map(lambda size: b"b" * size) | st.binary(max_size=40)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    spelling = draw(st.sampled_from([b"Content-Length: %d", b"content-length: %d", b"CONTENT-LENGTH:%d"]))
+    body = draw(BODIES)
+    lines = [b"Host: h", spelling % len(body), b"X-A: " + draw(SAFE)]
+    lines += draw(st.lists(st.sampled_from([b"Connection: keep-alive", b"TE: x", b"X-Request-Id: mine"]), max_size=2))
+    method = draw(st.sampled_from([b"POST", b"POST", b"PUT", b"GET"]))
+    return b"\r\n".join([method + b" /p HTTP/1.1", *draw(st.permutations(lines))]) + b"\r\n\r\n" + body
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    body = draw(BODIES)
+    status = draw(st.sampled_from([b"200 OK", b"200 OK", b"200 OK", b"201 Made", b"302 Found", b"404 No", b"500 Oh"]))
+    lines = [b"X-B: " + draw(SAFE), *draw(st.lists(st.sampled_from([b"Date: now", b"Vary: *"]), max_size=2))]
+    if draw(st.integers(0, 5)):
+        lines.append(draw(st.sampled_from([b"Content-Length: %d", b"content-length: %d"])) % len(body))
+        rest = body
+    else:
+        lines.append(b"Transfer-Encoding: chunked")
+        rest = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
+    return b"\r\n".join([b"HTTP/1.1 " + status, *draw(st.permutations(lines))]) + b"\r\n\r\n" + rest
+
+
+class Echo:
+    """Plays the next answer in its pieces, and keeps what it was asked, byte for byte."""
+
+    def __init__(self) -> None:
+        self.next: list[list[bytes]] = []
+        self.asked: list[bytes] = []
+
+    async def serve(self, served: Served) -> None:
+        while True:
+            head = await served.head()
+            length = re.search(rb"content-length: (\d+)", head)
+            self.asked.append(mask(head) + (await served.exactly(int(length[1])) if length else b""))
+            for piece in self.next.pop(0):
+                await served.send(piece)
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def both() -> Iterator[list[tuple[Any, Echo]]]:
+    """The same relay twice: with the short way, and without."""
+    echoes = Echo(), Echo()
+    with stage(script=echoes[0].serve, quick_way=True) as short, stage(script=echoes[1].serve) as general:
+        yield [(short, echoes[0]), (general, echoes[1])]
+        assert short.rig.handler.flights >= 20  # or nothing was compared
+
+
+def test_both_ways_are_the_same_byte_for_byte(both: list[tuple[Any, Echo]]) -> None:
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @given(st.lists(st.tuples(requests(), answers(), SELDOM_CUT, SELDOM_CUT), min_size=1, max_size=5))
+    def check(talk: list[tuple[bytes, bytes, list[int], list[int]]]) -> None:
+        async def play(made: Rig, echo: Echo) -> tuple[list[Any], list[bytes]]:
+            echo.asked.clear()
+            echo.next = [split(answer, cuts) for _, answer, _, cuts in talk]
+            client = await made.client()
+            heard: list[Any] = []
+            for request, _, cuts, _ in talk:
+                for piece in split(request, cuts):
+                    client.writer.write(piece)
+                    await asyncio.sleep(0)
+                answer = await client.answer(request.split(b" ")[0])
+                heads = [(name, b"id" if name == b"x-request-id" else value) for name, value in answer.headers]
+                heard.append((answer.start, heads, answer.raw_body))
+            client.close()
+            await client.closed()
+            return heard, list(echo.asked)
+
+        results = [s.run(play(s.rig, echo)) for s, echo in both]
+        assert results[0] == results[1]
+
+    check()

@@ -1,0 +1,126 @@
+"""Heads recognised by their shape mean what the parser says they mean, or are not recognised."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.relay.fields import Malformed
+from corral.relay.head import RequestHead, RequestHeads
+from corral.relay.quick import may_depart
+from corral.relay.shapes import Shapes, fit_tail
+
+POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nX-After: b\r\n\r\nhi"
+
+
+def shapes(*, head_bytes: int = 65536) -> Shapes[RequestHead]:
+    return Shapes(RequestHeads(100), may_depart, head_bytes=head_bytes)
+
+
+def recognise(known: Shapes[RequestHead], data: bytes) -> tuple[RequestHead, bytes, bytes] | None:
+    """As the connections do: head, digits and body."""
+    shape = known.find(data)
+    tail = None if shape is None else shape.tails.get(len(data)) or shape.expect(data)
+    if shape is None or tail is None or not data.startswith(tail.rest, shape.at):
+        return None
+    return shape.head, tail.digits, data[tail.body_at :]
+
+
+def test_every_length_has_its_own_size() -> None:
+    seen = {}
+    for left in range(-3, 120_000):
+        tail = fit_tail(left, b"\r\n\r\n", left + 4)
+        if tail is not None:
+            assert int(tail.digits) + len(tail.digits) == left
+            assert tail.body_at == left + 4 - int(tail.digits)
+            seen[int(tail.digits)] = left
+    assert sorted(seen) == list(range(1, len(seen) + 1))
+    assert [left for left in range(2, 1100) if fit_tail(left, b"", left) is None] == [11, 102, 1003]
+
+
+def test_a_head_is_recognised_with_another_length() -> None:
+    known = shapes()
+    first = recognise(known, POST)
+    again = recognise(known, POST.replace(b"Length: 2", b"Length: 12") + b"0123456789")
+    assert first is not None
+    assert again is not None
+    assert first[0] is again[0]
+    assert (first[1], first[2]) == (b"2", b"hi")
+    assert (again[1], again[2]) == (b"12", b"hi0123456789")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST[:-1],  # the body is not all here
+        POST + b"!",  # more than the body is
+        POST.replace(b": 2", b": 02"),
+        POST.replace(b": 2", b": +2"),
+        POST.replace(b": 2", b": 2 "),
+        POST.replace(b": 2", b":2"),
+        POST.replace(b": 2\r\n", b": 2\n"),
+        POST.replace(b"X-After: b", b"Content-Length: 2"),
+        POST.replace(b"X-After: b", b"content-length: 2"),
+        POST.replace(b"X-After: b", b"Transfer-Encoding: chunked"),
+        POST.replace(b"X-After: b", b"Connection: close"),
+        POST.replace(b"X-After: b", b"Expect: 100-continue"),
+        POST.replace(b"X-After: b", b"Connection: Upgrade\r\nUpgrade: websocket"),
+        POST.replace(b"X-After: b", b" folded"),
+        POST.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        POST.replace(b"POST", b"HEAD"),
+        POST.replace(b"Host: h\r\n", b""),
+        POST.replace(b"Content-Length: 2\r\n", b""),
+        POST.replace(b": 2", b": 0")[:-2],
+        b"\r\n" + POST,
+        b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n",
+    ],
+)
+def test_what_is_not_plain_is_not_recognised(data: bytes) -> None:
+    known = shapes()
+    assert recognise(known, POST) is not None
+    assert recognise(known, data) is None
+
+
+def test_a_head_too_large_is_not_recognised() -> None:
+    assert recognise(shapes(head_bytes=len(POST) - 7), POST) is None
+
+
+LINES = st.sampled_from(
+    [
+        b"Host: h",
+        b"Content-Length: %d",
+        b"content-length: %d",
+        b"CONTENT-LENGTH: %d",
+        b"Content-Length:%d",
+        b"Transfer-Encoding: chunked",
+        b"Connection: keep-alive",
+        b"Connection: close",
+        b"X-A: content-length: 5",
+        b"X-Content-Length: 3",
+        b"bad line",
+        b"",
+    ]
+)
+
+
+SOUND = st.permutations([b"Host: h", b"Content-Length: %d", b"X-A: b"])
+
+
+@given(SOUND | st.lists(LINES, max_size=6), st.integers(0, 120), st.integers(-2, 2), st.sampled_from([b"1.1", b"1.0"]))
+def test_what_is_recognised_is_what_the_parser_reads(lines: list[bytes], size: int, off: int, version: bytes) -> None:
+    head = [b"POST /p HTTP/" + version, *(line % size if b"%" in line else line for line in lines)]
+    data = b"\r\n".join(head) + b"\r\n\r\n" + b"x" * max(0, size + off)
+    known = shapes()
+    for _ in range(2):  # the second time from memory
+        found = recognise(known, data)
+        if found is None:
+            continue
+        raw, _, body = data.partition(b"\r\n\r\n")
+        try:
+            parsed, length = RequestHeads(100).parse(raw)
+        except Malformed:
+            pytest.fail("a head was recognised that the parser refuses")
+        assert (found[0].wire, int(found[1]), found[2]) == (parsed.wire, length, body)
+        assert length == len(body) > 0
+        assert may_depart(parsed)
