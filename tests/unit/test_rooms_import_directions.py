@@ -40,6 +40,7 @@ PURE = [
     "controller/desired/outcomes.py",
     "controller/desired/rollout.py",
     "controller/desired/inventory.py",
+    "controller/desired/replacing.py",
     "controller/operations/state.py",
     "controller/operations/rows.py",
     "contract/budget.py",

@@ -108,6 +108,21 @@ async def test_an_upgrade_tells_which_processes_are_replaced_and_how(fleet: Flee
     assert (nodes["shed"].replaces, nodes["shed"].processes) == ((), "none runs")
 
 
+async def test_where_memory_does_not_hold_two_the_old_one_ends_first_and_the_gap_is_told(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn", available_ram=4 * GIB)
+    await fleet.until(await fleet.install(), "done")
+    times = {"started_at": "2026-01-01T12:00:00Z", "ready_at": "2026-01-01T12:00:08Z"}
+    large = ReplicaProcess("p1", "smollm", 0, "vllm", "ready", "openai", memory_bytes=5 * GIB, **times)
+    await told(fleet, barn, large)
+    fleet.catalogue.publish("vllm", "sha256:2")
+    node = (await planned(fleet, "upgrade"))["barn"]
+    assert node.replaces == (PlanProcess("p1", "smollm", "in_place", 8.0),)
+    assert node.processes.endswith("the old one ends first; a gap of about 8 s")
+    await fleet.until(await fleet.ask("upgrade", "vllm"), "done")
+    fetch, switch = barn.orders("upgrade")
+    assert (fetch.get("in_place"), switch.get("in_place")) == (None, True)
+
+
 async def test_what_is_fetched_already_costs_no_bytes(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
     await fleet.until(await fleet.install(), "done")

@@ -101,6 +101,7 @@ class ReplicaProcess(Message, frozen=True):
     digest: str = ""
     slots: int = 1
     devices: tuple[ReplicaDevice, ...] = ()
+    memory_bytes: int = 0  # what was reserved for it, on its devices or else in RAM; 0 = nobody said
     started_at: str = ""  # RFC 3339
     ready_at: str = ""
     restarts: int = 0  # since it was ordered

@@ -184,6 +184,7 @@ class Reconciler:
                     world.asked[send.generation],
                     target.build if target is not None else None,
                     self._galleries(),
+                    in_place=node.accepts and world.ends_first(node_id, send.backend),
                 )
             )
         for order in decided.stops:

@@ -68,6 +68,7 @@ class Order:
     asked: Asked
     build: TargetBuild | None
     galleries: str  # JSON, for workers that look the build up themselves
+    in_place: bool = False  # what runs has to end before its successor starts
 
     @property
     def id(self) -> OrderId:
@@ -158,7 +159,8 @@ class WorkerCalls:
         return await self._bus.call(INSTALL_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
     async def _upgrade(self, order: Order, timeout_s: float, *, fetch_only: bool = False) -> Reply:
-        request = UpgradeBackend(**_request(order), fetch_only=fetch_only)
+        in_place = order.in_place and not fetch_only
+        request = UpgradeBackend(**_request(order), fetch_only=fetch_only, in_place=in_place)
         return await self._bus.call(UPGRADE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
     async def _delete(self, order: Order, timeout_s: float) -> Reply:

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.nodes import NodeType
+from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.inventory import names_in
 from corral.controller.desired.plan import (
@@ -23,6 +24,7 @@ from corral.controller.desired.plan import (
     NotLookedUp,
     Stage,
 )
+from corral.controller.desired.replacing import has_room_for_two, processes_of
 from corral.controller.desired.rollout import Peer
 from corral.controller.desired.rules import (
     Origin,
@@ -69,6 +71,7 @@ class World:
     outlines: dict[str, NodeOutline] = field(default_factory=dict)
     wanted: dict[str, dict[str, Wanted | Unwanted]] = field(default_factory=dict)  # by node, then backend
     builds: dict[str, dict[str, BuildOrNot]] = field(default_factory=dict)
+    processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node, what runs there
     results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
     targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
     asked: dict[int, Asked] = field(default_factory=dict)  # by generation
@@ -81,6 +84,12 @@ class World:
         if not isinstance(want, Wanted):
             return None
         return self.targets.get(TargetKey(want.target, kind_of(outline)))
+
+    def ends_first(self, node_id: str, backend: str) -> bool:
+        """Whether what runs of it there has to end before its successor can start."""
+        outline = self.outlines[node_id]
+        running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
+        return not has_room_for_two(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
 
 
 Looking = Callable[[TargetKey], NotLookedUp]
@@ -108,6 +117,7 @@ async def read_world(tx: Transaction, node_ids: Sequence[str] | None, looking: L
         node = _node_world(outline, inventory, own, stopping.get(outline.id, frozenset()))
         world.nodes[outline.id] = node
         world.results[outline.id] = _results(inventory)
+        world.processes[outline.id] = inventory.processes if inventory is not None and node.known else ()
         world.wanted[outline.id] = fold(
             pure, node_id=outline.id, labels=labels.get(outline.id, {}), installed=_installed(node)
         )

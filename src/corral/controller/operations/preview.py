@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from corral.contract.admin import PlanNode, PlanProcess
-from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.desired.inventory import Installed, concrete_name
+from corral.controller.desired.inventory import Installed
 from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.replacing import has_room_for_two, processes_of, start_took_s
 from corral.controller.desired.rules import Want, Wanted
 from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
 from corral.store.backend_targets import TargetBuild
 
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
-BESIDE, STOP = "beside", "stop"
+BESIDE, IN_PLACE, STOP = "beside", "in_place", "stop"
 # What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
 _DISK_PER_BYTE = 2
 
@@ -85,30 +85,27 @@ def _have(
 
 def _replacing(candidate: Candidate, backend: str) -> dict[str, Any]:
     """A Corral worker starts the new process first; if that does not serve, the old one never stopped."""
-    if candidate.outline.protocol == 0:
+    outline = candidate.outline
+    if outline.protocol == 0:
         return {"processes": "the worker stops those that run; they start again when they are next needed"}
-    running = [PlanProcess(each.process_id, each.model, BESIDE, 0.0) for each in _processes(candidate, backend)]
+    running = _processes(candidate, backend)
     if not running:
         return {"processes": "none runs"} if candidate.known else {}
-    words = (
-        f"{_counted(running)} replaced: the new version starts beside it, takes over when it serves; no gap expected"
-    )
-    return {"processes": words, "replaces": tuple(running)}
+    if has_room_for_two(running, free_vram=outline.available_vram, free_ram=outline.available_ram):
+        replaced = [PlanProcess(each.process_id, each.model, BESIDE, 0.0) for each in running]
+        words = f"{_counted(replaced)} replaced: the new version starts beside it, takes over when it serves; no gap"
+        return {"processes": words, "replaces": tuple(replaced)}
+    replaced = [PlanProcess(each.process_id, each.model, IN_PLACE, start_took_s(each)) for each in running]
+    longest = max((each.gap_s for each in replaced if each.gap_s is not None), default=None)
+    gap = f"a gap of about {longest:.0f} s" if longest is not None else "a gap as long as its start takes"
+    words = f"{_counted(replaced)} replaced in place: memory does not hold two, so the old one ends first; {gap}"
+    return {"processes": words, "replaces": tuple(replaced)}
 
 
 def _processes(candidate: Candidate, backend: str) -> list[ReplicaProcess]:
     if candidate.inventory is None or not candidate.known:
         return []
-    names = same_backend(candidate.inventory.backends, backend)
-    return [each for each in candidate.inventory.processes if each.backend in names]
-
-
-def same_backend(rows: Sequence[NodeBackend], backend: str) -> frozenset[str]:
-    """Every name under which this node's build of it goes: its own, its alias, the metas that stand for it."""
-    build = concrete_name(rows, backend)
-    metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == build}
-    aliases = {row.alias for row in rows if row.name == build and row.alias}
-    return frozenset({backend, build} | metas | aliases)
+    return processes_of(candidate.inventory.processes, candidate.inventory.backends, backend)
 
 
 def _counted(processes: Sequence[PlanProcess]) -> str:

@@ -43,6 +43,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         context_size=_number(definition, "context_size"),
         slots=_number(definition, "parallel"),
         devices=order.devices,
+        memory_bytes=order.memory_bytes,
         env=_environment(definition),
         load=_load_options(order, weights, models) if protocol == GRPC else "",
         load_timeout_s=load_timeout_s(sum(file.stat().st_size for file in files if file.is_file())),

@@ -35,6 +35,7 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
     context_size: int = 0
     slots: int = 0  # 0: as the manifest says
     devices: tuple[ReplicaDevice, ...] = ()
+    memory_bytes: int = 0  # what placement reserved for it; only told on
     env: dict[str, str] = msgspec.field(default_factory=dict)
     # `grpc` only: ModelOptions as JSON (names verbatim). LoadModel is then part of becoming ready, at a restart too.
     load: str = ""

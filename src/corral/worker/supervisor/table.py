@@ -147,6 +147,7 @@ class Entry:
             digest=spec.digest,
             slots=self.slots,
             devices=spec.devices,
+            memory_bytes=spec.memory_bytes,
             started_at=self.started_at,
             ready_at=self.ready_at,
             restarts=self.restarts,
