@@ -54,6 +54,8 @@ class StoreLuck:
         self.waits = 0.3  # chance that others come first
         self.fails = 0.0  # chance of a step to fail
         self.dies = 0.0  # chance of the process to end
+        self.doubt = ""  # the next commit that writes this table is done, and its writer never hears that it was
+        self.in_doubt = False
 
 
 class Surroundings(Protocol):
@@ -171,6 +173,9 @@ class Controller:
             await asyncio.sleep(luck.chance.choice((0.0, 0.0, 0.001, 0.05)))
             if not self.alive:
                 await asyncio.Event().wait()
+        if step is Step.COMMITTED and luck.in_doubt:
+            luck.in_doubt = False
+            self._raise(step, "the connection to the database broke")
         if luck.away or self.store_away:
             self._raise(step, "the database is away")
         if luck.chance.random() < luck.fails:

@@ -235,6 +235,8 @@ class Simulation:
 
     def _committed(self, tables: frozenset[str]) -> None:
         self.note("commit", *sorted(tables))
+        if self.store_luck.doubt in tables:
+            self.store_luck.doubt, self.store_luck.in_doubt = "", True
         if tables.isdisjoint(FactsReader.TABLES):
             return
         before, after = self._seen, self._facts.read(self._seen, tables)
@@ -264,6 +266,8 @@ class Simulation:
             await self._until_broken(at_rest.comes_to_rest(self))
         finally:
             await self._leave()
+        if self.faults:
+            raise Broken(self.faults[0])
 
     async def _until_broken(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -303,9 +307,15 @@ class Simulation:
             self.kill_controller(name)
         for name in list(self._running):
             self.kill_worker(name)
-        for _ in range(3):
-            if self._tasks:
-                await asyncio.wait(set(self._tasks), timeout=60)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=0)
+        for task in sorted((task for task in left if not task.done()), key=lambda task: task.get_name()):
+            self.faults.append(f"left behind: {task!r}")
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         self._database.close()
 
     def digest(self) -> str:

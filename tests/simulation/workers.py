@@ -116,6 +116,7 @@ class Worker:
         self.starts = 0
         self.bus: LocalBus | None = None
         self.deleted = False
+        self.on_change: Callable[[], None] = lambda: None
         self._tasks: asyncio.TaskGroup | None = None
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -189,6 +190,7 @@ class Worker:
         else:
             self.disk.put(name, digest, version, self.moment())
         self.house.changed(self, name)
+        self.on_change()
 
 
 class CorralWorker(Worker):

@@ -109,6 +109,7 @@ class Dispatch:
         task = self._tasks.create_task(self._whatever_happens(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never begun
 
     async def _whatever_happens(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:

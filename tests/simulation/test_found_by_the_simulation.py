@@ -1,0 +1,145 @@
+"""What seeds have found, each as the shortest story that shows it. The seeds themselves mean something else as soon as
+the simulation changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.operations.requests import OperationKind, make_wish
+from corral.store.backend_rules import Asked
+from tests.simulation.simulation import Plan, Simulation, simulate
+from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
+
+Story = Callable[[Simulation], Coroutine[Any, Any, None]]
+
+
+def told(template: Path, story: Story) -> Simulation:
+    """And then all comes to rest, as ever."""
+    return simulate(0, template, chaos=story, plan=Plan(rest_s=1200))
+
+
+async def begin(house: Simulation, *kinds: type[Worker]) -> list[Worker]:
+    house.store_luck.waits = 0.0
+    house.start_controller("c0")
+    workers = [kind(house, f"w{number}", house.chance(f"w{number}")) for number, kind in enumerate(kinds)]
+    for worker in workers:
+        house.add_worker(worker)
+    await asyncio.sleep(30)
+    return workers
+
+
+async def ask(house: Simulation, kind: str, **more: Any) -> str:
+    controller = house.some_controller()
+    assert controller is not None
+    wish = make_wish(OperationKind(kind), Asked("vllm"), scope=Scope(ScopeKind.ALL), **more)
+    accepted = await controller.backends.operations.accept(wish)
+    house.accepted[accepted.operation_id] = kind
+    return accepted.operation_id
+
+
+@pytest.mark.parametrize("kind", [CorralWorker, LocalAIWorker])
+def test_claims_whose_commit_is_in_doubt_are_sent(template: Path, kind: type[Worker]) -> None:
+    """They stood there as sent under our own epoch, and nobody ever sent them (seed 50)."""
+    ended: list[bool] = []
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, kind)
+        await ask(house, "install")
+        house.store_luck.doubt = "backend_intents"
+        await asyncio.sleep(150)
+        ended.append("vllm" in worker.disk.installed)
+
+    told(template, story)
+    assert ended == [True]
+
+
+def test_a_rule_that_decides_again_can_be_retried_though_its_row_has_ended(template: Path) -> None:
+    """It was parked where nobody could see it, and a retry said that nothing of it was failing (seed 16)."""
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, CorralWorker)
+        await ask(house, "install")
+        await asyncio.sleep(60)
+        assert "vllm" in worker.disk.installed
+        house.luck.fails = house.luck.permanently = 1.0
+        await ask(house, "delete")
+        await asyncio.sleep(60)
+        house.catalogue.publish("vllm")
+        newer = await ask(house, "install")  # the delete is superseded
+        await asyncio.sleep(60)
+        controller = house.some_controller()
+        assert controller is not None
+        await controller.backends.operations.cancel(newer)  # and decides again, and fails again
+        await asyncio.sleep(60)
+
+    told(template, story)
+
+
+def test_an_inventory_from_before_an_unheard_delete_proves_nothing(template: Path) -> None:
+    """The delete was done, its sender had died, and the next install was called a success at once (seed 2002)."""
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, CorralWorker)
+        await ask(house, "install")
+        await asyncio.sleep(60)
+        house.luck.takes_s = (0.2, 0.3)
+        await ask(house, "delete")
+        deleted = asyncio.Event()
+        worker.on_change = deleted.set
+        await deleted.wait()
+        assert worker.bus is not None
+        worker.bus.lose_connection("cut off")  # before it could tell
+        house.kill_controller("c0")
+        house.start_controller("c1")
+        await asyncio.sleep(70)  # it is heard of, over HTTP: that it lives, and nothing else
+        await ask(house, "install")
+        worker.bus.restore_connection()
+        await asyncio.sleep(5)
+
+    told(template, story)
+
+
+def test_no_such_order_is_no_proof_either(template: Path) -> None:
+    """Told to stop a delete that was done already, a worker has no such order; what was on file was from before it."""
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, CorralWorker)
+        await ask(house, "install")
+        await asyncio.sleep(60)
+        deleted = asyncio.Event()
+        worker.on_change = deleted.set
+        await ask(house, "delete")
+        await deleted.wait()
+        controller = house.controllers["c0"]
+        assert controller is not None
+        controller.bus.hushed = True  # nobody hears how it ended
+        await asyncio.sleep(2)
+        controller.bus.hushed = False
+        await ask(house, "install")
+        await asyncio.sleep(3)
+
+    told(template, story)
+
+
+def test_a_node_of_a_rollout_does_not_wait_for_itself(template: Path) -> None:
+    """A LocalAI worker died over an upgrade; asked anew, it had to wait for its own last try (seed 6)."""
+
+    async def story(house: Simulation) -> None:
+        first, _ = await begin(house, LocalAIWorker, LocalAIWorker)
+        await ask(house, "install")
+        await asyncio.sleep(90)
+        house.luck.takes_s = (20.0, 21.0)
+        await ask(house, "upgrade", max_parallel="1")
+        await asyncio.sleep(12)
+        house.kill_controller("c0")
+        house.kill_worker(first.name, 1.0)
+        house.start_controller("c1")
+        house.luck.takes_s = (0.2, 0.3)
+
+    told(template, story)
