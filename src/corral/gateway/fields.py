@@ -74,13 +74,15 @@ _ESCAPED_LETTER = b"\\u006"  # each letter of `model` is escaped as \\u006x
 
 
 def read_plainly(body: bytes) -> Fields | None:
-    """What `FieldReader` reads, for a third of its price; None where it takes a closer look to tell.
+    """What `FieldReader` reads, for less than half its price; None where it takes a closer look to tell.
 
-    The decoder takes the last of several equal keys. There is only one if its name stands there once and no escape
-    could hide another.
+    The decoder takes the last of several equal keys and does not look into names it skips. There is one `model` only if
+    it stands there once, no escape can hide another, and no broken UTF-8 that somebody else might mend.
     """
     try:
         fields = _plain(body)
+        if not body.isascii():
+            body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     # Searched from behind, where that is all: half the price of `in`.

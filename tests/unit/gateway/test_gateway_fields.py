@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gateway.fields import BadBody, FieldReader, Fields
+from corral.gateway.fields import BadBody, FieldReader, Fields, read_plainly
 
 reader = FieldReader()  # one for all tests: what it read before must not matter
 
@@ -118,3 +118,53 @@ def test_a_body_of_countless_fields_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024
     finally:
         tracemalloc.stop()
+
+
+PLAIN = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"a\\n\\u00e9"}]}'
+KEYS = st.sampled_from(
+    ["model", "mod\\u0065l", "\\u006dodel", "\\u006Dodel", "Model", "stream", "x", "models", "\\u006b"]
+)
+VALUES = st.sampled_from(
+    [
+        '"m"',
+        '"n"',
+        '""',
+        "null",
+        "true",
+        "false",
+        "1",
+        "1e5",
+        '{"model":"y"}',
+        '["model"]',
+        '"model"',
+        '"\\"model\\""',
+        "nul",
+    ]
+)
+
+
+def test_plain_bodies_are_read_plainly() -> None:
+    assert read_plainly(PLAIN) == Fields("m", True)
+    assert read_plainly(b' { "stream" : false, "model" : "org/m:7b" } ') == Fields("org/m:7b", False)
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=5), st.sampled_from(["", " ", ",", "}", "\xff"]))
+def test_what_is_read_plainly_is_what_the_reader_reads(pairs: list[tuple[str, str]], rest: str) -> None:
+    body = ("{" + ",".join(f'"{key}":{value}' for key, value in pairs) + "}" + rest).encode("latin-1")
+    assert_agreement(body)
+
+
+@given(st.binary(max_size=60) | st.text().map(lambda text: json.dumps({"model": text, "x": text}).encode()))
+def test_they_agree_on_anything(body: bytes) -> None:
+    assert_agreement(body)
+
+
+@given(st.integers(0, len(PLAIN) - 1), st.binary(min_size=1, max_size=3))
+def test_they_agree_on_damaged_bodies(at: int, damage: bytes) -> None:
+    assert_agreement(PLAIN[:at] + damage + PLAIN[at + len(damage) :])
+
+
+def assert_agreement(body: bytes) -> None:
+    plain = read_plainly(body)
+    if plain is not None:  # else nothing is claimed
+        assert reader.read(body) == plain
