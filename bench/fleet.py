@@ -1,4 +1,4 @@
-"""What the control plane costs: heartbeats of 10,000 nodes, listing 1,000, and doing nothing at all.
+"""What the control plane costs: heartbeats of 10,000 nodes, listing 1,000 and their operations, and doing nothing.
 
     scripts/bench fleet
 
@@ -22,8 +22,11 @@ from corral.bus.api import FixedCredentials
 from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
-from corral.store import nodes, open_store, revisions
+from corral.store import nodes, open_store, operation_nodes, operations, revisions
+from corral.store.backend_rules import Asked
 from corral.store.nodes import Node
+from corral.store.operation_nodes import OperationNode
+from corral.store.operations import Operation, OperationRequest
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
 
@@ -137,6 +140,80 @@ def bench_listing(root: Path, count: int, rounds: int) -> None:
         cluster.close()
 
 
+def bench_operations(root: Path, count: int, rounds: int) -> None:
+    """Operations of many nodes each: a page costs what is on it, however many there are beside it."""
+    cluster = Cluster(root, f"sqlite:///{root}/corral.db", members=1, CORRAL_STALE_AFTER="10m", CORRAL_GALLERIES="[]")
+    try:
+        cluster.start()
+        member = cluster.members[0]
+        ids = asyncio.run(add_nodes(cluster.store_url, count))
+        (root / "own").mkdir()
+        (root / "own" / "run.sh").touch()
+        body = {"uri": str(root / "own"), "name": "own"}
+        asked = http("POST", member.url + "/api/operations", key=cluster.key, body=body)  # these nodes never answer
+        assert asked.status == 202, asked.body
+        for total in (10, 200):
+            asyncio.run(_add_operations(cluster.store_url, ids, total))
+            for path in (
+                "/api/operations",
+                "/api/operations?rows=false",
+                "/api/operations?all=true&limit=1",
+                "/api/operations?all=true&limit=10",
+                "/api/operations?all=true&limit=10&rows=false",
+                "/api/operations/history",
+                "/api/backends/matrix",
+            ):
+                took = []
+                for _ in range(rounds):
+                    started = time.perf_counter()
+                    assert http("GET", member.url + path, key=cluster.key).status == 200
+                    took.append((time.perf_counter() - started) * 1000)
+                print(
+                    f"GET {path} at {count} nodes, {total} operations: p50 {statistics.median(took):.1f} ms, "
+                    f"p99 {quantile(took, 0.99):.1f} ms (target ≤ 100 ms p99)"
+                )
+    finally:
+        cluster.close()
+
+
+async def _add_operations(store_url: str, ids: list[str], total: int) -> None:
+    """So many that have ended, each with a row per node."""
+    async with open_store(store_url) as store:
+        async with store.read() as tx:
+            present = len(await operations.list_(tx, limit=10_000))
+            now = await tx.now()
+        for number in range(present, total):
+            operation = Operation(
+                f"operation-{number:05}",
+                "install",
+                f"backend-{number:05}",
+                "all",
+                "",
+                1000 + number,
+                now,
+                OperationRequest(Asked(f"backend-{number:05}")),
+                finished_at=now,
+                outcome="completed",
+            )
+            rows = [
+                OperationNode(
+                    operation.id,
+                    node_id,
+                    f"node-{place:05}",
+                    "success",
+                    now,
+                    percentage=100.0,
+                    digest="sha256:" + "a" * 64,
+                    variant="cpu-backend",
+                    version="1.0",
+                )
+                for place, node_id in enumerate(ids)
+            ]
+            async with store.write() as tx:
+                await operations.insert(tx, operation)
+                await operation_nodes.put(tx, rows)
+
+
 async def _add_rest(cluster: Cluster, count: int) -> None:
     async with open_store(cluster.store_url) as store, store.write() as tx:
         now = await tx.now()
@@ -178,12 +255,13 @@ def bench_idle(root: Path, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["heartbeats", "listing", "idle"])
+    parser.add_argument("what", nargs="*", default=["heartbeats", "listing", "operations", "idle"])
     parser.add_argument("--seconds", type=float, default=20.0)
     chosen = parser.parse_args()
     benches = {
         "heartbeats": lambda root: bench_heartbeats(root, 10_000, chosen.seconds),
         "listing": lambda root: bench_listing(root, 1000, 200),
+        "operations": lambda root: bench_operations(root, 1000, 100),
         "idle": lambda root: bench_idle(root, chosen.seconds),
     }
     for name in chosen.what:

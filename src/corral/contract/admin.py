@@ -204,6 +204,7 @@ class OperationView(
     created_by: str = ""
     finished_at: str = ""
     dismissed: bool = False
+    counts: dict[str, int] = msgspec.field(default_factory=dict)  # nodes by status, also where `nodes` is left out
 
 
 class OperationList(Message, frozen=True):
@@ -307,7 +308,8 @@ class PlanProcess(Message, frozen=True):
 
     process_id: str = always(str)
     model: str = always(str)
-    how: str = always(str)  # beside: its successor serves before it goes; stop: it goes; stay: it is not touched
+    # beside: its successor serves before it goes; in_place: it goes first, there is no room for two; stop: it goes
+    how: str = always(str)
     gap_s: float | None = None  # how long nobody answers for it; None: nobody can say
 
 

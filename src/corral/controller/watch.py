@@ -111,6 +111,7 @@ class Watch:
         self._feeds: list[Feed] = []
         self._fed: dict[str, dict[str, object]] = {}  # by event: what was told last
         self._fed_at: dict[str, int | None] = {}  # by event: the counter then
+        self._fed_by: dict[str, int] = {}  # by event: the look that read it
 
     def on(self, counter: str, callback: Callable[[], None]) -> None:
         """Be woken when the counter has moved, here or on another controller."""
@@ -186,6 +187,11 @@ class Watch:
             fed = {feed.event: (current.get(feed.counter), dict(await feed.read(tx))) for feed in stale}
             nodes_changed = due or current.get("nodes") != self._revisions.get("nodes")
             present = await read_node_views(tx) if nodes_changed else self._present
+        for event, (counter, views) in fed.items():
+            # Whoever began later may not have read the feeds at all, so these have an order of their own.
+            if mine > self._fed_by.get(event, 0):
+                self._fed_by[event] = mine
+                self._tell_feed(event, counter, views)
         if mine < self._seen:
             return  # what we read is older than what has been told already
         self._seen = mine
@@ -193,8 +199,6 @@ class Watch:
         nodes_moved = self._revisions.get("nodes") != current.get("nodes")
         self._revisions = current
         self._tell_nodes(present)
-        for event, (counter, views) in fed.items():
-            self._tell_feed(event, counter, views)
         for kind in changed:
             if kind not in {feed.counter for feed in self._feeds}:
                 self._tell(Change("changed", {"kind": kind}))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
 
-from corral.store import nodes
+from corral.store import nodes, operations
 from corral.store.api import Transaction
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, records
 from corral.store.types import Instant, Real, among
@@ -73,10 +73,23 @@ _PUT = _INSERT.on_conflict_do_update(
 )
 _OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
 _OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
-_OPEN = select(table).where(table.c.status.not_in(ENDED)).order_by(table.c.operation_id, table.c.node_id)
+_OPEN = (
+    select(table)
+    .where(
+        table.c.status.not_in(ENDED),
+        # Only these have such rows. Without saying so every row of every operation on file would be looked at.
+        table.c.operation_id.in_(select(operations.table.c.id).where(operations.table.c.finished_at.is_(None))),
+    )
+    .order_by(table.c.operation_id, table.c.node_id)
+)
 _ORPHANS = _OPEN.where(table.c.node_id.not_in(select(nodes.table.c.id)))
 _UNFINISHED = (
     select(table.c.operation_id).where(table.c.status.not_in(ENDED), among(table.c.operation_id, "ids")).distinct()
+)
+_COUNTS = (
+    select(table.c.operation_id, table.c.status, func.count())
+    .where(among(table.c.operation_id, "ids"))
+    .group_by(table.c.operation_id, table.c.status)
 )
 _CANCELLED = select(table.c.operation_id, table.c.node_id).where(
     table.c.status == "cancelled", among(table.c.operation_id, "ids")
@@ -99,6 +112,14 @@ async def list_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, l
     found: dict[str, list[OperationNode]] = {}
     for row in records(OperationNode, await tx.fetch_all(_OF, {"ids": operation_ids})):
         found.setdefault(row.operation_id, []).append(row)
+    return found
+
+
+async def count_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """By operation: how many rows have which status."""
+    found: dict[str, dict[str, int]] = {}
+    for operation_id, status, count in await tx.fetch_all(_COUNTS, {"ids": operation_ids}):
+        found.setdefault(operation_id, {})[status] = int(count)
     return found
 
 

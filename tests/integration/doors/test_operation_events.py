@@ -6,6 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from corral.bus.local import LocalHub
+from corral.controller.watch import Watch
+from corral.kit.clock import SystemClock
+from corral.store import open_store, revisions
+from corral.store.api import Transaction
 from tests.support.backend_api import Api, open_api
 from tests.support.backend_fleet import sqlite_url
 
@@ -114,6 +119,44 @@ async def test_what_one_controller_is_told_the_other_shows(tmp_path: Path) -> No
             barn.script.hold.set()
             while (await next_of(stream, "operation"))["state"] != "done":
                 pass
+
+
+class SlowFeed:
+    """A feed whose reading takes as long as the test wants."""
+
+    event = "thing"
+    counter = "things"
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def read(self, tx: Transaction) -> dict[str, object]:
+        self.begun.set()
+        await self.go_on.wait()
+        return {"t": {"id": "t"}}
+
+
+async def test_a_look_that_overtakes_a_follower_does_not_cost_it_the_present(tmp_path: Path) -> None:
+    async with open_store(sqlite_url(tmp_path)) as store:
+        bus = LocalHub(SystemClock()).join("c")
+        watch, feed = Watch(store, bus, SystemClock(), interval_s=60), SlowFeed()
+        watch.add(feed)
+        async with store.write() as tx:
+            await revisions.bump(tx, "things")
+
+        async def follow() -> list[str]:
+            async with watch.follow() as following:
+                return [(await following.next()).kind for _ in range(2)]
+
+        following = asyncio.create_task(follow())
+        await feed.begun.wait()
+        async with store.write() as tx:
+            await revisions.bump(tx, "nodes")
+        await watch.look()  # begins later, ends sooner, and has no reason to read the feed
+        feed.go_on.set()
+        async with asyncio.timeout(10):
+            assert await following == ["thing", "ready"]
+        await bus.close()
 
 
 async def test_a_key_that_is_not_known_follows_nothing(api: Api) -> None:

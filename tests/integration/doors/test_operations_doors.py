@@ -271,8 +271,10 @@ async def test_pages_of_all_operations_are_newest_first_and_miss_none(api: Api) 
         after = seen[-1]
     assert seen == made[::-1]
     (bare, *_) = (await api.get("/api/operations?all=true&rows=false")).json["operations"]
-    assert "nodes" not in bare
-    assert bare["progress"] == 100
+    whole = (await api.get(f"/api/operations/{bare['jobID']}")).json
+    assert [row["status"] for row in whole.pop("nodes")] == ["success"]
+    assert bare == whole, "but for the rows it is the same"
+    assert bare["counts"] == {"success": 1}
     assert (await api.get(f"/api/operations?all=true&after={UNKNOWN}")).status == 404
 
 
@@ -352,3 +354,5 @@ async def test_scope_by_node_and_by_selector(api: Api) -> None:
     assert [row["node_name"] for row in view["nodes"]] == ["stall"]
     assert (view["scope"], view["scope_value"], view["nodeID"]) == ("node", "stall", "id-of-stall")
     await api.fleet.until(by_name, "done")
+    bare = (await api.get("/api/operations?all=true&rows=false")).json["operations"]
+    assert {entry["scope_value"] for entry in bare} == {"stall", "tier=fast"}

@@ -219,13 +219,16 @@ async def test_a_row_that_has_ended_stays_as_it_ended(store: Store) -> None:
 async def test_rows_go_with_their_operation_and_stay_without_their_node(store: Store) -> None:
     (node,) = await keep_nodes(store)
     async with store.write() as tx:
-        await operations.insert(tx, an_operation(finished_at=NOON))
+        await operations.insert(tx, an_operation())
         await operation_nodes.put(tx, [an_op_row(node_id=node)])
+        assert await operation_nodes.count_for(tx, ["op", "none"]) == {"op": {"queued": 1}}
         assert await operation_nodes.list_orphans(tx) == []
         assert await operation_nodes.list_unfinished(tx, ["op", "none"]) == {"op"}
         await nodes.delete(tx, node)
         assert [row.node_id for row in await operation_nodes.list_orphans(tx)] == [node]
         assert len(await operation_nodes.list_(tx, "op")) == 1
+        await operations.replace(tx, an_operation(finished_at=NOON))
+        assert await operation_nodes.list_orphans(tx) == [], "one that has ended has no open rows"
         await operations.prune(tx, NOON + MINUTE)
         assert await operation_nodes.list_(tx, "op") == []
 

@@ -20,7 +20,7 @@ from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
 from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
-from corral.controller.operations.views import record_view
+from corral.controller.operations.views import operation_view, record_view
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
@@ -52,18 +52,28 @@ class Operations:
             return await find_scope(tx, node=node, selector=selector)
 
     async def list_views(
-        self, *, everything: bool = False, limit: int = _SHOWN, after: str = ""
+        self, *, everything: bool = False, limit: int = _SHOWN, after: str = "", rows: bool = True
     ) -> list[OperationView]:
         """Those that have not ended and were not dismissed, in the contract's order. Or all, the newest first, from the
-        one that follows `after`."""
+        one that follows `after`. Without `rows` only what each comes to, which for those that have ended is quick."""
         async with self._store.read() as tx:
             if everything:
                 last = await operations.get(tx, after) if after else None
                 chosen = await operations.list_(tx, limit=limit, after=last)
             else:
                 chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1), limit=limit)
-            found = await self._progress.read_rows(tx, chosen)
-        views = [self._progress.view(operation, rows) for operation, rows in found]
+            # One about a single node has one row, which knows the node's name.
+            whole = [row for row in chosen if rows or row.finished_at is None or row.scope_kind == ScopeKind.NODE]
+            found = {operation.id: own for operation, own in await self._progress.read_rows(tx, whole)}
+            counts = await operation_nodes.count_for(tx, [row.id for row in chosen if row.id not in found])
+        views = [
+            self._progress.view(operation, found[operation.id])
+            if operation.id in found
+            else operation_view(operation, (), counts=counts.get(operation.id, {}))
+            for operation in chosen
+        ]
+        if not rows:
+            views = [msgspec.structs.replace(view, nodes=()) for view in views]
         return views if everything else sorted(views, key=lambda view: (view.progress, view.job_id))
 
     async def busy(self) -> dict[str, Operation]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
@@ -49,8 +50,11 @@ def rfc3339(moment: datetime | None) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else ""
 
 
-def operation_view(operation: Operation, rows: Sequence[Row], *, scope_name: str = "") -> OperationView:
-    """`rows` in name order. `scope_name`: of the node, for an operation about one."""
+def operation_view(
+    operation: Operation, rows: Sequence[Row], *, scope_name: str = "", counts: Mapping[str, int] | None = None
+) -> OperationView:
+    """`rows` in name order. `scope_name`: of the node, for an operation about one. `counts`: of one that has ended and
+    is shown without its rows; they add nothing else to it then."""
     state = judge(rows)
     latest = _latest(rows)
     deletion = operation.kind == "delete"
@@ -86,6 +90,7 @@ def operation_view(operation: Operation, rows: Sequence[Row], *, scope_name: str
         created_by=operation.created_by,
         finished_at=rfc3339(operation.finished_at),
         dismissed=operation.dismissed,
+        counts=dict(counts) if counts is not None else dict(Counter(row.status.value for row in rows)),
     )
 
 
