@@ -1,7 +1,7 @@
 """Hears on the bus that the view changed. Everything works without it: hints only make a look come sooner.
 
 Where the bus is and what to show it is asked of the controller, again for every renewal, so a gateway needs no bus
-settings of its own and follows when the bus moves.
+settings of its own and follows when the bus moves; only a bus that wants to see certificates needs one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class HintListener:
         *,
         retry_first_s: float,
         retry_cap_s: float,
+        tls: BusTls | None = None,
     ) -> None:
+        """`tls`: what a person has said about the bus; the controller's word fills in the rest."""
         self._desk = desk
+        self._tls = tls or BusTls()
         self._on_hint = on_hint
         self._counts = counts
         self._clock = clock
@@ -84,7 +87,7 @@ class HintListener:
         bus = NatsBus(
             access.urls,
             source,
-            tls=BusTls(ca_pem=access.ca) if access.ca else None,
+            tls=self._tls_for(access),
             inbox_prefix=access.inbox or INBOX,
             name="corral-gateway",
             clock=self._clock,
@@ -97,6 +100,12 @@ class HintListener:
             finally:
                 forget()
                 self._counts.bus_connected = False
+
+    def _tls_for(self, access: BusAccess) -> BusTls | None:
+        own = self._tls
+        if own.ca is None and own.certificate is None and not access.ca:
+            return None  # as the URL says
+        return BusTls(ca=own.ca, ca_pem="" if own.ca else access.ca, certificate=own.certificate, key=own.key)
 
     async def _took_hint(self, _hint: ViewChanged, _tokens: Tokens) -> None:
         self._counts.hints += 1

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from corral.bus.api import BusTls
 from corral.contract.http import Patience
 from corral.gateway.admission import FleetSource
 from corral.gateway.controller_relay import ControllerRelay
@@ -100,6 +101,7 @@ async def open_gateway(
             clock,
             retry_first_s=settings.view_check_interval_s,
             retry_cap_s=settings.hints_retry_s,
+            tls=BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key),
         )
         door = build_door(settings, keeper, router or NoReplicas(), metrics, clock, gateway_key=gateway_key)
         async with _listening(settings, door, tls, metrics) as (server, port), asyncio.TaskGroup() as tasks:

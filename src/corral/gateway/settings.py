@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.gateway.link import parse_controller
-from corral.kit.settings import Seconds, setting
+from corral.kit.settings import BadSettings, Seconds, setting
 
 MIB = 1024 * 1024
 
@@ -74,6 +74,19 @@ class GatewaySettings:
         advanced=True,
     )
 
+    bus_ca: Path | None = setting(
+        "CA of the bus (PEM); empty = what the controller says",
+        default=None,
+        aliases=("LOCALAI_NATS_TLS_CA",),
+        advanced=True,
+    )
+    bus_cert: Path | None = setting(
+        "client certificate for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_CERT",), advanced=True
+    )
+    bus_key: Path | None = setting(
+        "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
+    )
+
     view_check_interval_s: Seconds = setting(
         "how often the controller is asked whether the view changed; bounds how long a revoked key works without hints",
         default=Seconds(1),
@@ -120,3 +133,14 @@ class GatewaySettings:
 
     log_level: str = setting("debug, info, warning or error", default="info", check=_level)
     log_json: bool = setting("log lines as JSON", default=False)
+
+    def __post_init__(self) -> None:
+        """What only two settings together can get wrong."""
+        files = {"bus-ca": self.bus_ca, "bus-cert": self.bus_cert, "bus-key": self.bus_key}
+        faults = [
+            f"{name}: there is no file {str(path)!r}" for name, path in files.items() if path and not path.is_file()
+        ]
+        if (self.bus_cert is None) != (self.bus_key is None):
+            faults.append("bus-cert and bus-key come together or not at all")
+        if faults:
+            raise BadSettings(faults)

@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
+from corral.bus.embedded import ServerTls
 from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.gateway.main import Gateway
+from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
 from corral.kit.log import configure_logging
 from tests.integration.gateway.certificates import self_signed
@@ -153,6 +158,34 @@ async def test_the_gateway_follows_a_bus_that_moves(
             await nats_server.server.stop()
             await until(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
             await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the second bus")
+
+
+async def test_a_bus_that_wants_a_certificate_is_shown_one(
+    controller: ScriptedController, open_one: OpenGateway, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    made = make_ca("test", now)
+    ca = Ca(made.certificate_pem, made.key_pem)
+    for name in ("127.0.0.1", "gateway"):
+        issued = ca.issue_server([name], now, life=timedelta(days=1))
+        (tmp_path / f"{name}.crt").write_text(issued.certificate_pem)
+        (tmp_path / f"{name}.key").write_text(issued.key_pem)
+    (tmp_path / "ca.crt").write_text(made.certificate_pem)
+    server_tls = ServerTls(tmp_path / "127.0.0.1.crt", tmp_path / "127.0.0.1.key", ca=tmp_path / "ca.crt")
+    certificate = {"bus_cert": tmp_path / "gateway.crt", "bus_key": tmp_path / "gateway.key"}
+    async with running_server(tmp_path, tls=server_tls) as server:
+        grant: dict[str, Any] = bus_grant(server)
+        access = {**grant["bus"], "ca": made.certificate_pem}
+        for bus, own in ((access, certificate), (grant["bus"], {**certificate, "bus_ca": tmp_path / "ca.crt"})):
+            controller.grant = {**grant, "bus": bus}
+            async with open_one(hints=True, hints_retry_s=0.05, **own) as gateway:
+                view = gateway.metrics.view
+                await until(lambda view=view: view.bus_connected, "the gateway hears the bus")  # type: ignore[misc]
+        controller.grant = {**grant, "bus": access}
+        with capture_logs() as logs:
+            async with open_one(hints=True, hints_retry_s=0.05) as gateway:
+                await until(lambda: [line for line in logs if "bus" in str(line)], "it says that it cannot")
+                assert not gateway.metrics.view.bus_connected
 
 
 async def test_slow_heads_are_cut_off(controller: ScriptedController, open_one: OpenGateway) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from corral.contract.http import RelayResult, Target, UpstreamFailed
 from corral.gateway.link import parse_controller
-from corral.gateway.metrics import Metrics, RouteClass, render
+from corral.gateway.metrics import Histogram, Metrics, RouteClass, render
 from corral.gateway.relaying import settle, status_of
 from corral.gateway.settings import GatewaySettings
 from corral.kit.settings import BadSettings, read_settings, shown
@@ -66,6 +68,31 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(BadSettings) as caught:
         read_settings(GatewaySettings, flags={}, env=env)
     assert len(caught.value.faults) == 5
+
+
+def test_a_certificate_for_the_bus_needs_its_key_and_files_that_are_there(tmp_path: Path) -> None:
+    there = tmp_path / "there.pem"
+    there.touch()
+    env = {"CORRAL_CONTROLLER": "unix:/run/c.sock", "CORRAL_BUS_CERT": str(there), "CORRAL_BUS_CA": "/nowhere.pem"}
+    with pytest.raises(BadSettings) as caught:
+        read_settings(GatewaySettings, flags={}, env=env)
+    assert caught.value.faults == (
+        "bus-ca: there is no file '/nowhere.pem'",
+        "bus-cert and bus-key come together or not at all",
+    )
+    whole = {"CORRAL_CONTROLLER": "unix:/run/c.sock", "LOCALAI_NATS_TLS_CERT": str(there), "CORRAL_BUS_KEY": str(there)}
+    settings = read_settings(GatewaySettings, flags={}, env=whole)
+    assert (settings.bus_cert, settings.bus_key, settings.bus_ca) == (there, there, None)
+
+
+def test_many_spans_are_counted_as_one_by_one() -> None:
+    spans = [0.0, 0.001, 0.0011, 0.0025, 0.3, 59.9, 60.0, 300.0, 301.0, 0.001]
+    one, many = Histogram(), Histogram()
+    for seconds in spans:
+        one.observe(seconds)
+    many.observe_all(list(spans))
+    assert many.counts == one.counts
+    assert many.total_s == pytest.approx(one.total_s)
 
 
 def test_numbers_come_out_as_text() -> None:
