@@ -6,16 +6,21 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from corral.kit.errors import Failed
 from corral.worker.supervisor.readiness import StartFailed
 from corral.worker.supervisor.states import NEVER, RestartPolicy
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.processes import alive
 from tests.support.supervising import get, identities, tiny
 from tests.support.waiting import until
+
+Open = Callable[..., Any]
 
 
 async def test_a_backend_killed_behind_the_back_is_noticed_and_restarted(
@@ -52,8 +57,31 @@ async def test_a_start_right_after_the_kill_never_returns_the_dead_one(superviso
     first = await supervisor.start(spec)
     os.kill(first.pid, signal.SIGKILL)
     await until(lambda: not alive(first.pid))
-    await until(lambda: supervisor.find(first.process_id) is None, timeout_s=1.0)
     assert (await supervisor.start(spec)).pid != first.pid
+
+
+async def test_a_start_after_a_kill_waits_for_a_shim_that_has_not_noticed(
+    opened: Open, folder: Path, tmp_path: Path
+) -> None:
+    """A busy machine may not let the shim run for a while: what it will say is known from the kernel."""
+    supervisor = await opened(shim_timeout_s=1.0)
+    spec = tiny(tmp_path / "b")
+    first = await supervisor.start(spec)
+    (identity,) = identities(folder)
+    os.kill(identity.shim_pid, signal.SIGSTOP)
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: not alive(first.pid))
+        assert supervisor.find_key("m#0") is None
+        with pytest.raises(Failed, match="its shim does not say how"):
+            await supervisor.start(spec)
+        waiting = asyncio.create_task(supervisor.start(spec))
+        await asyncio.sleep(0)
+    finally:
+        os.kill(identity.shim_pid, signal.SIGCONT)
+    second = await waiting
+    assert second.process_id != first.process_id
+    assert (await asyncio.to_thread(get, second.port))["pid"] == second.pid
 
 
 async def test_the_kill_of_the_shim_takes_the_backend_along(

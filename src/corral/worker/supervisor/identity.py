@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from corral.contract.codec import Message, Undecodable, always, decode
-from corral.worker.supervisor.shim import boot_id, start_time
+from corral.worker.supervisor.shim import LINUX, boot_id, start_time
 
 _LISTEN = "0A"  # as /proc/net/tcp writes it
 
@@ -44,6 +44,12 @@ def why_not_this(identity: Identity) -> str | None:
     if start_time(identity.pid) not in ("", identity.start):
         return f"process {identity.pid} is not its backend any more"
     return None
+
+
+def is_over(identity: Identity) -> bool:
+    """Whether the backend has ended, asked of the kernel: its shim may not have come round to say so. Where that would
+    take a program (macOS) its word is waited for."""
+    return LINUX and start_time(identity.pid) != identity.start
 
 
 def leftovers(identity: Identity) -> list[int]:

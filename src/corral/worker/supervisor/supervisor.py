@@ -19,7 +19,7 @@ from typing import Any
 from corral.contract.manifest import GRPC
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.kit.clock import Clock, SystemClock
-from corral.kit.errors import Conflict, NotFound, Unavailable
+from corral.kit.errors import Conflict, Failed, NotFound, Unavailable
 from corral.kit.files import make_private_folder
 from corral.kit.log import get_log
 from corral.worker.supervisor import folders
@@ -108,7 +108,7 @@ class Supervisor:
 
     def find_key(self, key: str) -> Running | None:
         """The process that serves under a key; the newer one while it replaces another."""
-        serving = [entry for entry in self._table.of_key(key) if entry.state is ReplicaState.READY]
+        serving = [entry for entry in self._table.of_key(key) if entry.serves()]
         return serving[-1].running() if serving else None
 
     def state_of(self, key: str) -> ReplicaState | None:
@@ -150,6 +150,9 @@ class Supervisor:
         first. Raises StartFailed (with its last lines), Conflict, NoFreePort, Unavailable when the worker is leaving.
         Giving up the wait does not stop the start: `stop` does."""
         entry = self._claim(spec, beside)
+        if entry.state is ReplicaState.READY and not entry.serves():
+            await self._notice_end(entry)
+            entry = self._claim(spec, beside)
         if entry.state is not ReplicaState.READY:
             entry.hurry.set()
             answer = entry.answer  # of this attempt: another may have begun by the time we look
@@ -158,6 +161,15 @@ class Supervisor:
         if entry not in self._table or entry.state is not ReplicaState.READY:
             raise Conflict(f"{spec.key} was stopped while it started")
         return entry.running()
+
+    async def _notice_end(self, entry: Entry) -> None:
+        """It was killed a moment ago. Its shim will say so; until then it stands there as if it served."""
+        try:
+            async with asyncio.timeout(self._settings.shim_timeout_s):
+                while entry.state is ReplicaState.READY and entry in self._table:
+                    await entry.moved.wait()
+        except TimeoutError as error:
+            raise Failed(f"{entry.key} has ended, and its shim does not say how") from error
 
     def _claim(self, spec: ProcessSpec, beside: bool) -> Entry:
         if self._closing:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.kit.errors import CorralError
+from corral.worker.supervisor.identity import is_over
 from corral.worker.supervisor.process import BackendProcess
 from corral.worker.supervisor.readiness import Endpoint
 from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec
@@ -70,6 +71,7 @@ class Entry:
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it back before its time
     keeper: asyncio.Task[None] | None = None
     stopping: asyncio.Future[Stopped] | None = None
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set by the next step, which makes a new one
     _running: Running | None = None  # asked for by every request, so made once per state
 
     @property
@@ -92,10 +94,17 @@ class Entry:
     def slots(self) -> int:
         return self.spec.slots or self.spec.manifest.slots
 
+    def serves(self) -> bool:
+        """Ready, and the kernel still has it: a process that was killed a moment ago answers nobody."""
+        alive = self.process is not None and not self.process.ended.done() and not is_over(self.process.identity)
+        return self.state is ReplicaState.READY and alive
+
     def move(self, happened: Happened) -> bool:
         """Take the step; False when it leads out of the table."""
         following = after(self.state, happened)
         self._running = None
+        self.moved.set()
+        self.moved = asyncio.Event()
         if following is not None:
             self.state = following
         return following is not None
