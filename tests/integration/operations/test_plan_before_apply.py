@@ -111,7 +111,7 @@ async def test_an_upgrade_tells_which_processes_are_replaced_and_how(fleet: Flee
 async def test_where_memory_does_not_hold_two_the_old_one_ends_first_and_the_gap_is_told(fleet: Fleet) -> None:
     barn = await fleet.corral("barn", available_ram=4 * GIB)
     await fleet.until(await fleet.install(), "done")
-    times = {"started_at": "2026-01-01T12:00:00Z", "ready_at": "2026-01-01T12:00:08Z"}
+    times: dict[str, Any] = {"started_at": "2026-01-01T12:00:00Z", "ready_at": "2026-01-01T12:00:08Z"}
     large = ReplicaProcess("p1", "smollm", 0, "vllm", "ready", "openai", memory_bytes=5 * GIB, **times)
     await told(fleet, barn, large)
     fleet.catalogue.publish("vllm", "sha256:2")
