@@ -227,9 +227,10 @@ class ScriptedFleet:
 def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]:
     fleet = ScriptedFleet()
     started, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         # A web.Application would decode the path before we see it; the bare server hands it over as it came.
         runner = web.ServerRunner(web.Server(fleet.handle, access_log=None), shutdown_timeout=0.1)
         await runner.setup()
@@ -242,12 +243,12 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
         fleet.closing.set()
         await runner.cleanup()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="scripted fleet")
+    # `run` turns the loop once more at the end: connections that were closed last are really closed then.
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted fleet")
     thread.start()
     try:
         assert started.wait(60)
         yield fleet
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
+        loops[0].call_soon_threadsafe(stop.set)
+        thread.join(60)
