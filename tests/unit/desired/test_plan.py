@@ -325,8 +325,10 @@ def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
     about_now = NOON + timedelta(minutes=15, seconds=30)
     assert planned(busy, UNWANTED, now=about_now) == hold, "our call is about to say how it went"
     long_over = NOON + timedelta(minutes=17)
-    assert isinstance(planned(busy, UNWANTED, now=long_over), Send), "whatever became of our call, it is over"
-    late = replace(busy, intents={"vllm": called(running=True)})
+    assert planned(busy, UNWANTED, now=long_over) == hold, "it was not asked since: what is on file may be the past"
+    asked = replace(busy, heard_at=NOON + timedelta(minutes=16))
+    assert isinstance(planned(asked, UNWANTED, now=long_over), Send), "whatever became of our call, it is over"
+    late = replace(asked, intents={"vllm": called(running=True)})
     assert isinstance(planned(late, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"
 
 

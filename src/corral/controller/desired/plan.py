@@ -97,7 +97,7 @@ class NodeWorld:
     accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
     bus_down: bool = False
     boot_id: str = ""
-    heard_at: datetime | None = None  # when it last told its orders
+    heard_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
     known: bool = True  # False: its inventory has not been read since it started
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
@@ -402,8 +402,13 @@ class _Backend:
         if intent is None or intent.stage is not Stage.SENT or intent.answered:
             return False
         if not self.node.accepts:
-            return self._has_time(intent) or self._is_our_open_call(intent)
+            return self._has_time(intent) or self._is_our_open_call(intent) or self._may_have_changed(intent)
         return not self._was_lost(intent)
+
+    def _may_have_changed(self, intent: Intent) -> bool:
+        """Its time is over and nobody heard how it ended: what is on file is from before that."""
+        heard, until = self.node.heard_at, intent.next_try_at
+        return until is not None and (heard is None or heard <= until)
 
     def _is_unsure(self, intent: Intent) -> bool:
         """Nobody heard whether it was accepted, and nobody waits for that any more."""

@@ -212,7 +212,7 @@ def _node_world(
         accepts=outline.protocol >= 1,
         bus_down=outline.bus_down,
         boot_id=outline.boot_id,
-        heard_at=inventory.told_at if inventory is not None and known else None,
+        heard_at=_heard_at(outline, inventory) if known else None,
         known=known,
         backends=inventory.backends if inventory is not None else (),
         orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
@@ -221,6 +221,13 @@ def _node_world(
         intents=intents,
         stopping=stopping,
     )
+
+
+def _heard_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | None:
+    """A worker that tells no orders is asked, and shows what came of them."""
+    if inventory is None:
+        return None
+    return inventory.told_at if outline.protocol >= 1 else inventory.seen_at
 
 
 def _installed(node: NodeWorld) -> frozenset[str]:
