@@ -39,7 +39,7 @@ AnyOperation = APIOperation[Any, Any, Any, Any]
 
 
 def _ask(operation: AnyOperation, mode: GenerationMode, cluster: Cluster, statuses: set[int]) -> None:
-    @settings(max_examples=8, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Case[Any]) -> None:
         # The key in use is never the one that is revoked: the API refuses that.
