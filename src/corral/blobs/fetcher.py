@@ -85,6 +85,7 @@ class Fetcher:
         backoff = Backoff(self._limits.first_wait_s, self._limits.cap_wait_s)
         try:
             await in_thread(partial.open)
+            partial.at(partial.have, partial.total)
             finished = partial.is_whole
             while not finished:
                 before = partial.have

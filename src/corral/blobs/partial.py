@@ -49,7 +49,7 @@ class Partial:
     path: Path
     name: str  # for people
     wanted: Wanted
-    at: At
+    at: At  # only ever called in the loop: who listens sets timers there
     have: int = 0
     total: int = 0  # 0: nobody knows yet
     _file: BinaryIO | None = None
@@ -69,7 +69,6 @@ class Partial:
         stray = self.have and not (self.wanted.digest or self._note().validator)
         if stray or (self.wanted.size and self.have > self.wanted.size):
             self.start_over(Note())
-        self.at(self.have, self.total)
 
     @property
     def is_whole(self) -> bool:

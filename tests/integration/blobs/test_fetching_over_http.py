@@ -50,6 +50,7 @@ class Fetch:
         fetcher = Fetcher(limits, room=room)
 
         def at(have: int, total: int) -> None:
+            assert asyncio.get_running_loop(), "told in a thread"
             self.seen.append((have, total))
 
         return await fetcher.fetch(Page(self.session, url), self.path, Wanted(digest, size), at)
