@@ -19,6 +19,7 @@ from typing import Any
 from litestar import Litestar
 from litestar.exceptions import LitestarDeprecationWarning
 
+from corral.bus.api import Bus
 from corral.bus.jwt import KeyKind, new_seed
 from corral.bus.local import LocalHub
 from corral.contract.admin import CreateKey
@@ -29,6 +30,7 @@ from corral.controller.access.keys import Access
 from corral.controller.access.revocations import Revocations
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
+from corral.controller.backends import Backends
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
@@ -43,6 +45,8 @@ from corral.controller.web.routes import dependencies
 from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, node_labels, nodes, open_store, revisions
 from corral.store.nodes import Node
+from tests.support.backend_fleet import QUICK, Fleet, open_fleet, sqlite_url
+from tests.support.scripted_catalogue import ScriptedCatalogue
 
 GIB = 1024**3
 
@@ -85,7 +89,7 @@ class PageApp:
 async def open_page_app(
     folder: Path, *, door_clock: Clock | None = None, session_ttl_s: float = 600.0
 ) -> AsyncIterator[PageApp]:
-    """`door_clock` is the one that counts tries and tells ages."""
+    """`door_clock` is the one that counts tries and tells ages. Nobody installs anything here: there are no workers."""
     clock = SystemClock()
     async with (
         open_store(f"sqlite:///{folder / 'corral.db'}") as store,
@@ -94,10 +98,6 @@ async def open_page_app(
     ):
         watch = Watch(store, bus, clock, interval_s=0.1, refresh_s=0.3)
         changes = NodeChanges(store, watch)
-        issuer = BusIssuer(
-            BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
-        )
-        revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
         leadership = Leadership(store, "here", ttl_s=60)
         health = HealthMonitor(
             store,
@@ -110,22 +110,55 @@ async def open_page_app(
             guard=Guard(),
             live_for_s=60,
         )
-        access = Access(store, watch, clock, session_ttl_s=session_ttl_s)
-        admin = NodeAdmin(store, changes, issuer, revoked)
-        tokens = JoinTokens(store, watch, public_url="http://127.0.0.1:8080", ca=None)
+        backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, watch, clock, QUICK)
         presence = Presence(store, "here", clock, interval_s=60)
-        overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
-        services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
-        unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
-        unused |= dict.fromkeys(("operations", "installed", "upgrades", "catalogue"))
-        with warnings.catch_warnings():
-            # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
-            warnings.simplefilter("ignore", LitestarDeprecationWarning)
-            app = build_app(services | unused | dependencies(door_clock or clock), access_service=access, ca_pem="")
+        page = _page_app(store, bus, watch, changes, health, backends, clock, door_clock or clock, session_ttl_s)
         loops = [tasks.create_task(watch.run()), tasks.create_task(presence.run())]
-        yield PageApp(app, store, access, watch, admin, tokens)
+        yield page
         for loop in loops:
             loop.cancel()
+
+
+@contextlib.asynccontextmanager
+async def open_backend_page(folder: Path) -> AsyncIterator[tuple[PageApp, Fleet]]:
+    """The same in front of a controller that installs, with scripted workers."""
+    async with open_fleet(sqlite_url(folder)) as fleet:
+        own = fleet.first
+        clock = fleet.clock
+        yield (
+            _page_app(own.store, own.bus, own.watch, own.changes, own.health, own.backends, clock, clock, 600.0),
+            fleet,
+        )
+
+
+def _page_app(
+    store: Store,
+    bus: Bus,
+    watch: Watch,
+    changes: NodeChanges,
+    health: HealthMonitor,
+    backends: Backends,
+    clock: Clock,
+    door_clock: Clock,
+    session_ttl_s: float,
+) -> PageApp:
+    issuer = BusIssuer(
+        BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
+    )
+    revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
+    access = Access(store, watch, clock, session_ttl_s=session_ttl_s)
+    admin = NodeAdmin(store, changes, issuer, revoked)
+    tokens = JoinTokens(store, watch, public_url="http://127.0.0.1:8080", ca=None)
+    overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
+    services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
+    services |= {"operations": backends.operations, "installed": backends.installed}
+    services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
+    unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
+    with warnings.catch_warnings():
+        # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
+        warnings.simplefilter("ignore", LitestarDeprecationWarning)
+        app = build_app(services | unused | dependencies(door_clock), access_service=access, ca_pem="")
+    return PageApp(app, store, access, watch, admin, tokens)
 
 
 @contextlib.asynccontextmanager

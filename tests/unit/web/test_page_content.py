@@ -24,7 +24,11 @@ ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;"
         ("GET", "/", 200),
         ("GET", "/docs", 200),
         ("GET", "/login", 303),
+        ("GET", "/fleet/backends", 200),
+        ("GET", "/fleet/operations", 200),
         ("GET", "/page/overview", 200),
+        ("GET", "/page/backends", 200),
+        ("GET", "/page/operations", 200),
         ("POST", "/login", 403),
         ("POST", "/logout", 403),
     ],
@@ -47,9 +51,14 @@ def test_no_template_has_inline_script_or_style() -> None:
             assert "src=" in script, template.name
 
 
-def test_the_script_never_makes_markup_of_text() -> None:
-    script = (resources.files("corral.controller.web") / "static" / "corral.js").read_text()
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", script)
+def test_no_script_makes_markup_of_text() -> None:
+    scripts = [
+        each for each in (resources.files("corral.controller.web") / "static").iterdir() if each.name[-3:] == ".js"
+    ]
+    assert len(scripts) > 5
+    for script in scripts:
+        markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\("
+        assert not re.search(markup, script.read_text()), script.name
 
 
 async def test_names_labels_and_reasons_from_outside_are_text(browser: Browser, page: PageApp) -> None:
@@ -138,7 +147,7 @@ async def test_static_files_may_be_kept_for_ever_under_their_own_name_only(brows
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("corral.js", "text/javascript"), ("mark.svg", "image/svg+xml")])
+@pytest.mark.parametrize(("name", "kind"), [("nodes.js", "text/javascript"), ("mark.svg", "image/svg+xml")])
 async def test_static_files_have_their_types(browser: Browser, name: str, kind: str) -> None:
     assert (await browser.get(f"/static/{name}")).headers["content-type"].startswith(kind)
 

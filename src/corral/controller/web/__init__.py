@@ -1,1 +1,1 @@
-"""The page people look at: templates, one script, one style sheet. It shows what the admin API shows and no more."""
+"""The pages people look at: templates, small scripts, style sheets. They show what the admin API shows and no more."""

@@ -26,7 +26,8 @@ log = get_log(__name__)
 AnyRequest = Request[Any, Any, Any]
 FORM_COOKIE = "corral_form"
 LARGEST_FORM = 16 * 1024
-PLACES = ("/", "/docs")  # where a sign-in may lead; anything else would be a redirect for strangers to misuse
+# Where a sign-in may lead; anything else would be a redirect for strangers to misuse.
+PLACES = ("/", "/fleet/backends", "/fleet/operations", "/docs")
 
 
 @dataclass(frozen=True)

@@ -61,3 +61,9 @@ def load_pages() -> Pages:
 def see_other(where: str) -> Response[bytes]:
     headers = {**SAFE_HEADERS, "Cache-Control": "no-store", "Location": where}
     return Response(b"", status_code=303, media_type="text/plain", headers=headers)
+
+
+def trouble(status: int, title: str, sentence: str, *, refresh: str = "") -> Response[str]:
+    """A page that says one thing. `refresh` is ours, never the request's: it leads a browser somewhere."""
+    headers = {"Refresh": refresh} if refresh else {}
+    return load_pages().page("trouble.html", status=status, headers=headers, title=title, sentence=sentence)

@@ -1,58 +1,35 @@
-"""`/`, `/login`, `/logout`, `/docs`, `/static/…`. They ask who it is, read what the admin API reads, fill a page."""
+"""`/login`, `/logout`, `/docs`, `/static/…`, and the list of all pages with what becomes of errors in them."""
 
 from __future__ import annotations
 
 import hmac
-from typing import Any, Literal
+from typing import Any
 
 from litestar import Response, Router, get, post
 from litestar.exceptions import HTTPException
 
-from corral.contract.admin import Cluster, NodeView
 from corral.controller.access.keys import Access
-from corral.controller.access.principal import Principal, Role
-from corral.controller.api.auth import SESSION_COOKIE, authenticate, principal_of, viewers
-from corral.controller.overview import Overview
+from corral.controller.api.auth import authenticate
 from corral.controller.web import door as doors
+from corral.controller.web import fleet_pages
 from corral.controller.web.assets import cache_rule
-from corral.controller.web.attention import attention_of, facts_of
 from corral.controller.web.door import AnyRequest, Door, Refused
-from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other
+from corral.controller.web.fleet_pages import ENDED, Page
+from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference
 from corral.controller.web.roles import roles_needed
-from corral.controller.web.rows import STATUSES, blank_row, rows_of
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Unauthenticated, Unavailable
 from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-_ROWS = 200  # drawn by the server; the script brings the rest, and without it there is a link
-_ENDED = "/login?why=ended"
 _WHY = {"ended": "Your session has ended. Please sign in again.", "out": "You are signed out."}
-Page = Response[str] | Response[bytes]
 
 
 def dependencies(clock: Clock) -> dict[str, Any]:
     """What these doors need besides the services every door has."""
     return {"door": Door(clock)}
-
-
-@get("/")
-async def fleet(request: AnyRequest, access: Access, overview: Overview, door: Door, after: str = "") -> Page:
-    who = await doors.signed_in(request, access)
-    if who is None:
-        return _send_away(request)
-    cluster, views = await overview.read_with_nodes()
-    above = _overview(who, cluster, views, door)
-    return load_pages().page("fleet.html", here="/", **above, **_table(views, after, door))
-
-
-@get("/page/overview", guards=[viewers])
-async def page_overview(request: AnyRequest, overview: Overview, door: Door) -> Page:
-    """What stands above the table, for the script."""
-    cluster, views = await overview.read_with_nodes()
-    return load_pages().page("overview.html", **_overview(principal_of(request), cluster, views, door))
 
 
 @get("/login")
@@ -110,29 +87,6 @@ async def static_file(request: AnyRequest, name: str, v: str = "") -> Response[b
     return Response(asset.content, media_type=asset.media_type, headers=headers)
 
 
-def _overview(who: Principal, cluster: Cluster, views: list[NodeView], door: Door) -> dict[str, Any]:
-    now = door.now()
-    return {
-        "who": who,
-        "admin": who.role is Role.ADMIN,
-        "now": now.isoformat(),
-        "facts": facts_of(cluster),
-        "attention": attention_of(views, cluster.notices, now),
-    }
-
-
-def _table(views: list[NodeView], after: str, door: Door) -> dict[str, Any]:
-    rest = [view for view in views if view.name > after]
-    shown = rest[:_ROWS]
-    return {
-        "rows": rows_of(shown, door.now()),
-        "blank": blank_row(),
-        "total": len(views),
-        "counts": {status: sum(view.status == status for view in views) for status in STATUSES},
-        "after": shown[-1].name if len(rest) > _ROWS else "",
-    }
-
-
 def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: Refused | None = None) -> Page:
     token = doors.form_token(request)
     response = load_pages().page(
@@ -149,46 +103,46 @@ def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: Refus
     return response
 
 
-def _send_away(request: AnyRequest) -> Page:
-    if SESSION_COOKIE in request.cookies:
-        response = see_other(_ENDED)
-        doors.drop_session(response)
-        return response
-    # A strict cookie stays at home when somebody follows a link from another site. Our own page asking again brings it.
-    if request.headers.get("sec-fetch-site") == "cross-site" and "again" not in request.query_params:
-        return _trouble(200, "One moment", "Opening Corral.", refresh="0; url=/?again")
-    return see_other("/login")
-
-
 def _place(next: str) -> str:
     return next if next in doors.PLACES else "/"
 
 
 def _on_corral_error(_: AnyRequest, error: CorralError) -> Page:
     if isinstance(error, Unauthenticated):
-        return see_other(_ENDED)
+        return see_other(ENDED)
     if isinstance(error, Unavailable):
         words = f"Corral is here, but something it needs is not: {error.message}. This page tries again by itself."
-        return _trouble(503, "Not ready", words, refresh="5")
-    return _trouble(403 if isinstance(error, Denied) else 500, "That did not work", f"{error.message}.")
+        return trouble(503, "Not ready", words, refresh="5")
+    return trouble(403 if isinstance(error, Denied) else 500, "That did not work", f"{error.message}.")
 
 
 def _on_http_exception(_: AnyRequest, error: HTTPException) -> Page:
-    return _trouble(error.status_code, "That did not work", error.detail or "The request could not be read.")
-
-
-def _trouble(status: int, title: str, sentence: str, *, refresh: Literal["0; url=/?again", "5", ""] = "") -> Page:
-    return load_pages().page(
-        "trouble.html", status=status, headers={"Refresh": refresh} if refresh else {}, title=title, sentence=sentence
-    )
+    return trouble(error.status_code, "That did not work", error.detail or "The request could not be read.")
 
 
 _pages = Router(
     path="/",
-    route_handlers=[fleet, login_form, sign_in, sign_out, reference],
+    route_handlers=[
+        fleet_pages.fleet,
+        fleet_pages.backends,
+        fleet_pages.operations_page,
+        login_form,
+        sign_in,
+        sign_out,
+        reference,
+    ],
     exception_handlers={CorralError: _on_corral_error, HTTPException: _on_http_exception},
     include_in_schema=False,
 )
-_parts = Router(path="/", route_handlers=[page_overview, static_file], include_in_schema=False)
+_parts = Router(
+    path="/",
+    route_handlers=[
+        fleet_pages.overview_part,
+        fleet_pages.backends_part,
+        fleet_pages.operations_part,
+        static_file,
+    ],
+    include_in_schema=False,
+)
 
 ROUTES: tuple[Any, ...] = (_pages, _parts)

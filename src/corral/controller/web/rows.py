@@ -1,4 +1,4 @@
-"""A node as one line of the table. Pure; `_row.html` writes what is decided here, `static/corral.js` draws the same."""
+"""A node as one line of the table. Pure; `_row.html` writes what is decided here, `static/nodes.js` draws the same."""
 
 from __future__ import annotations
 

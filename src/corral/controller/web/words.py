@@ -1,4 +1,4 @@
-"""Numbers and moments as the page says them. Pure. `static/corral.js` says the same; a browser test compares them."""
+"""Numbers and moments as the page says them. Pure. `static/words.js` says the same; a browser test compares them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,27 @@ def ago(moment: datetime | None, now: datetime) -> str:
         if seconds >= 2 * length or (unit == "min" and seconds >= 60):
             return f"{seconds // length} {unit} ago"
     return f"{seconds} s ago"
+
+
+def until(moment: datetime | None, now: datetime) -> str:
+    """The next try: `in 30 s`; what is due is `now`."""
+    seconds = math.ceil((moment - now).total_seconds()) if moment else 0
+    if seconds <= 0:
+        return "now"
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"in {seconds // length} {unit}"
+    return f"in {seconds} s"
+
+
+def took(begun: datetime | None, ended: datetime | None) -> str:
+    if begun is None or ended is None:
+        return ""
+    seconds = max(0, round((ended - begun).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def parse_moment(stamp: str) -> datetime | None:
