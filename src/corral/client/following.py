@@ -1,7 +1,8 @@
 """Operations followed to their end, whatever happens to the connection.
 
-A stream of events per operation is what makes it quick. What makes it certain is reading: at the start, when a stream
-breaks or ends, and now and then in any case. So the end is seen even if nobody told it.
+A stream of events per operation is what makes it quick; for many, the one stream of everything is. What makes it
+certain is reading: at the start, when a stream breaks or ends, and now and then in any case. So the end is seen even if
+nobody told it. One that has ended is neither listened to nor read any more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from corral.kit.errors import CorralError, OutcomeUnknown, Unavailable, Unreacha
 from corral.kit.tasks import Wake
 
 _AWAY = (Unreachable, Unavailable, OutcomeUnknown)
+_MANY = 8  # streams for one command, at most
+_EVERYTHING = "/api/events"
 
 
 class Source(Protocol):
@@ -63,14 +66,18 @@ class Following:
         self._backoff = Backoff(retry_first_s, retry_cap_s)
         self._retry_s = (retry_first_s, retry_cap_s)
         self._views: dict[str, OperationView] = {}
-        self._streaming: set[str] = set()  # those with an open stream
+        # By path of the stream: what it is listened to for.
+        self._streams = {events_of(each): frozenset({each}) for each in self._ids}
+        if len(self._ids) > _MANY:
+            self._streams = {_EVERYTHING: frozenset(self._ids)}
+        self._deaf = set(self._streams)  # those that are needed and not open
         self._away = False
         self._wake = Wake()
 
     async def run(self) -> list[OperationView]:
         trouble: CorralError | None = None
         async with asyncio.TaskGroup() as tasks:
-            listening = [tasks.create_task(self._listen(each), name=f"following {each}") for each in self._ids]
+            listening = [tasks.create_task(self._listen(path), name=f"following {path}") for path in self._streams]
             try:
                 await self._read_until_over()
             except CorralError as error:  # out of the group as itself, not as a group of one
@@ -82,25 +89,30 @@ class Following:
             raise trouble
         return [self._views[each] for each in self._ids]
 
-    async def _listen(self, operation_id: str) -> None:
+    async def _listen(self, path: str) -> None:
         first_s, cap_s = self._retry_s
-        stream = self._source.follow(events_of(operation_id), first_s=first_s, cap_s=cap_s, reached=True)
+        stream = self._source.follow(path, first_s=first_s, cap_s=cap_s, reached=True)
         try:
             async with aclosing(stream) as events:
                 async for event in events:
-                    self._hear(operation_id, event)
+                    self._hear(path, event)
+                    if all(self._has_ended(each) for each in self._streams[path]):
+                        self._deaf.discard(path)
+                        return
         except CorralError:
             # Too many followers, say. Reading goes on without the stream, and is told what is wrong if it still is.
-            self._hear(operation_id, Lost(""))
+            self._hear(path, Lost(""))
 
-    def _hear(self, operation_id: str, event: FleetEvent) -> None:
+    def _hear(self, path: str, event: FleetEvent) -> None:
         match event:
             case Restarted():
-                self._streaming.add(operation_id)
-            case OperationSeen(operation=view) if view.job_id == operation_id:
+                self._deaf.discard(path)
+            case OperationSeen(operation=view) if view.job_id in self._streams[path]:
                 self._take(view)
-            case Lost() | OperationRemoved():
-                self._streaming.discard(operation_id)
+            case OperationRemoved(id=gone) if gone in self._streams[path]:
+                self._wake.set()
+            case Lost():
+                self._deaf.add(path)
                 self._wake.set()
 
     async def _read_until_over(self) -> None:
@@ -116,13 +128,18 @@ class Following:
         """Returns how long to wait for the next reading."""
         try:
             for each in self._ids:
-                self._take(await self._source.operations.get(each))
+                if self._has_ended(each):
+                    continue
+                before = self._views.get(each)
+                view = await self._source.operations.get(each)
+                if self._views.get(each) is before:  # else the stream told of it meanwhile, and that is newer
+                    self._take(view)
         except _AWAY as error:
             self._away = True
             self._watcher.lost(error.message)
             return self._backoff.next_s()
         self._backoff.reset()
-        return self._read_every_s if len(self._streaming) == len(self._ids) else self._retry_s[0]
+        return self._retry_s[0] if self._deaf else self._read_every_s
 
     def _take(self, view: OperationView) -> None:
         if self._away:
@@ -132,6 +149,10 @@ class Following:
         self._watcher.see(view)
         if self._all_over():
             self._wake.set()
+
+    def _has_ended(self, operation_id: str) -> bool:
+        view = self._views.get(operation_id)
+        return view is not None and bool(view.finished_at) and self._over(view)
 
     def _all_over(self) -> bool:
         """At one moment: one that rests may go on while another is still at work."""

@@ -12,7 +12,7 @@ from corral.client import Client, Endpoint
 from corral.client.following import Following
 from corral.contract.admin import OperationBody, OperationView
 from corral.kit import errors
-from tests.support.scripted_fleet import KEY, ScriptedFleet, refused, scripted_fleet
+from tests.support.scripted_fleet import KEY, ScriptedFleet, event, refused, scripted_fleet
 from tests.support.waiting import until
 
 
@@ -150,6 +150,31 @@ async def test_several_are_over_when_all_rest_at_one_moment(fleet: ScriptedFleet
     assert following.result() == [("op-1", "done"), ("op-2", "failing")]
 
 
+async def test_one_that_has_ended_is_left_alone_while_another_goes_on(fleet: ScriptedFleet) -> None:
+    ended = operation("done", percent=100) | {"finished_at": "2026-11-15T12:00:00Z"}
+    fleet.operations = [ended, operation(job="op-2")]
+    fleet.told = [[ended]]
+    seen = Seen()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow(fleet, seen, "op-1", "op-2"))
+        await until(lambda: _asked(fleet, "/api/operations/op-2") >= 5)
+        fleet.operations = [ended, operation("done", job="op-2")]
+    assert following.result() == [("op-1", "done"), ("op-2", "done")]
+    assert _asked(fleet, "/api/operations/op-1") == 1
+    assert _asked(fleet, "/api/operations/op-1/events") <= 2  # the first may have been told of the other's view
+
+
+async def test_two_hundred_at_once_are_one_stream(fleet: ScriptedFleet) -> None:
+    ids = [f"op-{number}" for number in range(200)]
+    fleet.operations = [operation(job=each) for each in ids]
+    ended = [operation("done", job=each) | {"finished_at": "2026-11-15T12:00:00Z"} for each in ids]
+    fleet.streams = [[event("operation", each) for each in ended[:150]], [event("operation", each) for each in ended]]
+    assert await follow(fleet, Seen(), *ids) == [(each, "done") for each in ids]
+    assert _asked(fleet, "/api/events") == 2
+    assert sum(path.endswith("/events") for _, path, _ in fleet.calls) == 2
+    assert _asked(fleet, "/api/operations/op-0") <= 2, "not again and again what has ended"
+
+
 async def test_what_waiting_cannot_cure_is_raised_as_itself(fleet: ScriptedFleet) -> None:
     with pytest.raises(errors.NotFound, match="no operation op-1"):
         await follow(fleet, Seen())
@@ -181,3 +206,7 @@ async def test_the_clients_way_to_backends(fleet: ScriptedFleet) -> None:
         assert (await client.backends.upgrades())["vllm"].available_version == "2"
         assert (await client.backends.check_upgrades())["vllm"].installed_version == "1"
         assert (await client.backends.matrix()).backends[0].nodes["a"].version == "1"
+
+
+def _asked(fleet: ScriptedFleet, path: str) -> int:
+    return sum(called == path for _, called, _ in fleet.calls)
