@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -59,6 +59,9 @@ class Shelf:
                     newest = f"{self._versions[row.name]}.0"
                     found[row.name] = UpgradeInfo(row.name, row.version, newest)
         return found
+
+    async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
+        return {}  # simulated workers list what they have under the name they were asked for
 
     async def refresh(self) -> None:
         await self._answers()

@@ -42,6 +42,7 @@ from corral.store.nodes import Node
 from tests.simulation import at_rest
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
 from tests.simulation.facts import FactsReader
+from tests.simulation.house_worker import disks_without_threads
 from tests.simulation.shelf import Shelf
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
@@ -403,7 +404,7 @@ def simulate(
         try:
             simulation = Simulation(seed, loop, database, plan or Plan())
             loop.set_exception_handler(lambda _, context: simulation.failed(f"unexpected: {context}"))
-            with _log_of(simulation, verbose=verbose):
+            with _log_of(simulation, verbose=verbose), disks_without_threads():
                 try:
                     loop.run_until_complete(simulation.run(chaos))
                 except Broken as error:

@@ -15,6 +15,7 @@ from corral.kit.errors import CorralError
 from corral.store import node_labels, nodes, operations, revisions
 from corral.store.backend_rules import Asked
 from tests.simulation.controllers import Controller, Died
+from tests.simulation.house_worker import HouseWorker
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
@@ -90,7 +91,8 @@ class Trouble:
 
     def _add_worker(self, name: str) -> None:
         known = self.chance.choice(_MACHINES)
-        kind: type[Worker] = LocalAIWorker if self.chance.random() < 0.15 else CorralWorker
+        kinds: tuple[type[Worker], ...] = (HouseWorker, CorralWorker, LocalAIWorker)
+        kind = self.chance.choices(kinds, (10, 5, 3))[0]
         worker = kind(self.house, name, self.house.chance(f"worker {name}"), **known)
         if isinstance(worker, LocalAIWorker):
             worker.digests = self.chance.random() < 0.5

@@ -7,11 +7,14 @@ worker answers when it is done and is asked for its inventory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
+
+import msgspec
 
 from corral.bus.local import LocalBus
 from corral.contract.messages import backends as wire
@@ -43,9 +46,16 @@ class Disk:
 
     installed: dict[str, dict[str, Any]] = field(default_factory=dict)
     outcomes: OrderedDict[tuple[str, int], tuple[str, wire.BackendResult, float]] = field(default_factory=OrderedDict)
+    outcomes_file: bytes | None = None
     seq: int = 0
 
-    def put(self, name: str, digest: str, version: str, at: str) -> None:
+    def read_bytes(self) -> bytes:
+        """Of the outcomes, as the real worker keeps them."""
+        if self.outcomes_file is None:
+            raise FileNotFoundError
+        return self.outcomes_file
+
+    def put(self, name: str, digest: str, version: str, at: str, variant: str = "") -> None:
         self.seq += 1
         before = self.installed.get(name)
         kept = before["previous"] if before is not None else ()
@@ -58,6 +68,7 @@ class Disk:
             "installed_at": at,
             "previous": kept,
             "fetched": fetched,
+            "variant": variant,
         }
 
     def fetch(self, name: str, digest: str) -> None:
@@ -70,10 +81,17 @@ class Disk:
             self.seq += 1
 
     def rows(self) -> tuple[wire.NodeBackend, ...]:
-        return tuple(
-            wire.NodeBackend(name=name, is_system=False, is_meta=False, **row)
-            for name, row in sorted(self.installed.items())
-        )
+        """Builds under their own names, and for each the name it was asked for by."""
+        rows = []
+        for name, told in sorted(self.installed.items()):
+            row = {key: value for key, value in told.items() if key != "variant"}
+            build = told["variant"] or name
+            rows.append(wire.NodeBackend(name=build, is_system=False, is_meta=False, **row))
+            if build != name:
+                date = told["installed_at"]
+                meta = wire.NodeBackend(name=name, is_system=False, is_meta=True, installed_at=date)
+                rows.append(msgspec.structs.replace(meta, meta_backend_for=build, version=told["version"]))
+        return tuple(rows)
 
 
 class House(Protocol):
@@ -139,13 +157,22 @@ class Worker:
                 await asyncio.sleep(self.chance.uniform(1, 5))
         self.bus = bus = self.house.join_bus(f"worker-{self.name}-{self.starts}")
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with self.alive(bus), asyncio.TaskGroup() as self._tasks:
                 await self.serve(bus)
                 while True:
                     await self.beat()
-                    await asyncio.sleep(BEAT_S * self.chance.uniform(0.9, 1.1))
+                    await self.pause()
         finally:
             self._tasks = None
+
+    @contextlib.asynccontextmanager
+    async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
+        """Around all that the process does."""
+        yield
+
+    async def pause(self) -> None:
+        """Between two heartbeats."""
+        await asyncio.sleep(BEAT_S * self.chance.uniform(0.9, 1.1))
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         if self._tasks is None:
@@ -184,11 +211,11 @@ class Worker:
     def moment(self) -> str:
         return self.house.clock.now().isoformat()
 
-    def change(self, kind: str, name: str, digest: str, version: str) -> None:
+    def change(self, kind: str, name: str, digest: str, version: str, variant: str = "") -> None:
         if kind == "delete":
             self.disk.remove(name)
         else:
-            self.disk.put(name, digest, version, self.moment())
+            self.disk.put(name, digest, version, self.moment(), variant)
         self.house.changed(self, name)
         self.on_change()
 
@@ -294,7 +321,7 @@ class CorralWorker(Worker):
                 self.disk.fetch(order.backend, digest)
             return {"success": True, "fetched": True, "digest": digest}
         if kind == "delete" or not quick or there is None or there["digest"] != digest:
-            self.change(kind, order.backend, digest, getattr(order, "version", ""))
+            self.change(kind, order.backend, digest, getattr(order, "version", ""), getattr(order, "variant", ""))
         return {"success": True, "digest": digest}
 
     async def _progress(self, order: Any, key: tuple[str, int], phase: str, seq: int) -> None:

@@ -1,0 +1,202 @@
+"""A simulated machine with the worker's own handling of orders: what is accepted, listed, remembered and told is
+decided by `worker/agent`; only the disk and the time that work takes are made up here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+from corral.blobs.errors import WrongDigest
+from corral.blobs.progress import Progress, Tell
+from corral.bus.local import LocalBus
+from corral.contract.messages import backends as wire
+from corral.contract.messages.backends import Phase
+from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
+from corral.kit.errors import CorralError, Failed
+from corral.kit.tasks import Wake
+from corral.worker.agent import outcomes as outcomes_module
+from corral.worker.agent.backend_changes import BackendChanges
+from corral.worker.agent.backend_orders import BackendOrders
+from corral.worker.agent.news import News
+from corral.worker.agent.order_runs import OrderRuns, Result
+from corral.worker.agent.outcomes import OrderKey, Outcome, Outcomes
+from corral.worker.agent.voice import Voice
+from corral.worker.installer.installer import Installer
+from corral.worker.installer.inventory import InstalledBackend
+from corral.worker.installer.records import Metadata, VersionRecord
+from corral.worker.metrics import WorkerMetrics
+from corral.worker.supervisor.supervisor import Supervisor
+from tests.simulation.workers import BEAT_S, Worker
+
+_METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
+
+
+class HouseWorker(Worker):
+    def forget(self) -> None:
+        self.wake = Wake()
+        self.voice = Voice()
+        self.outcomes = _DiskOutcomes(self)
+        self.outcomes.load()
+        self.runs = OrderRuns(self.outcomes, metrics=_METRICS, changed=self.wake.set)
+        installer = cast(Installer, _Installer(self))
+        changes = cast(BackendChanges, _Changes(self))
+        supervisor = cast(Supervisor, None)  # nothing runs
+        clock = self.house.clock
+        self.orders = BackendOrders(changes, installer, supervisor, self.runs, self.outcomes, self.voice, clock)
+        self.news = News(installer, self.orders.reports, lambda: (), self.wake)
+
+    @contextlib.asynccontextmanager
+    async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
+        with self.voice.over(bus, self.node_id):
+            async with self.runs:
+                yield
+
+    async def serve(self, bus: LocalBus) -> None:
+        await bus.serve(wire.INSTALL_BACKEND, self._told(self.orders.install), concurrency=256, node=self.node_id)
+        await bus.serve(wire.UPGRADE_BACKEND, self._told(self.orders.upgrade), concurrency=256, node=self.node_id)
+        await bus.serve(wire.DELETE_BACKEND, self._told(self.orders.delete), node=self.node_id)
+        await bus.serve(wire.CANCEL_BACKEND, self.orders.cancel, node=self.node_id)
+        await bus.serve(wire.LIST_BACKENDS, self.orders.list_backends, node=self.node_id)
+
+    async def pause(self) -> None:
+        await self.wake.wait(BEAT_S * self.chance.uniform(0.9, 1.1))
+
+    async def beat(self) -> None:
+        assert self.bus is not None
+        told, was_told = await self.news.gather()
+        beat = BusHeartbeat(
+            boot_id=self.boot_id, inventory=told.inventory, inventory_seq=told.inventory_seq, orders=told.orders
+        )
+        try:
+            await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
+        except CorralError:
+            self.house.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
+        else:
+            was_told()
+
+    def _told(self, handle: Callable[..., Any]) -> Any:
+        async def handler(order: Any, tokens: Any) -> Any:
+            self.house.note(self.name, "is told", type(order).__name__, order.backend, order.op_id, order.attempt)
+            await self.step()
+            answer = await handle(order, tokens)
+            await self.step()
+            return answer
+
+        return handler
+
+
+class _DiskOutcomes(Outcomes):
+    """On the simulated disk; the worker may die before and after it is written."""
+
+    def __init__(self, worker: HouseWorker) -> None:
+        super().__init__(cast(Path, worker.disk), worker.house.clock)
+        self._worker = worker
+
+    async def add(self, key: OrderKey, result: Result) -> Outcome:
+        await self._worker.step()
+        outcome = await super().add(key, result)
+        ended = "done" if result.success else result.error
+        self._worker.house.note(self._worker.name, "ended", key.kind, key.about, key.op_id, key.attempt, ended)
+        await self._worker.step()
+        return outcome
+
+
+class _Installer:
+    """What is on the disk."""
+
+    def __init__(self, worker: HouseWorker) -> None:
+        self._worker = worker
+
+    @property
+    def sequence(self) -> int:
+        return self._worker.disk.seq
+
+    async def list_backends(self) -> tuple[wire.NodeBackend, ...]:
+        rows = self._worker.disk.rows()
+        await asyncio.sleep(self._worker.chance.choice((0.0, 0.0, 0.05)))
+        return rows
+
+
+class _Changes:
+    """As `BackendChanges`: one order at a time for a backend, and a switch that is done or not."""
+
+    def __init__(self, worker: HouseWorker) -> None:
+        self._worker = worker
+
+    async def install(self, order: wire.InstallBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+        return await self._have(order, tell, hold_on, again=order.force)
+
+    async def upgrade(self, order: wire.UpgradeBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+        return await self._have(order, tell, hold_on, aside=order.fetch_only)
+
+    async def delete(self, name: str, _stopped: list[str]) -> None:
+        worker = self._worker
+        async with worker.lock(name):
+            await asyncio.sleep(worker.chance.uniform(0.01, 0.3))
+            await worker.step()
+            if worker.fails():
+                raise Failed("it does not go")
+            worker.change("delete", name, "", "")
+
+    async def _have(
+        self,
+        order: wire.InstallBackend | wire.UpgradeBackend,
+        tell: Tell,
+        hold_on: Callable[[], None],
+        *,
+        again: bool = False,
+        aside: bool = False,
+    ) -> InstalledBackend:
+        worker, name = self._worker, order.backend
+        assert order.digest, "the controller resolves"
+        async with worker.lock(name):
+            there = worker.disk.installed.get(name)
+            is_it = there is not None and there["digest"] == order.digest
+            kept = there is not None and order.digest in (*there["previous"], *there["fetched"])
+            if again or not (is_it or kept):
+                await self._fetch(order, tell)
+            if not aside or there is None:
+                tell(Progress(Phase.STARTING, name))
+                await worker.step()
+                hold_on()
+                await asyncio.sleep(worker.chance.uniform(0.0, 0.2))
+                if worker.fails():
+                    raise Failed("the new process does not start")
+                if again or not is_it:
+                    worker.change("install", name, order.digest, order.version, order.variant)
+            elif not (is_it or kept):
+                worker.disk.fetch(name, order.digest)
+        record = VersionRecord(order.digest, order.digest)
+        return InstalledBackend(order.variant, Path(), metadata=Metadata(version=order.version), record=record)
+
+    async def _fetch(self, order: wire.InstallBackend | wire.UpgradeBackend, tell: Tell) -> None:
+        worker, size = self._worker, 1000
+        took_s = worker.takes_s()
+        for phase in (Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING):
+            for part in (0.3, 1.0):
+                tell(Progress(phase, order.backend, int(part * size), size))
+                await asyncio.sleep(took_s / 8)
+                await worker.step()
+            if worker.chance.random() < worker.house.luck.fails / 4:
+                if worker.chance.random() < worker.house.luck.permanently:
+                    raise WrongDigest(f"{phase} brought something else")
+                raise Failed(f"{phase} failed")
+
+
+@contextlib.contextmanager
+def disks_without_threads() -> Iterator[None]:
+    async def here(work: Callable[[], Any]) -> Any:
+        return work()
+
+    def write(disk: Any, content: bytes, *, mode: int) -> None:
+        disk.outcomes_file = content
+
+    with (
+        mock.patch.object(outcomes_module, "in_daemon_thread", new=here),
+        mock.patch.object(outcomes_module, "write_atomically", new=write),
+    ):
+        yield
