@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
-from tests.support.waiting import until, wait_for
+from tests.support.waiting import promised, until, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ async def test_a_deleted_node_is_dropped_at_once_and_stays_out(cluster: Cluster)
     try:
         answer = await asyncio.to_thread(cluster.api, cluster.members[0], "DELETE", f"/api/nodes/{me['id']}")
         assert answer.status == 200
-        await asyncio.wait_for(gone.closed.wait(), 2)
+        await asyncio.wait_for(gone.closed.wait(), promised(2))
         assert await knock(cluster, me) == "-ERR 'Authorization Violation'"
         await staying.flush()
         assert staying.is_connected

@@ -11,7 +11,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.fleet import http
 from tests.support.postgres import Postgres, postgres
-from tests.support.waiting import wait_for
+from tests.support.waiting import promised, wait_for
 
 __all__ = ["postgres"]
 
@@ -59,7 +59,11 @@ def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
     made = cluster.api(one, "POST", "/api/keys", {"name": "app", "role": "inference"}).json()
     wait_for(lambda: http("GET", two.url + "/v1/models", key=made["secret"]).status == 200, "key known everywhere")
     assert cluster.api(two, "DELETE", f"/api/keys/{made['key']['id']}").status == 204
-    wait_for(lambda: http("GET", one.url + "/v1/models", key=made["secret"]).status == 401, "key refused everywhere", 2)
+    wait_for(
+        lambda: http("GET", one.url + "/v1/models", key=made["secret"]).status == 401,
+        "key refused everywhere",
+        promised(2),
+    )
 
 
 def test_events_of_one_controller_tell_what_happened_at_the_other(cluster: Cluster) -> None:

@@ -1,11 +1,12 @@
 """Wait for a condition with a deadline, never a bare sleep. A slow machine is no failure, so deadlines are generous:
-only what hangs reaches them. A shorter one is given where the promise itself is that something is quick.
+only what hangs reaches them. Where the promise itself is that something is quick, the deadline is `promised`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, overload
@@ -14,6 +15,11 @@ T = TypeVar("T")
 
 DEADLINE_S = 30.0
 NOT_YET = (AssertionError, OSError, KeyError, ValueError)
+
+
+def promised(seconds: float) -> float:
+    """What we promise about time holds on a machine with nothing else to do; a busy one gets longer as it is busier."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_for(look: Callable[[], T], what: str = "such state", timeout_s: float = DEADLINE_S) -> T:

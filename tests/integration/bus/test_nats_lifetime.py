@@ -24,7 +24,7 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.kit.errors import OutcomeUnknown, Unavailable, Unreachable
 from tests.support.nats import Minting, NatsServer, quick_settings
 from tests.support.processes import free_port
-from tests.support.waiting import until
+from tests.support.waiting import promised, until
 
 
 async def answer(request: InstallBackend, tokens: Tokens) -> InstallReply:
@@ -200,7 +200,7 @@ async def test_a_revoked_node_is_dropped_at_once_and_stays_out(nats_server: Nats
         revoked_at = time.monotonic()
         await nats_server.revoke(nats_server.node("a").public_key)
         await until(lambda: not node.connected, "the drop")
-        assert time.monotonic() - revoked_at < 1
+        assert time.monotonic() - revoked_at < promised(1)
         with pytest.raises(Unreachable):
             await order(controller)
         assert (await order(controller, "b")).success
@@ -420,6 +420,6 @@ async def test_leaving_does_not_wait_for_a_handler_that_never_ends(nats_server: 
             running = asyncio.create_task(order(controller, timeout_s=3))
             await begun.wait()
             left_at = time.monotonic()
-        assert time.monotonic() - left_at < 3
+        assert time.monotonic() - left_at < promised(3)
         with pytest.raises(OutcomeUnknown):
             await running

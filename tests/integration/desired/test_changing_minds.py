@@ -10,7 +10,7 @@ from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.store import node_backends, operations
 from tests.support.backend_fleet import Fleet
 from tests.support.scripted_worker import CorralWorker
-from tests.support.waiting import until
+from tests.support.waiting import promised, until
 
 
 async def having(fleet: Fleet, *names: str, backend: str = "vllm") -> list[CorralWorker]:
@@ -98,7 +98,7 @@ async def test_cancel_reaches_the_node(fleet: Fleet) -> None:
     view = await fleet.view(operation)
     assert {row.status for row in view.nodes} == {"cancelled"}
     assert (view.state, view.outcome, view.message) == ("done", "cancelled", "cancelled")
-    await until(lambda: barn.at_once == 0, timeout_s=2.0)
+    await until(lambda: barn.at_once == 0, timeout_s=promised(2))
     assert barn.orders("cancel") == [{"op_id": operation, "backend": "vllm"}]
     with pytest.raises(Invalid, match="already ended"):
         await fleet.operations.cancel(operation)

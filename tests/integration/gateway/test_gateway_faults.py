@@ -25,7 +25,7 @@ from tests.integration.gateway.conftest import ADMIN, KEYS, USER, OpenGateway, b
 from tests.integration.gateway.raw_client import connected, exchange, status_of
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
 from tests.support.nats import NatsServer, nats_server, running_server
-from tests.support.waiting import until
+from tests.support.waiting import promised, until
 
 __all__ = ["nats_server"]
 NEVER = 3600.0
@@ -109,7 +109,7 @@ async def test_a_revoked_key_is_refused_without_any_bus(
         await gateway.keeper.look()
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         controller.change(keys=[key for key in KEYS if key["id"] != f"id-{USER}"])
-        await until_refused(http, gateway, USER, timeout_s=2.0)
+        await until_refused(http, gateway, USER, timeout_s=promised(2))
         assert await status(http, f"{gateway.url}/v1/models", ADMIN) == 200
         assert controller.view_reads.count(None) == 2  # the rest of the looks cost a 304
 
@@ -136,7 +136,7 @@ async def test_a_revoked_key_is_refused_at_a_hint(
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         controller.change(keys=[])
         await bus.publish(VIEW_CHANGED, ViewChanged(kind="keys", id="x", row_version=1))
-        await until_refused(http, gateway, USER, timeout_s=2.0)
+        await until_refused(http, gateway, USER, timeout_s=promised(2))
         # The bus goes and comes back: what was missed meanwhile is looked up.
         await nats_server.server.stop()
         await until(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")

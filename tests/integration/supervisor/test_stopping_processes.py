@@ -19,7 +19,7 @@ from corral.worker.supervisor.ports import PortRange
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.processes import alive
 from tests.support.supervising import identities, listens, mock_grpc, tiny
-from tests.support.waiting import until
+from tests.support.waiting import promised, until
 
 Open = Callable[..., Any]
 
@@ -52,7 +52,7 @@ async def test_stop_escalates_to_sigkill_and_kills_grandchildren(supervisor: Sup
     began = time.monotonic()
     stopped = await supervisor.stop(running.process_id, grace_s=0.4)
     assert stopped.terminated
-    assert 0.4 <= time.monotonic() - began < 5
+    assert 0.4 <= time.monotonic() - began < promised(5)
     assert not any(alive(pid) for pid in (running.pid, *family))
 
 
@@ -178,8 +178,8 @@ async def test_stop_all_is_over_a_snapshot_and_at_once(supervisor: Supervisor, f
     for replica in range(4):
         await supervisor.start(tiny(tmp_path / "b", "deaf=1", replica=replica))
     began = time.monotonic()
-    stopped = await supervisor.stop_all(grace_s=0.5)
-    assert time.monotonic() - began < 1.9, "one after the other would take two seconds"
+    stopped = await supervisor.stop_all(grace_s=2.0)
+    assert time.monotonic() - began < 7.9, "one after the other would take eight seconds"
     assert sorted(each.key for each in stopped) == ["m#0", "m#1", "m#2", "m#3"]
     assert not any(alive(identity.pid) for identity in identities(folder))
 
