@@ -9,7 +9,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,6 +111,8 @@ class ScriptedFleet:
                 return await self._events(request, None)
             told = self.told.pop(0) if self.told else []
             return await self._events(request, [event("operation", view) for view in told])
+        if (request.method, path) == ("GET", "/api/operations"):
+            return web.json_response({"operations": self._page(request.query)})
         return self._api(request.method, path, body, "plan=true" in request.raw_path)
 
     async def _events(self, request: web.BaseRequest, chunks: list[bytes] | None) -> web.StreamResponse:
@@ -159,14 +161,17 @@ class ScriptedFleet:
             case _:
                 return refused(404, f"there is no {path} here", "http_error")
 
+    def _page(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        ids = [each["jobID"] for each in self.operations]
+        begin = ids.index(query["after"]) + 1 if "after" in query else 0
+        return self.operations[begin : begin + int(query.get("limit", "50"))]
+
     def _accept(self) -> web.Response:
         self.operations.append(self.accepts.pop(0))
         return web.json_response({"jobID": self.operations[-1]["jobID"], "message": "started"}, status=202)
 
     def _operation(self, method: str, rest: list[str]) -> web.Response:
         """The contract's family of errors: a sentence, and beside it what a script can match."""
-        if method == "GET" and not rest:
-            return web.json_response({"operations": self.operations})
         if rest == ["history"]:
             if method == "DELETE":
                 return web.json_response({"success": True})

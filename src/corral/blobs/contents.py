@@ -94,7 +94,8 @@ class Contents:
                 is_folder = await to_the_end(Path(source.uri).is_dir)
                 return await (open_folder if is_folder else open_file)(self._means, source, tell)
             case sources.DIRECTORY:
-                return await open_folder(self._means, source, tell)
+                is_file = await to_the_end(Path(source.uri).is_file)
+                return await (open_file if is_file else open_folder)(self._means, source, tell)
             case sources.OCIFILE:
                 return await open_saved_image(self._means, source, tell)
             case sources.PYPI:

@@ -16,6 +16,14 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="do not stay to wat
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
 
+def said(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """For options that narrow something down: `--node "$NODE"` with nothing in it must not mean every node."""
+    source = context.get_parameter_source(param.name or "")
+    if source is not None and source.name == "COMMANDLINE" and not value.strip():
+        raise typer.BadParameter("is empty: leave it out, or say which")
+    return value
+
+
 def confirm(what: str) -> None:
     if not interactive():
         raise typer.BadParameter(f"nobody to ask here: add --yes to {what}")

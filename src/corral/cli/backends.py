@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from corral.cli import backend_text, watching
-from corral.cli.asking import Detach, Json, Yes, confirm, unknown
+from corral.cli.asking import Detach, Json, Yes, confirm, said, unknown
 from corral.cli.output import DONE, FAILED, complain, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.kit.errors import CorralError, NotFound, Unavailable
@@ -27,8 +28,10 @@ app = typer.Typer(
 Backend = Annotated[str, typer.Argument(metavar="NAME", help="of the backend", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="of backends", show_default=False)]
 MaybeNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="of backends", show_default=False)]
-Node = Annotated[str, typer.Option("--node", metavar="NODE", help="on this node, by name or id")]
-Selector = Annotated[str, typer.Option("--selector", "-l", metavar="LABELS", help="on nodes with these labels: a=b,!c")]
+Node = Annotated[str, typer.Option("--node", metavar="NODE", help="on this node, by name or id", callback=said)]
+Selector = Annotated[
+    str, typer.Option("--selector", "-l", metavar="LABELS", help="on nodes with these labels: a=b,!c", callback=said)
+]
 AllNodes = Annotated[bool, typer.Option("--all-nodes", help="on every node, also those that join later")]
 MaxParallel = Annotated[str, typer.Option("--max-parallel", metavar="N", help="so many nodes switch at once: 3, 25%")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only tell what would happen on each node")]
@@ -164,7 +167,7 @@ async def install_backends(
     if (own_name or alias) and not uri:
         raise typer.BadParameter("--name and --alias go with --uri")
     scope = _scope(node, selector, all_nodes, default=True)
-    extra = {"uri": uri, "name": own_name, "alias": alias} if uri else {}
+    extra = {"uri": _from_anywhere(uri), "name": own_name, "alias": alias} if uri else {}
     bodies = [_body("install", each, scope, force=force, max_parallel=max_parallel, **extra) for each in names or [""]]
     return await _carry_out(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
 
@@ -290,6 +293,11 @@ async def list_upgrades(
     print_table(backend_text.UPGRADE_COLUMNS, rows, empty="everything is as new as the galleries have it")
     if rows:
         remark("`corral backends upgrade --outdated` upgrades them all, `--dry-run` tells what that means.")
+
+
+def _from_anywhere(uri: str) -> str:
+    """A node would read a path that begins here from where it stands itself."""
+    return os.path.abspath(uri) if uri.startswith(("./", "../")) else uri
 
 
 def _scope(node: str, selector: str, all_nodes: bool, *, default: bool) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corral.cli import operation_text, watching
-from corral.cli.asking import Detach, Json, Yes, confirm, each_in_turn
+from corral.cli.asking import Detach, Json, Yes, confirm, each_in_turn, said
 from corral.cli.output import DONE, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.kit.errors import Conflict, NotFound
@@ -27,7 +28,8 @@ Operation = Annotated[str, typer.Argument(metavar="ID", help="of the operation, 
 Several = Annotated[
     list[str], typer.Argument(metavar="ID...", help="of operations, or how they begin", show_default=False)
 ]
-OneNode = Annotated[str, typer.Option("--node", metavar="NODE", help="there only")]
+_ID = re.compile(r"[0-9A-Za-z-]+\Z")  # anything else would be another path of the API
+OneNode = Annotated[str, typer.Option("--node", metavar="NODE", help="there only", callback=said)]
 
 
 @app.command("list")
@@ -96,7 +98,7 @@ async def watch_operations(
       corral ops watch --json | jq -r '.message'
     """
     views = [await find(client, each) for each in operations or []]
-    views = views or list(await client.operations.list())
+    views = views or list(await client.operations.list(rows=False))
     if not views:
         remark("nothing is under way")
         return DONE
@@ -202,16 +204,18 @@ async def show_history(
 
 async def find(client: Client, given: str) -> OperationView:
     """By its id, or by how that begins where only one does so."""
+    if not _ID.match(given):
+        raise NotFound(f"{given!r} is no operation's id: `corral ops list --all` has them all")
     try:
         return await client.operations.get(given)
     except NotFound as error:
-        everything = await client.operations.list(everything=True)
-        chosen = [view for view in everything if given and view.job_id.startswith(given)]
+        everything = await client.operations.list(everything=True, rows=False)
+        chosen = [view for view in everything if view.job_id.startswith(given)]
         if len(chosen) > 1:
             raise Conflict(f"{len(chosen)} operations begin with {given!r}: give more of the id") from error
         if not chosen:
             raise NotFound(f"no operation {given!r}: `corral ops list --all` has them all") from error
-        return chosen[0]
+        return await client.operations.get(chosen[0].job_id)
 
 
 async def _steer(client: Client, operations: Sequence[str], act: Callable[[str], Awaitable[None]], done: str) -> int:

@@ -16,15 +16,28 @@ from corral.contract.admin import (
     Steered,
 )
 
+_PAGE = 50  # operations of a thousand nodes, in one answer
+_MOST = 1000
+
 
 class Operations:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    async def list(self, *, everything: bool = False) -> tuple[OperationView, ...]:
-        """Those that are not done; or also those that are, newest first."""
-        path = "/api/operations" + ("?all=true" if everything else "")
-        return (await self._caller.call("GET", path, OperationList)).operations
+    async def list(self, *, everything: bool = False, rows: bool = True) -> tuple[OperationView, ...]:
+        """Those that are not done; or also those that are, newest first. Without `rows` not node by node, but quick."""
+        asked = {"limit": str(_PAGE if everything and rows else _MOST)} | ({} if rows else {"rows": "false"})
+        if not everything:
+            return await self._list(asked)
+        found: tuple[OperationView, ...] = ()
+        while page := await self._list({"all": "true"} | asked | ({"after": found[-1].job_id} if found else {})):
+            found += page
+            if len(page) < int(asked["limit"]):
+                break
+        return found
+
+    async def _list(self, asked: dict[str, str]) -> tuple[OperationView, ...]:
+        return (await self._caller.call("GET", f"/api/operations?{urlencode(asked)}", OperationList)).operations
 
     async def get(self, operation_id: str) -> OperationView:
         return await self._caller.call("GET", f"/api/operations/{segment(operation_id)}", OperationView)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 from typing import Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from corral.contract.codec import Message, always
 from corral.kit.errors import Invalid
@@ -18,7 +18,7 @@ from corral.kit.errors import Invalid
 OCI = "oci"  # uri: an image reference without a scheme; digest: of the index or manifest the tag pointed to
 HTTP = "http"  # uri: an http(s) URL of an archive; digest: sha256 of the file, when known
 FILE = "file"  # uri: a path on the worker, an archive
-DIRECTORY = "directory"  # uri: a path on the worker, copied
+DIRECTORY = "directory"  # uri: a path on the worker: a folder, copied; or, as people write it, an archive
 OCIFILE = "ocifile"  # uri: a path on the worker, an image tarball (docker-save or OCI layout)
 PYPI = "pypi"  # uri: a requirement, `name==version`; `wheels` are all there is to install, nothing else is looked up
 INLINE = "inline"  # uri: for people only; `files` are the whole content
@@ -137,7 +137,7 @@ def parse_uri(text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: 
         case "oci":
             return _image(rest)
         case "http" | "https":
-            return Source(HTTP, text)
+            return Source(HTTP, _url(text))
         case "ocifile":
             return Source(OCIFILE, _path(rest))
         case "file":
@@ -213,6 +213,18 @@ def _hub_url(text: str, hub: str) -> str:
 def _image(text: str) -> Source:
     reference = parse_reference(text)
     return Source(OCI, str(reference), digest=reference.digest)
+
+
+def _url(text: str) -> str:
+    """Whether one can ask it is for whoever asks; that it names a host can be said before anybody is sent there."""
+    try:
+        parts = urlsplit(text)
+        sound = bool(parts.hostname) and not any(letter.isspace() for letter in text) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise Invalid(f"{text[:200]!r} is not a URL; write https://host/path")
+    return text
 
 
 def _path(text: str) -> str:

@@ -35,11 +35,9 @@ def _name_of(source: Source) -> str:
     match source.kind:
         case kind if kind == OCI:
             return ""
-        case kind if kind == DIRECTORY:
-            return PurePosixPath(source.uri).name
         case kind if kind == HTTP:
             return _without_ending(unquote(urlsplit(source.uri).path))
-        case kind if kind in (FILE, OCIFILE):
+        case kind if kind in (FILE, DIRECTORY, OCIFILE):
             return _without_ending(source.uri)
     return ""
 

@@ -209,6 +209,15 @@ async def test_an_archive_on_this_disk(write: Write, tmp_path: Path) -> None:
         await write(Source("file", str(tmp_path / "missing")))
 
 
+async def test_an_archive_on_this_disk_named_by_its_path_alone(write: Write, tmp_path: Path) -> None:
+    """`--uri /srv/x.tar.gz`: what lies there says what it is."""
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(layer({"run.sh": run_file()}))
+    opened = await write(Source("directory", str(path)))
+    assert opened.digest == sha256(path.read_bytes())
+    assert files_of(write.target) == {"run.sh": run_file()}
+
+
 # Folders
 
 

@@ -109,6 +109,10 @@ def test_install_passes_on_everything_it_was_told(corral: Corral) -> None:
         ["install", "vllm", "--name", "mine"],
         ["install", "vllm", "--node", "attic", "--all-nodes"],
         ["install", "vllm", "--node", "attic", "--selector", "a=b"],
+        ["install", "vllm", "--node", ""],
+        ["install", "vllm", "--selector", " "],
+        ["upgrade", "vllm", "--node", ""],
+        ["delete", "vllm", "--yes", "--all-nodes", "--node", ""],
         ["upgrade"],
         ["upgrade", "vllm", "--outdated"],
         ["rollback"],
@@ -302,6 +306,20 @@ def test_operations_are_listed_shown_and_found_by_how_their_id_begins(corral: Co
     assert (ran.code, ran.err) == (1, "corral: no operation '9999': `corral ops list --all` has them all\n")
     corral.fleet.operations = [operation(job="3f2a-1"), operation(job="3f2a-2")]
     assert "2 operations begin with '3f2a'" in corral("ops", "show", "3f2a").err
+
+
+@pytest.mark.parametrize("given", ["", " ", "/", "..", "?all=true", "x/events", "%2f"])
+def test_what_cannot_be_an_id_is_not_made_a_path(corral: Corral, given: str) -> None:
+    ran = corral("ops", "cancel", given)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"corral: {given!r} is no operation's id: `corral ops list --all` has them all\n"
+    assert corral.fleet.calls == []
+
+
+def test_a_path_from_here_is_made_one_from_anywhere(corral: Corral) -> None:
+    corral.fleet.accepts = [DONE]
+    corral("backends", "install", "--uri", "./x.tar.gz", "--name", "mine")
+    assert asked(corral) == [{"uri": str(Path.cwd() / "x.tar.gz"), "name": "mine"}]
 
 
 def test_operations_are_steered(corral: Corral) -> None:

@@ -90,6 +90,15 @@ async def test_asking_planning_and_steering_use_the_contracts_routes(fleet: Scri
     ]
 
 
+async def test_all_operations_are_read_page_by_page(fleet: ScriptedFleet) -> None:
+    fleet.operations = [operation("done", job=f"op-{number}") for number in range(120)]
+    async with Client(Endpoint(fleet.url, KEY)) as client:
+        assert len(await client.operations.list(everything=True)) == 120
+        assert len(await client.operations.list(everything=True, rows=False)) == 120
+        assert len(await client.operations.list()) == 120
+    assert _asked(fleet, "/api/operations") == 5
+
+
 async def test_the_stream_tells_progress_and_the_end(fleet: ScriptedFleet) -> None:
     fleet.operations = [operation()]
     fleet.told = [[operation(percent=40), operation("done", percent=100)]]

@@ -107,6 +107,8 @@ async def test_a_body_larger_than_allowed_is_413(api: Api) -> None:
         ({"kind": "upgrade", "backend": "vllm", "max_parallel": "101%"}, "write 25%"),
         ({"backend": "vllm", "node": "barn", "selector": "tier=fast"}, "not both"),
         ({"backend": "vllm", "selector": "=="}, "selects nothing"),
+        ({"backend": "vllm", "selector": " "}, "names no label"),
+        ({"backend": "vllm", "selector": ",,"}, "names no label"),
         ({"backend": "vllm", "selector": "x" * 5000}, "longer than"),
         ({"backend": "vllm", "selector": "tier=\x00"}, "control characters"),
         ({"backend": "vllm", "node": "ba\x00rn"}, "control characters"),

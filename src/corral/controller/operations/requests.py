@@ -84,9 +84,11 @@ async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> 
         raise Invalid("give a node or a selector, not both")
     if selector:
         try:
-            parse_selector(selector)
+            terms = parse_selector(selector).terms
         except ValueError as error:
             raise Invalid(str(error)) from error
+        if not terms:  # somebody's empty variable: what was meant for a few must not reach all
+            raise Invalid(f"the selector {selector!r} names no label; leave it out where every node is meant")
         return Scope(ScopeKind.SELECTOR, selector)
     if not node:
         return Scope(ScopeKind.ALL)
