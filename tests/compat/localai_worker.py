@@ -1,20 +1,20 @@
 """A scripted LocalAI worker, exact to the contract (http.md §2, §2.7; nats.md §2, §9, §10).
 
-Written from the contract, not from our code: plain HTTP, and a plain NATS client with that client's default inbox.
+Written from the contract, not from our code: plain HTTP, and a plain NATS client with that client's default inbox. What
+it does with backends is `localai_backends.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import nats
 from nats.aio.client import Client
-from nats.aio.msg import Msg
+
+from tests.compat.localai_backends import LocalAIBackends
 
 
 class LocalAIWorker:
@@ -29,7 +29,7 @@ class LocalAIWorker:
         self.heartbeats: list[int] = []  # HTTP status of every heartbeat
         self.errors: list[str] = []
         self.nats: Client | None = None
-        self.backends: list[dict[str, Any]] | None = None  # None is what an empty worker of old sends: null
+        self.backends = LocalAIBackends(name, "nvidia-cuda-12")
         self._jwt = ""
         self._seed = ""
 
@@ -89,21 +89,7 @@ class LocalAIWorker:
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.2,
         )
-        replies: dict[str, Callable[[dict[str, Any]], object]] = {
-            "backend.list": lambda _: {"backends": self.backends},
-            "models.running": lambda _: {"models": []},
-            "backend.delete": lambda asked: {"success": False, "error": f"no such backend {asked.get('backend')}"},
-        }
-        for subject, make in replies.items():
-            await self.nats.subscribe(f"nodes.{self.node_id}.{subject}", cb=self._answer(make))
-        await self.nats.flush()
-
-    def _answer(self, make: Callable[[dict[str, Any]], object]) -> Callable[[Msg], Any]:
-        async def answer(message: Msg) -> None:
-            asked = json.loads(message.data or b"{}") or {}
-            await message.respond(json.dumps(make(asked)).encode())
-
-        return answer
+        await self.backends.listen(self.nats, self.node_id)
 
     async def run_heartbeats(self) -> None:
         """Only while NATS is connected; the result's status is ignored, as upstream does."""
@@ -123,6 +109,7 @@ class LocalAIWorker:
         return [drained, status, left]
 
     async def close(self) -> None:
+        await self.backends.close()
         if self.nats is not None:
             with contextlib.suppress(Exception):
                 await self.nats.close()

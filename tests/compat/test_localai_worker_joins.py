@@ -13,6 +13,7 @@ from corral.bus.api import FixedCredentials
 from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.backends import LIST_BACKENDS, ListBackends
+from tests.compat.localai_backends import Build
 from tests.compat.localai_worker import LocalAIWorker
 from tests.support.cluster import Cluster
 from tests.support.waiting import until
@@ -77,7 +78,7 @@ async def test_it_registers_is_approved_heartbeats_refreshes_and_answers_on_the_
         async with controllers_bus(cluster) as bus:
             reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=5, node=worker.node_id)
             assert reply.backends == ()
-            worker.backends = [{"name": "vllm", "is_system": False, "is_meta": False, "version": "1", "from": "x"}]
+            worker.backends.folders["vllm"] = Build("vllm", version="1")
             reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=5, node=worker.node_id)
             assert [backend.name for backend in reply.backends] == ["vllm"]
 

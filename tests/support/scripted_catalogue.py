@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ class ScriptedCatalogue:
             "llama-cpp": {"*": build("cpu-llama-cpp")},
         }
         self.concrete: dict[str, str] = {"cuda-vllm": "vllm"}
+        self.shared: dict[str, str] = {}  # by build, its alias
         self.slow: asyncio.Event | None = None  # resolving waits for it
         self.asked: list[tuple[Asked, MachineKind]] = []
         self.newer: dict[str, UpgradeInfo] = {}
@@ -82,6 +83,9 @@ class ScriptedCatalogue:
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
         return dict(self.newer)
+
+    async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
+        return {name: self.shared[name] for name in builds if name in self.shared}
 
     async def refresh(self) -> None:
         self.refreshed += 1

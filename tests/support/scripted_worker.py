@@ -40,6 +40,7 @@ class Script:
     lose_results: bool = False  # the event that tells an outcome never leaves
     lie: bool = False  # says that it is done, and is not
     digest: str = ""  # what a worker that resolves for itself finds
+    lists: dict[str, str] = field(default_factory=dict)  # by name it was asked for, the only one it lists it under
 
 
 class ScriptedWorker:
@@ -102,7 +103,7 @@ class ScriptedWorker:
     def _change(self, kind: str, order: dict[str, Any]) -> None:
         if self.script.lie:
             return
-        name = order["backend"]
+        name = self._listed(order["backend"])
         if kind == "delete":
             self.installed.pop(name, None)
             return
@@ -116,6 +117,9 @@ class ScriptedWorker:
         kept = {"previous": [each for each in previous if each != digest], "fetched": fetched}
         told = {key: value for key, value in kept.items() if value}
         self.put(name, **({"digest": digest} if digest else {}), version=order.get("version", ""), **told)
+
+    def _listed(self, backend: str) -> str:
+        return self.script.lists.get(backend, backend)
 
     async def _list(self, asked: wire.ListBackends, _tokens: object) -> wire.BackendList:
         self._note("backend.list", asked)
@@ -252,7 +256,7 @@ class LocalAIWorker(ScriptedWorker):
             await self._work()
             if self.script.failures:
                 return reply(success=False, error=self.script.failures.pop(0).get("error", ""))
-            there = body["backend"] in self.installed
+            there = self._listed(body["backend"]) in self.installed
             if kind != "install" or not there or body.get("force"):
                 self._change(kind, body | {"digest": self.script.digest})
             return reply(success=True)

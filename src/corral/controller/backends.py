@@ -56,7 +56,7 @@ class Backends:
         clock: Clock,
         options: BackendOptions,
     ) -> None:
-        calls = WorkerCalls(bus, clock, options.times)
+        calls = WorkerCalls(bus, clock, options.times, aliases=catalogue.aliases)
         self.catalogue = catalogue
         self.reconciler = Reconciler(
             store,

@@ -106,6 +106,13 @@ class Galleries:
         digests = await self._resolver.available(rules.digests_to_look_up(nodes, catalogue))
         return rules.upgrades(nodes, catalogue, digests)
 
+    async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
+        if not builds:
+            return {}
+        catalogue = await self._resolver.library.catalogue()
+        found = {name: catalogue.find(name) for name in builds}
+        return {name: entry.alias for name, entry in found.items() if isinstance(entry, BackendEntry) and entry.alias}
+
     async def refresh(self) -> None:
         self._others.clear()
         self._resolver.library.forget()

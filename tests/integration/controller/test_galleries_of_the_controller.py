@@ -207,6 +207,13 @@ async def test_localai_workers_are_told_of_every_gallery_but_ours(tmp_path: Path
         assert galleries.galleries() == [{"name": "localai", "url": NOWHERE, "mirrors": ("github:a/b/c.yaml",)}]
 
 
+async def test_the_name_that_builds_share_is_known_by_build(tmp_path: Path) -> None:
+    nobody = Gallery("away", NOWHERE)
+    async with opened(tmp_path, write_index(tmp_path, "registry.example"), nobody) as galleries:
+        names = ["cpu-plough", "cuda-plough", "plough", "rake", "never-heard-of"]
+        assert await galleries.aliases(names) == {"cpu-plough": "plough", "cuda-plough": "plough"}
+
+
 async def test_what_is_newer_than_what_the_nodes_have(tmp_path: Path, registry: ImageRegistry) -> None:
     first, second = an_image("first"), an_image("second")
     push_image(registry.url, "plough", "latest-cpu", first)

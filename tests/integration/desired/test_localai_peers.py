@@ -97,6 +97,26 @@ async def test_an_upgrade_shows_by_its_date_and_a_worker_from_before_reinstalls_
     assert len(new.orders()) + len(old.orders()) == 2, "done is done"
 
 
+async def test_what_is_listed_only_as_its_build_is_installed_upgraded_and_deleted_by_its_own_name(fleet: Fleet) -> None:
+    """LocalAI's usual case: builds share the name of the entry that chooses among them, and hide it in the list."""
+    fleet.catalogue.shared = {"cuda12-vllm": "vllm"}
+    old = await fleet.localai("old-hand")
+    old.script.lists = {"vllm": "cuda12-vllm"}
+    await fleet.until(await fleet.install(), "done")
+    assert await fleet.inventory("old-hand") == ["cuda12-vllm"]
+    await fleet.until(await fleet.ask("upgrade", "vllm"), "done")
+    fleet.catalogue.shared = {}  # no gallery can be read any more: what they said is remembered
+    before = len(old.asked)
+    await until(lambda: [one for one in old.asked[before:] if one.subject == "backend.list"])
+    await fleet.until(await fleet.ask("delete", "vllm"), "done")
+    assert [one.subject for one in old.asked if one.subject != "backend.list"] == [
+        "backend.install",
+        "backend.upgrade",
+        "backend.delete",
+    ]
+    assert await fleet.inventory("old-hand") == []
+
+
 async def test_other_upgrade_errors_do_not_fall_back(fleet: Fleet) -> None:
     old = await fleet.localai("old-hand")
     old.put("vllm")

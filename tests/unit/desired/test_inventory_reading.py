@@ -56,6 +56,12 @@ def test_by_alias() -> None:
     )
 
 
+def test_of_several_with_that_alias_the_one_we_mean() -> None:
+    other = NodeBackend("cuda-llama-cpp", False, False, alias="llama-cpp", digest="sha256:7")
+    assert find_installed((BUILD, other), "llama-cpp", "cuda-llama-cpp") == Installed("sha256:7")
+    assert find_installed((other, BUILD), "llama-cpp", "vulkan-llama-cpp") == Installed("sha256:7")
+
+
 def test_what_is_ours_wins_over_the_systems() -> None:
     ours = NodeBackend("piper", False, False, digest="sha256:9")
     assert find_installed((SYSTEM, ours), "piper") == Installed("sha256:9")

@@ -6,7 +6,7 @@ nothing of it is called inside a transaction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -60,6 +60,9 @@ class Catalogue(Protocol):
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
         """By backend: what the galleries have that the nodes have not."""
+
+    async def aliases(self, builds: Collection[str], /) -> Mapping[str, str]:
+        """By build, the name it shares with others of its kind. What no gallery knows is left out; never raises."""
 
     async def refresh(self) -> None:
         """Read the galleries anew, and ask the registries anew."""

@@ -141,17 +141,19 @@ class Dispatch:
             await self._not_reached(order.node_id)
         if isinstance(heard, Ended) and heard.result.success:
             late = None if order.accepts else StillRunning(order.id, self._calls.answer_within_s(order.send.kind))
-            await self._confirm(heard, late)
+            await self._confirm(heard, late, accepts=order.accepts)
         else:
             self._heard(heard, None)
 
-    async def _confirm(self, ended: Ended | NotRunning, otherwise: Observation | None = None) -> None:
+    async def _confirm(
+        self, ended: Ended | NotRunning, otherwise: Observation | None = None, *, accepts: bool = True
+    ) -> None:
         """If the node cannot be asked now, its next heartbeat or the next round of questions tells; `otherwise` is
         then what is known."""
         node_id = ended.order.node_id
         try:
             async with self._asking:
-                listed = await self._calls.list_backends(node_id)
+                listed = await self._calls.list_backends(node_id, accepts=accepts)
         except CorralError as error:
             log.warning("inventory could not be read after an order", node=node_id, error=error.message)
             if isinstance(error, Unreachable):

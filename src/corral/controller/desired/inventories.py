@@ -26,6 +26,7 @@ from corral.kit.tasks import Wake, run_every
 from corral.store import backend_intents, node_backends, nodes, revisions
 from corral.store.api import Store, Transaction
 from corral.store.node_backends import Inventory, fingerprint_of
+from corral.store.nodes import NodeOutline
 
 log = get_log(__name__)
 
@@ -117,17 +118,18 @@ class Inventories:
                 silent = outline.protocol == 0 and (row is None or now - row.seen_at >= self._ask_every)
                 reachable = outline.status == "healthy" and not outline.bus_down and takes_backends(outline)
                 if reachable and (silent or not is_current(row, outline)):
-                    due.append(outline.id)
+                    due.append(outline)
         turn = asyncio.Semaphore(_AT_ONCE)
-        answers = await asyncio.gather(*(self._ask(node_id, turn) for node_id in due))
+        answers = await asyncio.gather(*(self._ask(outline, turn) for outline in due))
         async with self._store.write() as tx:
             heard = [await with_boot(tx, looked) for looked in answers if looked is not None]
         await self._write([row for row in heard if row is not None])
 
-    async def _ask(self, node_id: str, turn: asyncio.Semaphore) -> Looked | None:
+    async def _ask(self, outline: NodeOutline, turn: asyncio.Semaphore) -> Looked | None:
+        node_id = outline.id
         try:
             async with turn:
-                listed = await self._calls.list_backends(node_id)
+                listed = await self._calls.list_backends(node_id, accepts=outline.protocol >= 1)
         except Unreachable:
             await self._not_reached(node_id)
         except CorralError as error:  # no answer says nothing about what is there
@@ -161,4 +163,8 @@ async def with_boot(tx: Transaction, looked: Looked) -> Inventory | None:
     answer = Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends)
     if before is None or not is_current(before, outline):
         return answer
+    if outline.protocol == 0:  # names come from galleries, and those may not have answered this time
+        named = {row.name: row.alias for row in before.backends}
+        rows = [msgspec.structs.replace(row, alias=row.alias or named.get(row.name, "")) for row in answer.backends]
+        answer = msgspec.structs.replace(answer, backends=tuple(rows))
     return msgspec.structs.replace(answer, orders=before.orders, processes=before.processes, told_at=before.told_at)

@@ -2,7 +2,7 @@
 
 A backend may be there under its own name, as the build a meta entry stands for, or by its alias. A LocalAI worker does
 not say which build its meta rows stand for; then the build we resolved for it is looked for, and the meta row itself
-counts when the worker chose another.
+counts when the worker chose another. Nor does it tell aliases: those were added when it was asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Installed:
 
 def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
     """`variant`: the concrete build we mean by `backend` on this node."""
-    row = _named(rows, backend) or _by_alias(rows, backend)
+    row = _named(rows, backend) or _by_alias(rows, backend, variant)
     if row is None:
         return None
     if not row.is_meta:
@@ -67,5 +67,6 @@ def _named(rows: Iterable[NodeBackend], name: str) -> NodeBackend | None:
     return next((row for row in found if not row.is_system), found[0] if found else None)
 
 
-def _by_alias(rows: Iterable[NodeBackend], alias: str) -> NodeBackend | None:
-    return next((row for row in rows if row.alias == alias and not row.is_system and not row.is_meta), None)
+def _by_alias(rows: Iterable[NodeBackend], alias: str, variant: str = "") -> NodeBackend | None:
+    found = [row for row in rows if row.alias == alias and not row.is_system and not row.is_meta]
+    return next((row for row in found if row.name == variant), found[0] if found else None)

@@ -6,9 +6,11 @@ call may take as long as an install, and no answer in that time is no failure.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from corral.bus.api import Bus
 from corral.contract.messages.backends import (
@@ -46,6 +48,7 @@ from corral.store.backend_rules import Asked
 from corral.store.backend_targets import TargetBuild
 
 T = TypeVar("T")
+Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
 Reply = InstallReply | StoppedReply
 
 
@@ -76,9 +79,11 @@ class Order:
 
 
 class WorkerCalls:
-    def __init__(self, bus: Bus, clock: Clock, times: CallTimes) -> None:
+    def __init__(self, bus: Bus, clock: Clock, times: CallTimes, *, aliases: Aliases) -> None:
+        """`aliases`: what galleries know of builds by name."""
         self._bus = bus
         self._clock = clock
+        self._aliases = aliases
         self.times = times
 
     def answer_within_s(self, kind: Kind) -> float:
@@ -123,8 +128,11 @@ class WorkerCalls:
             return None
         return NotRunning(order) if reply.success and not reply.running else None
 
-    async def list_backends(self, node_id: str) -> BackendList:
-        """Raises Unreachable only when nobody listens twice; Failed when the node says that it cannot tell."""
+    async def list_backends(self, node_id: str, *, accepts: bool) -> BackendList:
+        """Raises Unreachable only when nobody listens twice; Failed when the node says that it cannot tell.
+
+        A LocalAI worker lists only the build of what was installed by a name that builds share, and does not tell that
+        name (nats.md §4.3, gallery.md §14): it is the gallery's."""
 
         async def ask() -> BackendList:
             return await self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)
@@ -132,7 +140,11 @@ class WorkerCalls:
         listed = await self._twice(ask)
         if listed.error:
             raise Failed(f"the node cannot list its backends: {listed.error}")
-        return listed
+        if accepts:
+            return listed
+        aliases = await self._aliases([row.name for row in listed.backends if not row.is_meta])
+        named = [msgspec.structs.replace(row, alias=aliases.get(row.name, row.alias)) for row in listed.backends]
+        return msgspec.structs.replace(listed, backends=tuple(named))
 
     async def _sent(self, order: Order, timeout_s: float) -> Reply:
         match order.send.kind:

@@ -1,0 +1,274 @@
+"""A Corral controller installs, upgrades and deletes on a LocalAI worker, in the contract's words and by its rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.localai_backends import Build
+from tests.compat.localai_worker import LocalAIWorker
+from tests.support.backend_images import gallery_of
+from tests.support.cluster import Cluster
+from tests.support.ordering import mock_copy
+from tests.support.waiting import until
+
+SHARED = "the-shared-registration-token"
+
+
+class Yard:
+    """A controller with a gallery, and the nodes that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = mock_copy(folder / "mock")
+        self.cluster = Cluster(
+            folder,
+            f"sqlite:///{folder}/corral.db",
+            members=1,
+            CORRAL_COMPAT_LOCALAI="true",
+            CORRAL_REGISTRATION_TOKEN=SHARED,
+            CORRAL_BACKEND_INSTALL_TIMEOUT="4s",
+            CORRAL_BACKEND_UPGRADE_TIMEOUT="4s",
+            **(self.publish("1") | {"CORRAL_GALLERY_FRESH": "1ms"}),
+        )
+
+    def publish(self, version: str) -> dict[str, str]:
+        """`engine` chooses among builds that share its name, as LocalAI's do; `solo` is one build for everybody."""
+        uri = str(self.source)
+        capabilities = {"default": "cpu-engine", "nvidia-cuda-12": "cuda12-engine"}
+        return gallery_of(
+            self.folder / "galleries",
+            {"name": "engine", "alias": "engine", "capabilities": capabilities},
+            {"name": "cpu-engine", "alias": "engine", "uri": uri, "version": version},
+            {"name": "cuda12-engine", "alias": "engine", "uri": uri, "version": version},
+            {"name": "solo", "uri": uri, "version": version},
+        )
+
+    @property
+    def galleries(self) -> str:
+        """As they travel: JSON inside JSON."""
+        told: list[dict[str, str]] = json.loads(self.cluster.env["CORRAL_GALLERIES"])
+        return json.dumps(told, separators=(",", ":"))
+
+    async def api(self, method: str, path: str, body: object = None) -> Any:
+        answer = await asyncio.to_thread(self.cluster.api, self.cluster.members[0], method, path, body)
+        assert answer.status < 300, (path, answer.status, answer.body)
+        return answer.json() if answer.body else None
+
+    async def ask(self, kind: str, backend: str, node: str) -> str:
+        body = {"backend": backend}
+        asked = {"kind": kind, "backend": backend, "node": node} if kind == "delete" else body
+        path = "/api/operations" if kind == "delete" else f"/api/nodes/{node}/backends/{kind}"
+        return str((await self.api("POST", path, asked))["jobID"])
+
+    async def operation(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self.api("GET", f"/api/operations/{job}")
+        return found
+
+    async def row(self, job: str, holds: Callable[[dict[str, Any]], bool], what: str, node: str = "") -> dict[str, Any]:
+        """The node's row once it is so."""
+
+        async def look() -> dict[str, Any] | None:
+            view = await self.operation(job)
+            rows = [row for row in view["nodes"] if node in ("", row["node_name"])]
+            assert rows
+            assert holds(rows[0]), rows[0]
+            return rows[0]
+
+        found = await until(look, what)
+        assert found is not None
+        return found
+
+    async def done(self, job: str) -> dict[str, Any]:
+        async def look() -> bool:
+            view = await self.operation(job)
+            assert view["state"] == "done", view
+            return True
+
+        await until(look, f"end of {job}", 60)
+        return await self.operation(job)
+
+    async def backends(self, node: str) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in await self.api("GET", f"/api/nodes/{node}/backends")}
+
+    @contextlib.asynccontextmanager
+    async def worker(self, name: str, *, upgrades: bool = True) -> AsyncIterator[LocalAIWorker]:
+        """Approved and healthy; forgotten afterwards."""
+        worker = LocalAIWorker(self.cluster.members[0].url, self.cluster.bus_url, SHARED, name)
+        worker.backends.ways.upgrades = upgrades
+        await worker.register()
+        await self.api("POST", f"/api/nodes/{name}/approve")
+        await worker.acquire()
+        await worker.connect()
+        beating = asyncio.create_task(worker.run_heartbeats())
+        try:
+            yield worker
+            assert worker.errors == []
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await worker.close()
+            await self.api("DELETE", f"/api/nodes/{name}")
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    try:
+        yard.cluster.start()
+        yield yard
+    finally:
+        yard.cluster.close()
+
+
+async def test_installed_upgraded_and_deleted_each_seen_in_its_own_list(yard: Yard) -> None:
+    yard.publish("1")
+    async with yard.worker("old-hand") as worker:
+        backends = worker.backends
+        job = await yard.ask("install", "engine", "old-hand")
+        await yard.done(job)
+        assert backends.orders("install") == [{"backend": "engine", "backend_galleries": yard.galleries, "op_id": job}]
+        assert backends.processes == {"engine#0": ("engine", 50051)}, "an admin install starts its process"
+        assert (await backends._list({}))["backends"][0]["name"] == "cuda12-engine", "the entry itself is not listed"
+        assert (await yard.backends("old-hand"))["cuda12-engine"]["version"] == "1"
+
+        yard.publish("2")
+        job = await yard.ask("upgrade", "engine", "old-hand")
+        await yard.done(job)
+        assert backends.orders("upgrade") == [{"backend": "engine", "backend_galleries": yard.galleries, "op_id": job}]
+        assert backends.processes == {}, "an upgrade starts nothing"
+        assert (await yard.backends("old-hand"))["cuda12-engine"]["version"] == "2"
+
+        await yard.done(await yard.ask("delete", "engine", "old-hand"))
+        assert backends.orders("delete") == [{"backend": "engine"}]
+        assert backends.folders == {}
+        assert await yard.backends("old-hand") == {}
+
+        orders = [subject for subject, _ in backends.asked]
+        for kind in ("install", "upgrade", "delete"):
+            after = orders[orders.index(f"backend.{kind}") + 1]
+            assert after == "backend.list", "nobody believes a mere answer"
+        assert not any("accept" in body or "attempt" in body for _, body in backends.asked)
+        assert len(backends.orders("install")) == 1
+
+
+async def test_its_progress_is_shown_and_an_install_that_outlasts_the_call_is_still_running(yard: Yard) -> None:
+    async with yard.worker("slow-hand") as worker:
+        worker.backends.ways.gate = asyncio.Event()
+        job = await yard.ask("install", "engine", "slow-hand")
+        row = await yard.row(job, lambda row: row["status"] == "downloading" and row.get("total", ""), "progress")
+        assert (row["file_name"], row["total"], row["phase"]) == ("cuda12-engine", "2.1 GiB", "downloading")
+        row = await yard.row(job, lambda row: row["status"] == "running_on_worker", "outcome of the time out")
+        view = await yard.operation(job)
+        assert view["message"] == "worker still installing in background: slow-hand"
+        assert (view["processed"], view["progress"] == 100, view.get("error", "")) == (True, False, "")
+        assert view["state"] == "under_way"
+        worker.backends.ways.gate.set()
+        await yard.done(job)
+        assert len(worker.backends.orders("install")) == 1, "not asked again while it was at it"
+
+
+async def test_a_silent_old_worker_without_upgrades_reinstalls_by_force(yard: Yard) -> None:
+    yard.publish("1")
+    async with yard.worker("oldest-hand", upgrades=False) as worker:
+        backends = worker.backends
+        backends.ways.ticks = 0
+        backends.ways.digests = False
+        await yard.done(await yard.ask("install", "solo", "oldest-hand"))
+        before = backends.folders["solo"].installed_at
+        yard.publish("2")
+        job = await yard.ask("upgrade", "solo", "oldest-hand")
+        view = await yard.done(job)
+        assert [row["status"] for row in view["nodes"]] == ["success"]
+        first, second = backends.orders("install")
+        assert "force" not in first
+        assert second == {"backend": "solo", "backend_galleries": yard.galleries, "force": True, "op_id": job}
+        assert backends.folders["solo"].installed_at > before
+        assert backends.folders["solo"].version == "2"
+
+
+async def test_other_errors_of_an_upgrade_are_its_answer_and_it_stays_an_upgrade(yard: Yard) -> None:
+    yard.publish("1")
+    async with yard.worker("full-hand") as worker:
+        await yard.done(await yard.ask("install", "solo", "full-hand"))
+        yard.publish("2")
+        worker.backends.ways.refuses = {"upgrade": "installing backend from gallery: no space left on device"}
+        job = await yard.ask("upgrade", "solo", "full-hand")
+        row = await yard.row(job, lambda row: row["status"] == "error", "its refusal")
+        assert row["error"] == "installing backend from gallery: no space left on device"
+        worker.backends.ways.refuses = {}
+        await yard.done(job)
+        assert len(worker.backends.orders("install")) == 1, "no fallback"
+        assert len(worker.backends.orders("upgrade")) >= 2
+        assert worker.backends.folders["solo"].version == "2"
+
+
+async def test_a_delete_that_is_refused_counts_as_failed_and_what_is_the_systems_is_never_tried(yard: Yard) -> None:
+    async with yard.worker("stubborn-hand") as worker:
+        worker.backends.folders["piper"] = Build("piper", system=True)
+        await yard.done(await yard.ask("install", "solo", "stubborn-hand"))
+        worker.backends.ways.refuses = {"delete": "solo#0 is still running"}
+        job = await yard.ask("delete", "solo", "stubborn-hand")
+        row = await yard.row(job, lambda row: row["status"] == "error", "its refusal")
+        assert row["error"] == "solo#0 is still running"
+        worker.backends.ways.refuses = {}
+        await yard.done(job)
+        assert set(worker.backends.folders) == {"piper"}
+        member = yard.cluster.members[0]
+        path = "/api/nodes/stubborn-hand/backends/delete"
+        answer = await asyncio.to_thread(yard.cluster.api, member, "POST", path, {"backend": "piper"})
+        assert answer.status == 400, answer.body
+        assert {"backend": "piper"} not in worker.backends.orders("delete")
+
+
+async def test_it_is_asked_again_and_again_what_it_has(yard: Yard) -> None:
+    async with yard.worker("busy-hand") as worker:
+        await until(lambda: worker.backends.orders("list"), "question")
+        worker.backends.folders["vllm"] = Build("vllm", version="7")  # somebody installed it there by hand
+
+        async def shown() -> bool:
+            return (await yard.backends("busy-hand"))["vllm"]["version"] == "7"
+
+        await until(shown, "new row")
+        assert worker.backends.asked.count(("backend.list", {})) == len(worker.backends.asked)
+
+
+async def test_a_mixed_fleet_without_spurious_errors(yard: Yard) -> None:
+    yard.publish("1")
+    cluster, member = yard.cluster, yard.cluster.members[0]
+    token = await asyncio.to_thread(cluster.token, member, pre_approved=True)
+    await asyncio.to_thread(cluster.join, member, "barn", token)
+    await asyncio.to_thread(cluster.wait_status, member, "barn", "healthy", 60)
+    async with yard.worker("old-hand") as worker:
+        everywhere = {"barn", "old-hand"}
+
+        async def through(job: str) -> None:
+            seen: set[str] = set()
+
+            async def look() -> bool:
+                view = await yard.operation(job)
+                assert {row["node_name"] for row in view["nodes"]} == everywhere, "never fewer rows than nodes"
+                seen.update(row["status"] for row in view["nodes"])
+                assert view["state"] == "done", view
+                return True
+
+            await until(look, f"end of {job}", 60)
+            assert "error" not in seen
+
+        await through((await yard.api("POST", "/backends/apply", {"id": "engine"}))["id"])
+        assert set(await yard.backends("barn")) == {"engine", "cpu-engine"}
+        assert set(await yard.backends("old-hand")) == {"cuda12-engine"}
+        yard.publish("2")
+        await asyncio.to_thread((yard.source / "VERSION").write_text, "2\n")
+        await through((await yard.api("POST", "/backends/upgrade/engine"))["id"])
+        assert (await yard.backends("barn"))["cpu-engine"]["version"] == "2"
+        assert (await yard.backends("old-hand"))["cuda12-engine"]["version"] == "2"
+        await through((await yard.api("POST", "/backends/delete/engine"))["id"])
+        assert await yard.backends("barn") == {}
+        assert worker.backends.folders == {}
