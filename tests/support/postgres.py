@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,8 +115,8 @@ class Postgres:
         return subprocess.run(command, timeout=60).returncode
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="corral-pg-", dir="/tmp"))  # a socket's path must be short
     server = Postgres(folder, _programs(folder))
     try:
@@ -135,6 +136,12 @@ def postgres() -> Iterator[Postgres]:
     finally:
         server.stop()
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture
