@@ -74,16 +74,14 @@ class Yard:
     async def row(self, job: str, holds: Callable[[dict[str, Any]], bool], what: str, node: str = "") -> dict[str, Any]:
         """The node's row once it is so."""
 
-        async def look() -> dict[str, Any] | None:
+        async def look() -> dict[str, Any]:
             view = await self.operation(job)
-            rows = [row for row in view["nodes"] if node in ("", row["node_name"])]
+            rows: list[dict[str, Any]] = [row for row in view["nodes"] if node in ("", row["node_name"])]
             assert rows
             assert holds(rows[0]), rows[0]
             return rows[0]
 
-        found = await until(look, what)
-        assert found is not None
-        return found
+        return await until(look, what)
 
     async def done(self, job: str) -> dict[str, Any]:
         async def look() -> bool:
@@ -233,7 +231,7 @@ async def test_it_is_asked_again_and_again_what_it_has(yard: Yard) -> None:
         worker.backends.folders["vllm"] = Build("vllm", version="7")  # somebody installed it there by hand
 
         async def shown() -> bool:
-            return (await yard.backends("busy-hand"))["vllm"]["version"] == "7"
+            return bool((await yard.backends("busy-hand"))["vllm"]["version"] == "7")
 
         await until(shown, "new row")
         assert worker.backends.asked.count(("backend.list", {})) == len(worker.backends.asked)
