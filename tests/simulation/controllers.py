@@ -33,7 +33,7 @@ OPTIONS = BackendOptions(
     times=CallTimes(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
     pace=Pace(every_s=30.0, renew_s=8.0, rest_s=0.1),
     inventory_flush_s=4.0,
-    look_for_silent_every_s=20.0,
+    look_for_silent_every_s=30.0,
     progress_tell_s=5.0,
     progress_write_s=3.0,
     upgrade_check_every_s=600.0,
@@ -91,7 +91,7 @@ class Controller:
         clock = around.clock_of(name)
         self.bus = around.join_bus(f"{name}-{life}")
         self.store = store = around.open_store(self._between)
-        self.watch = Watch(store, self.bus, clock, interval_s=6.0)
+        self.watch = Watch(store, self.bus, clock, interval_s=10.0)
         self.changes = NodeChanges(store, self.watch)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
         self.backends = Backends(
@@ -104,7 +104,7 @@ class Controller:
             listening,
             leadership,
             clock,
-            interval_s=10.0,
+            interval_s=15.0,
             stale_after_s=STALE_AFTER_S,
             guard=GUARD,
             live_for_s=_LEASE_S,
@@ -113,7 +113,7 @@ class Controller:
             store,
             self.bus,
             clock,
-            flush_s=4.0,
+            flush_s=6.0,
             recorded=listening.recorded,
             not_recorded=listening.not_recorded,
             back=self.health.wake.set,
