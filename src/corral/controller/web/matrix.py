@@ -203,7 +203,7 @@ def _cell(row: MatrixRow, node: MatrixNode) -> Cell:
     todo = todo_of(cell.intent)
     return Cell(
         key,
-        _version(cell) if cell.installed else "–",
+        _version(cell) if cell.installed else "" if todo else "–",
         " · ".join(part for part in (cell.variant, cell.digest) if part),
         tuple(marks),
         todo,
@@ -218,5 +218,5 @@ def _todo_words(intent: MatrixIntent | None, todo: str) -> str:
         return ""
     kind = "roll back" if intent.kind == "rollback" else intent.kind
     if todo == "moving":
-        return f"{intent.phase or kind} {int(intent.percentage)} %"
+        return f"{intent.phase or kind} {int(intent.percentage)}\u00a0%"
     return f"{kind} {'fails' if todo == 'failing' else 'waits'}"

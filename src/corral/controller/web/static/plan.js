@@ -115,15 +115,23 @@ function table(nodes) {
   return make("table", {}, make("thead", {}, head), make("tbody", {}, ...nodes.slice(0, SHOWN).map(row)));
 }
 
+/** From what to what: by version where both are known, else by digest. */
+function versionsOf(node) {
+  const short = (digest) => digest?.split(":").pop().slice(0, 12);
+  const told = node.version && node.installed_version;
+  const [from, to] = told
+    ? [node.installed_version, node.version]
+    : [short(node.installed_digest), short(node.digest)];
+  if (from && to && from !== to) return `${from} → ${to}`;
+  return node.version || node.installed_version || to || from || "";
+}
+
 function row(node) {
   const amount = (bytes) => (bytes == null ? "–" : size(bytes));
-  const from = node.installed_version || node.installed_digest?.split(":").pop().slice(0, 12);
-  const to = node.version || node.digest?.split(":").pop().slice(0, 12);
-  const versions = from && to && from !== to ? `${from} → ${to}` : to || from || "";
   const does = !["skip", "nothing"].includes(node.action);
   const cells = [
     node.waits && does ? `${node.action} later` : node.action,
-    [node.variant, versions].filter(Boolean).join(" "),
+    [node.variant, versionsOf(node)].filter(Boolean).join(" "),
     does ? amount(node.fetch_bytes) : "–",
     does ? amount(node.disk_after_bytes) : "–",
     [node.reason, node.processes].filter(Boolean).join("; "),
