@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 
 from corral.controller.desired import dispatch, outcomes, plan
 from corral.controller.desired.plan import Stage
+from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
-from tests.simulation.simulation import Broken, simulate
+from tests.simulation.simulation import Broken, Simulation, simulate
 from tests.simulation.trouble import chaos
+from tests.simulation.workers import CorralWorker
 
 _SEEDS = range(1000, 1040)
 _AGAIN = """
@@ -115,6 +118,25 @@ def _without_where(module: Any) -> Any:
         index_elements=list(module.table.primary_key.columns),
         set_={name: module._INSERT.excluded[name] for name in columns},
     )
+
+
+def test_an_outage_taken_for_the_death_of_all_is_noticed(template: Path) -> None:
+    """No guard: a network that is cut takes the whole fleet offline."""
+
+    async def cut(house: Simulation) -> None:
+        house.start_controller("c0")
+        for number in range(5):
+            house.add_worker(CorralWorker(house, f"w{number}", house.chance(f"w{number}")))
+        await asyncio.sleep(60)
+        for worker in house.workers.values():
+            assert worker.bus is not None
+            worker.bus.hushed = True
+        await asyncio.sleep(200)
+
+    simulate(0, template, chaos=cut)
+    careless = mock.patch.object(classify, "_is_mass_outage", new=mock.Mock(return_value=False))
+    with careless, pytest.raises(Broken, match="of 5 nodes were taken offline"):
+        simulate(0, template, chaos=cut)
 
 
 def test_results_that_are_not_awaited_are_no_loss(template: Path) -> None:

@@ -1,0 +1,118 @@
+"""What must always hold, asked of facts in which it does not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from corral.contract.messages.backends import NodeBackend
+from corral.controller import invariants
+from corral.controller.health.classify import Guard
+from corral.controller.invariants import Facts, TakenOut
+from corral.store.backend_intents import BackendIntent
+from corral.store.backend_rules import Asked, BackendRule
+from corral.store.node_backends import Inventory
+from corral.store.nodes import NodePulse
+from corral.store.operation_nodes import OperationNode
+from corral.store.operations import Operation, OperationRequest
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+ASKED = Asked("vllm")
+OPERATION = Operation("op", "install", "vllm", "all", "", 7, NOON, OperationRequest(ASKED))
+RULE = BackendRule(7, "op", "all", "", "vllm", "present", "t", NOON, ASKED)
+
+
+def row(status: str, **more: Any) -> OperationNode:
+    return msgspec.structs.replace(OperationNode("op", "n1", "barn", status, NOON, digest="sha256:new"), **more)
+
+
+def facts(*rows: OperationNode, digest: str = "", rule: bool = True, **operation: Any) -> Facts:
+    backends = (NodeBackend("vllm", False, False, digest=digest),) if digest else ()
+    return Facts(
+        {"op": msgspec.structs.replace(OPERATION, **operation)},
+        {(one.operation_id, one.node_id): one for one in rows},
+        {7: RULE} if rule else {},
+        {"n1": Inventory("n1", "b1", 1, NOON, backends)},
+    )
+
+
+def test_all_is_well() -> None:
+    begun, under_way = facts(row("queued")), facts(row("downloading", attempt=1, seq=3, percentage=50.0))
+    done = facts(row("success", attempt=1, seq=9, percentage=100.0), digest="sha256:new", finished_at=NOON)
+    for before, after in ((Facts(), begun), (begun, under_way), (under_way, done), (done, done)):
+        assert invariants.broken(before, after) == []
+
+
+def test_nothing_accepted_is_forgotten() -> None:
+    begun = facts(row("queued"))
+    assert "vanished" in invariants.forgotten(begun, Facts())[0]
+    assert "forgot about node barn" in invariants.forgotten(begun, facts())[0]
+    assert invariants.forgotten(facts(row("success"), finished_at=NOON), Facts()) == [], "what has ended may be pruned"
+
+
+def test_an_operation_is_open_as_long_as_a_row_is() -> None:
+    assert "said to have ended" in invariants.astray(facts(row("queued"), finished_at=NOON))[0]
+    assert "no rule asks" in invariants.astray(facts(row("queued"), rule=False))[0]
+    assert "nothing left to do" in invariants.astray(facts(row("success")))[0]
+
+
+def test_nobody_works_unseen() -> None:
+    intent = BackendIntent("n1", "vllm", "install", "sent", 7, "op", 1, NOON)
+    seen, unseen = facts(row("downloading")), facts()
+    assert invariants.unseen(with_intent(seen, intent)) == []
+    assert "shows no row" in invariants.unseen(with_intent(unseen, intent))[0]
+
+
+def with_intent(known: Facts, intent: BackendIntent) -> Facts:
+    return Facts(known.operations, known.rows, known.rules, known.inventories, known.nodes, {("n1", "vllm"): intent})
+
+
+def test_a_success_is_one_the_inventory_shows() -> None:
+    begun = facts(row("downloading"))
+    for digest in ("", "sha256:old"):
+        assert "does not show" in invariants.unproven(begun, facts(row("success"), digest=digest))[0]
+    assert "does not show" in invariants.unproven(begun, facts(row("success"), digest="sha256:old", kind="delete"))[0]
+    assert invariants.unproven(begun, facts(row("success"), kind="delete")) == []
+    ended = facts(row("success"), digest="sha256:new")
+    assert invariants.unproven(ended, facts(row("success"))) == [], "what was shown once need not stay for ever"
+
+
+def test_nothing_goes_backwards_and_an_end_is_an_end() -> None:
+    before = facts(row("downloading", attempt=2, seq=5, percentage=50.0))
+    for changed in (
+        row("downloading", attempt=2, seq=4, percentage=60.0),
+        row("downloading", attempt=1, seq=9, percentage=60.0),
+        row("downloading", attempt=2, seq=6, percentage=40.0),
+    ):
+        assert "went back" in invariants.backwards(before, facts(changed))[0]
+    assert invariants.backwards(before, facts(row("downloading", attempt=3, seq=0))) == [], "a new try begins anew"
+    assert "had ended as success" in invariants.backwards(facts(row("success")), facts(row("queued")))[0]
+
+
+def test_automation_takes_out_no_more_than_its_share() -> None:
+    def fleet(*offline: int) -> Facts:
+        return Facts(
+            nodes={
+                f"n{number}": NodePulse(f"n{number}", "offline" if number in offline else "healthy", NOON, NOON, False)
+                for number in range(5)
+            }
+        )
+
+    guard = Guard(40, 3)
+    fallen = invariants.taken_out(fleet(), fleet(0, 1, 2), NOON, MINUTE)
+    assert len(fallen) == 3
+    assert "3 of 5" in invariants.too_many_taken_out(fallen, guard, MINUTE)[0]
+    assert invariants.too_many_taken_out(fallen[:2], guard, MINUTE) == []
+    slowly = [TakenOut(one.node_id, NOON + number * MINUTE, 5) for number, one in enumerate(fallen)]
+    assert invariants.too_many_taken_out(slowly, guard, MINUTE) == []
+    left = {id: msgspec.structs.replace(node, left=True) for id, node in fleet(0, 1, 2).nodes.items()}
+    assert invariants.taken_out(fleet(), Facts(nodes=left), NOON, MINUTE) == [], "who says goodbye leaves by itself"
+
+
+def test_at_rest_the_world_is_as_the_rules_say() -> None:
+    wanted = [("n1", "a", "x"), ("n1", "b", None), ("n1", "c", "")]
+    assert invariants.unlike(wanted, {("n1", "a"): "x", ("n1", "c"): "whatever"}) == []
+    assert len(invariants.unlike(wanted, {("n1", "a"): "y", ("n1", "b"): "x"})) == 3
