@@ -2,16 +2,21 @@
 
     scripts/bench gateway [--seconds 3] [--rounds 3] [--without-router] [--system 'NAME=COMMAND {port} {upstream}']
 
-Plain requests: a small chat request over keep-alive connections (wrk), the upstream is nginx answering from memory.
-Streams: 256 open streams, 20 ms per chunk and as fast as it goes, from and to bare asyncio protocols. Every system is
-one process on this machine's loopback; systems take turns, and medians are shown. CPU is the proxy's own, per request
-or per chunk. "relay alone" is the gateway's relay with nothing in front of it; "gateway + relay" is two hops, as to a
-worker's ingress, measured with one connection only.
+Plain requests: chat requests as OpenAI's Python client sends them, in many lengths (`support/traffic.py`), over
+keep-alive connections (wrk); the upstream is nginx answering from memory. Streams: 256 open streams, 20 ms per chunk
+and as fast as it goes, from and to bare asyncio protocols. Every system is one process on this machine's loopback;
+systems take turns, and medians are shown. CPU is the proxy's own, per request or per chunk. On a machine that does
+other things too only the CPU means something: take many short rounds.
+
+nginx is the leanest proxy_pass there is: one worker, kept connections both ways, no access log, no header of its own.
+"bare relay" is the floor (`support/bare_relay.py`), "relay alone" the gateway's relay with nothing in front of it, and
+"gateway + relay" two hops, as to a worker's ingress, measured with one connection only.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import statistics
 import subprocess
@@ -117,7 +122,8 @@ def main() -> None:
         choice = Choice(None if chosen.without_router else install_router(root), tuple(chosen.system))
         place = root / "plain"
         place.mkdir()
-        with plain_upstream(root / "upstream") as upstream, systems(place, upstream, choice) as found:
+        plain = dataclasses.replace(choice, floor=True)
+        with plain_upstream(root / "upstream") as upstream, systems(place, upstream, plain) as found:
             for _ in range(chosen.rounds):
                 measure_plain(found, root, chosen.seconds)
             show(found)

@@ -14,14 +14,15 @@ from corral.relay import Limits, RelayServer, UpstreamPool
 class PlainProxy:
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._errands: dict[KnownHead, Errand] = {}
 
     async def handle(self, request: Request, responder: Responder) -> None:
         await responder.relay(self._target)
 
     def decide(self, head: KnownHead, body: bytes) -> Errand | None:
-        errand = head.memo
-        if not isinstance(errand, Errand):
-            errand = head.memo = head.errand(self._target)
+        errand = self._errands.get(head)
+        if errand is None:
+            errand = self._errands[head] = head.errand(self._target)
         return errand
 
     def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:

@@ -141,14 +141,11 @@ class SimulatedFleet:
         await self._bus.serve(INSTALL_BACKEND, self._install, concurrency=64)
         await self._bus.serve(LIST_BACKENDS, self._list, concurrency=64)
         await self._bus.serve(CANCEL_BACKEND, self._cancel)
+        print("ready", flush=True)
         while True:
             for worker in self._workers.values():  # spread evenly, as a real fleet's beats are
                 await worker.beat(news=False)
                 await asyncio.sleep(BEAT_S / len(self._workers))
-
-    async def beat_once(self) -> None:
-        for worker in self._workers.values():
-            await worker.beat()
 
     async def _install(self, order: InstallBackend, tokens: Tokens) -> InstallReply:
         worker = self._workers[tokens["node"]]
@@ -171,9 +168,7 @@ async def play(bus_url: str, keys_folder: Path, seconds_by_node: dict[str, float
     async with NatsBus([bus_url], FixedCredentials(minted.credentials()), inbox_prefix=minted.inbox) as bus:
         await bus.wait_connected(30)
         async with asyncio.TaskGroup() as tasks:
-            fleet = SimulatedFleet(bus, seconds_by_node, tasks)
-            await fleet.beat_once()
-            await fleet.serve()
+            await SimulatedFleet(bus, seconds_by_node, tasks).serve()
 
 
 def main() -> None:

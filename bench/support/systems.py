@@ -61,6 +61,7 @@ class Choice:
 
     router: Path | None = None  # a Python that has sglang-router
     more: tuple[tuple[str, str], ...] = ()  # (name, command with {port}, {upstream} and {key})
+    floor: bool = False  # the least a relay in Python can do; it knows no streams
 
 
 def free_port() -> int:
@@ -133,10 +134,12 @@ def systems(root: Path, upstream: int, choice: Choice) -> Iterator[list[System]]
         port = free_port()
         inside = PROXY.format(port=port, upstream=upstream)
         relay = [sys.executable, str(HERE / "plain_proxy.py"), "{port}", "{upstream}"]
+        bare = [sys.executable, str(HERE / "bare_relay.py"), "{port}", "{upstream}"]
         door = [sys.executable, str(HERE / "gateway_door.py"), "{port}", "{upstream}", "{key}"]
         found = [
             System("direct", upstream, None),
             System("nginx", port, stack.enter_context(nginx(root / "proxy", inside, port))),
+            *([start("bare relay", bare, upstream)] if choice.floor else []),
             start("relay alone", relay, upstream),
             start("gateway", door, upstream),
         ]

@@ -151,7 +151,8 @@ class Handler(Protocol):
 
 
 class KnownHead(Protocol):
-    """A request's head that the relay has read before: all requests that say the same, lengths apart, share it."""
+    """A request's head that the relay has read before: all requests that say the same, lengths apart, share it. It is
+    itself the key under which a shortcut may keep what it means."""
 
     @property
     def method(self) -> bytes: ...
@@ -161,8 +162,6 @@ class KnownHead(Protocol):
 
     @property
     def headers(self) -> Headers: ...
-
-    memo: object  # the shortcut's own, None at first; forgotten with the head
 
     def errand(
         self,

@@ -21,6 +21,7 @@ from corral.gateway.metrics import MOST_RECENT, RouteCounts
 from corral.gateway.v1 import INFERENCE, Ask, Route
 from corral.gateway.view import Client, Fleet
 
+_MOST_CARDS = 1024
 _MOST_ERRANDS = 64  # per head; a fleet with more replicas of one model writes some heads anew
 
 _door_log = logging.getLogger("corral.gateway.door")
@@ -37,12 +38,11 @@ class PromptRouter(Protocol):
 
 
 class _Card:
-    """What one head means in one view of the fleet. Without a client, it has no business here."""
+    """What one head means in the present view of the fleet. Without a client, it has no business here."""
 
-    __slots__ = ("client", "errand", "errands", "expires", "fleet", "route")
+    __slots__ = ("client", "errand", "errands", "expires", "route")
 
-    def __init__(self, fleet: Fleet, client: Client | None) -> None:
-        self.fleet = fleet
+    def __init__(self, client: Client | None) -> None:
         self.client = client
         self.expires = client is not None and client.expires_at != math.inf
         self.errands: dict[Route, Errand] = {}
@@ -69,14 +69,17 @@ class Shortcut:
         self._counts = counts
         self._patience = patience
         self._body_limit_bytes = body_limit_bytes
+        self._fleet: Fleet | None = None  # the view for which these hold
+        self._cards: dict[KnownHead, _Card] = {}
 
     def decide(self, head: KnownHead, body: bytes) -> Errand | None:
         fleet = self._fleets.fleet
-        card = head.memo
-        if type(card) is not _Card or card.fleet is not fleet:
-            if fleet is None:
-                return None
-            card = head.memo = self._judge(head, fleet)
+        if fleet is not self._fleet:
+            self._cards.clear()
+            self._fleet = fleet
+        if fleet is None:
+            return None
+        card = self._cards.get(head) or self._judge(head, fleet)
         client = card.client
         if client is None or len(body) > self._body_limit_bytes:
             return None
@@ -104,20 +107,26 @@ class Shortcut:
     def carry_on(
         self, errand: Errand, request: Request, responder: Responder, waited_s: float
     ) -> Coroutine[Any, Any, None]:
-        card = errand.head.memo
-        if isinstance(card, _Card) and card.client is not None:
+        card = self._cards.get(errand.head)
+        if card is not None and card.client is not None:
             request.extra["key"] = card.client.key_id  # for the line in the log
         return self._carry_on(errand, request, responder, waited_s)
 
     def _judge(self, head: KnownHead, fleet: Fleet) -> _Card:
-        """Exactly the heads that `V1.inference` would let pass. Where every request is logged, none comes here."""
+        if len(self._cards) >= _MOST_CARDS:
+            self._cards.clear()
+        card = self._cards[head] = _Card(self._client_of(head, fleet))
+        return card
+
+    def _client_of(self, head: KnownHead, fleet: Fleet) -> Client | None:
+        """For exactly the heads that `V1.inference` would let pass; where every request is logged, for none."""
         if head.method != b"POST" or head.path.partition(b"?")[0] not in INFERENCE:
-            return _Card(fleet, None)
+            return None
         kinds = [value for name, value in head.headers if name == b"content-type"]
         if (kinds and kinds[0].lower().startswith(b"multipart/")) or _door_log.isEnabledFor(logging.DEBUG):
-            return _Card(fleet, None)
+            return None
         client = admit(fleet, head.headers, self._fleets.server_now)
-        return _Card(fleet, None if isinstance(client, Answer) or not client.may_infer else client)
+        return None if isinstance(client, Answer) or not client.may_infer else client
 
     def _errand(self, card: _Card, head: KnownHead, route: Route) -> Errand:
         errand = card.errands.get(route)

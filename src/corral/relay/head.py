@@ -58,7 +58,7 @@ class Head:
 class RequestHead(Head):
     """Implements `KnownHead`."""
 
-    __slots__ = ("expects", "headers", "keep", "memo", "method", "path", "request_id", "upgrade", "version")
+    __slots__ = ("expects", "headers", "keep", "method", "path", "request_id", "upgrade", "version")
 
     def __init__(self, line: RequestLine, fields: Fields) -> None:
         super().__init__(line.minor, fields, b"%b %b HTTP/1.1\r\n" % (line.method, line.path))
@@ -72,7 +72,6 @@ class RequestHead(Head):
         self.upgrade = b"websocket" if line.minor and fields.upgrade == b"websocket" else b""
         self.request_id = fields.request_id if is_sane_request_id(fields.request_id) else b""
         self.headers: Headers = fields.headers
-        self.memo: object = None  # a shortcut's
 
     def errand(
         self,

@@ -103,6 +103,7 @@ class QuickConnection(ClientConnection):
         upstream: QuickUpstream = lane.idle.pop()  # type: ignore[assignment]  # the pool makes no others
         upstream.flight = (self, errand, body, request_id, _monotonic())
         self.flying = upstream
+        self._due = IDLE
         pool.counters.upstream_reuses += 1
         wire = b"".join((errand.wire, request_id, b"\r\ncontent-length: ", digits, b"\r\n\r\n", body))
         outbox = self.outbox
@@ -129,6 +130,8 @@ class QuickConnection(ClientConnection):
             exchange.run(coro)
         else:
             exchange.carry_on(upstream, started, coro)
+            if self.paused:  # since it was sent: the answer before was more than the client takes
+                exchange.hold_upstream()
 
     # What can happen meanwhile.
 

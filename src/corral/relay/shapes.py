@@ -7,16 +7,18 @@ it is there and nothing else is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, TypeAlias
 
 from corral.relay.fields import MOST_LENGTH_DIGITS, Malformed
 from corral.relay.head import END_OF_HEAD, H, HeadMemo
 
 _LENGTH_LINES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as `HeadMemo` takes them out, in this order
+# Together these bound the memory, whatever strangers send: longer heads are read every time.
 _MOST_SHAPES = 1024
-_MOST_TAILS = 4096
-_LONGEST_HEAD = 4096
+_MOST_TAILS = 8192
+_LONGEST_HEAD = 2048
 
 
 class Tail(NamedTuple):
@@ -30,24 +32,31 @@ class Tail(NamedTuple):
 class Shape(Generic[H]):
     """One head but for its length. `before` ends where the digits begin, at `at`."""
 
-    __slots__ = ("_after", "at", "before", "head", "tails")
+    __slots__ = ("_after", "_kept", "at", "before", "head", "tails")
 
-    def __init__(self, head: H, before: bytes, after: bytes) -> None:
+    def __init__(self, head: H, before: bytes, after: bytes, kept: Kept) -> None:
         self.head = head
         self.before = before
         self.at = len(before)
+        self.tails: dict[int, Tail] = {}  # by the size of the whole message; some of those seen before
         self._after = after
-        self.tails: dict[int, Tail] = {}  # by the size of the whole message, seen before
+        self._kept = kept
 
     def expect(self, data: bytes) -> Tail | None:
-        """How `data` goes on after `before` if it is one whole message with a body. For a size not seen before."""
-        tail = fit_tail(len(data) - self.at - len(self._after), self._after, len(data))
+        """How `data` goes on after `before` if it is one whole message with a body. For a size not known yet."""
+        size = len(data)
+        tail = fit_tail(size - self.at - len(self._after), self._after, size)
         if tail is None or not data.startswith(tail.rest, self.at):
             return None
-        if len(self.tails) >= _MOST_TAILS:
-            self.tails.clear()
-        self.tails[len(data)] = tail
+        self.tails[size] = tail
+        self._kept.append((self.tails, size))
+        if len(self._kept) > _MOST_TAILS:
+            tails, oldest = self._kept.popleft()
+            tails.pop(oldest, None)
         return tail
+
+
+Kept: TypeAlias = deque[tuple[dict[int, Tail], int]]  # every tail of one `Shapes`, the oldest first
 
 
 def fit_tail(left: int, after: bytes, size: int) -> Tail | None:
@@ -63,13 +72,14 @@ def fit_tail(left: int, after: bytes, size: int) -> Tail | None:
 class Shapes(Generic[H]):
     """The shapes of one server's requests, or of one pool's answers; only of heads that `fits` accepts."""
 
-    __slots__ = ("_fits", "_heads", "_most_bytes", "_shapes")
+    __slots__ = ("_fits", "_heads", "_kept", "_most_bytes", "_shapes")
 
     def __init__(self, heads: HeadMemo[H], fits: Callable[[H], bool], *, head_bytes: int) -> None:
         self._heads = heads
         self._fits = fits
         self._most_bytes = min(head_bytes, _LONGEST_HEAD)
         self._shapes: dict[tuple[bytes, bytes], Shape[H]] = {}
+        self._kept: Kept = deque()
 
     def find(self, data: bytes) -> Shape[H] | None:
         """The shape of the head that `data` begins with."""
@@ -87,7 +97,7 @@ class Shapes(Generic[H]):
                 return None
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
-            shape = self._shapes[parts] = Shape(head, *parts)
+            shape = self._shapes[parts] = Shape(head, *parts, self._kept)
         return shape
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corral.contract.http import Errand, KnownHead, Patience, Request, Responder
-from corral.relay import Limits, PoolLimits
+from corral.contract.http import Errand, KnownHead, Patience, Request, Responder, Target
+from corral.relay import Limits, PoolLimits, RelayServer
+from corral.relay.quick import QuickConnection, QuickUpstream
 from tests.integration.relay.test_fuzz import CUTS, split, stage
 from tests.support.relay import Client, Everything, Rig, Script, Served, answering, ok, quick, rig
 
@@ -252,6 +253,18 @@ async def test_waiting_for_an_answer_is_not_idleness(way: bool) -> None:
         await client.closed()  # now it is
 
 
+async def test_the_next_head_has_its_own_deadline(way: bool) -> None:
+    """Also where the connection has never been on the general way."""
+    timeouts = quick(head_s=0.2, keep_alive_s=30.0)
+    async with rig(answering(OK), limits=Limits(timeouts=timeouts), quick_way=way) as r:
+        await warm(r)
+        client = await r.client()
+        assert (await client.ask(POST)).status == 200
+        await client.send(POST[:20])
+        assert (await client.answer()).status == 408
+        assert r.server.counters.client_timeouts == 1
+
+
 async def test_a_client_that_takes_nothing_slows_the_upstream_down(way: bool) -> None:
     """Its next answers wait until it has taken the one before."""
     large = b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 9_000_000
@@ -291,6 +304,66 @@ async def test_a_request_is_never_sent_a_second_time_for_a_handler_that_waits() 
         assert (await client.ask(POST)).status == 500
         assert [len(served.requests) for served in r.upstream.connections] == [2]
         assert r.server.counters.handler_failures == 1
+
+
+class Wire:
+    """A transport that only notes what is done with it."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+
+async def turn(step: Callable[..., object], *arguments: object) -> None:
+    """As the loop does it: in no task."""
+    asyncio.get_running_loop().call_soon(step, *arguments)
+    await asyncio.sleep(0)
+
+
+async def test_a_client_that_became_slow_meanwhile_holds_the_upstream() -> None:
+    handler = Everything()
+    handler.target = Target(host="h", port=1)
+    server = RelayServer(handler, Limits(), shortcut=handler)
+    there, here = Wire(), Wire()
+    upstream, conn = QuickUpstream(server.pool, handler.target), QuickConnection(server, handler)
+    upstream.connection_made(there)  # type: ignore[arg-type]
+    conn.connection_made(here)  # type: ignore[arg-type]
+    assert server.pool.give_back(upstream)
+    conn.data_received(POST)
+    server.outbox.flush()
+    assert there.written.endswith(b"\r\n\r\nbody")
+    conn.pause_writing()
+    await turn(upstream.data_received, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n")
+    held = not there.reading
+    await turn(conn.resume_writing)
+    assert (held, there.reading) == (True, True)
+    await turn(upstream.data_received, b"0\r\n\r\n")
+    server.outbox.flush()
+    assert here.written.endswith(b"\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
+    assert (server.running, conn.exchange) == (0, None)
+    for protocol in (conn, upstream):
+        await turn(protocol.connection_lost, None)
 
 
 # Equivalence.

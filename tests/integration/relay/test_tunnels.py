@@ -147,13 +147,13 @@ async def test_a_tunnel_slows_down_with_its_slowest_end() -> None:
 
 
 async def test_a_silent_tunnel_is_closed_after_a_while() -> None:
-    async with rig(echo, pool_limits=PoolLimits(tunnel_idle_s=0.2)) as r:
+    async with rig(echo, pool_limits=PoolLimits(tunnel_idle_s=0.7)) as r:
         r.handler.options["upgrade"] = True
         client = await r.client()
         await client.send(UPGRADE)
         await client.head()
         for _ in range(5):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)  # together longer than a tunnel may be silent, each by far shorter
             await client.send(b"ping")
             assert await client.exactly(4) == b"ping"
         await client.closed()

@@ -86,6 +86,20 @@ def test_a_head_too_large_is_not_recognised() -> None:
     assert recognise(shapes(head_bytes=len(POST) - 7), POST) is None
 
 
+def test_what_strangers_send_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.relay.shapes._MOST_TAILS", 20)
+    monkeypatch.setattr("corral.relay.shapes._MOST_SHAPES", 5)
+    known = shapes()
+    held = []
+    for number in range(100):
+        data = POST.replace(b"/a", b"/%d" % (number % 7)).replace(b": 2", b": %d" % (2 + number)) + b"x" * number
+        assert recognise(known, data) is not None
+        held.append(known.find(data))
+    different = {id(shape): shape for shape in held if shape is not None}
+    assert sum(len(shape.tails) for shape in different.values()) <= 20
+    assert recognise(known, POST.replace(b"X-After: b", b"X-After: " + b"b" * 3000)) is None
+
+
 LINES = st.sampled_from(
     [
         b"Host: h",
