@@ -33,8 +33,11 @@ from tests.support.fleet import Fleet, http
 INTERVAL_S = 10.0
 
 
-async def add_nodes(store_url: str, count: int) -> list[str]:
-    ids = [str(uuid.uuid4()) for _ in range(count)]
+def new_ids(count: int) -> list[str]:
+    return [str(uuid.uuid4()) for _ in range(count)]
+
+
+async def add_nodes(store_url: str, ids: list[str]) -> list[str]:
     async with open_store(store_url) as store, store.write() as tx:
         now = await tx.now()
         for number, node_id in enumerate(ids):
@@ -100,7 +103,7 @@ def bench_heartbeats(root: Path, count: int, seconds: float) -> None:
     )
     try:
         cluster.start()
-        ids = asyncio.run(add_nodes(cluster.store_url, count))
+        ids = asyncio.run(add_nodes(cluster.store_url, new_ids(count)))
         controller = cluster.members[0].controller
         assert controller is not None
         process = psutil.Process(controller.pid)
@@ -125,7 +128,9 @@ def bench_listing(root: Path, count: int, rounds: int) -> None:
         cluster.start()
         member = cluster.members[0]
         for total in (count // 10, count):
-            asyncio.run(add_nodes(cluster.store_url, total) if total == count // 10 else _add_rest(cluster, count))
+            asyncio.run(
+                add_nodes(cluster.store_url, new_ids(total)) if total == count // 10 else _add_rest(cluster, count)
+            )
             for path in ("/api/nodes?limit=50", "/api/nodes"):
                 took = []
                 for _ in range(rounds):
@@ -146,7 +151,7 @@ def bench_operations(root: Path, count: int, rounds: int) -> None:
     try:
         cluster.start()
         member = cluster.members[0]
-        ids = asyncio.run(add_nodes(cluster.store_url, count))
+        ids = asyncio.run(add_nodes(cluster.store_url, new_ids(count)))
         (root / "own").mkdir()
         (root / "own" / "run.sh").touch()
         body = {"uri": str(root / "own"), "name": "own"}

@@ -33,8 +33,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bench.fleet import add_nodes, cpu_seconds, quantile
-from corral.store import node_backends, open_store
+from bench.fleet import add_nodes, cpu_seconds, new_ids, quantile
+from corral.store import node_backends, nodes, open_store
 from tests.support.cluster import Cluster
 from tests.support.fleet import SHORT
 from tests.support.fleet import http as ask
@@ -130,13 +130,15 @@ def site(count: int, store_url: str, mean_s: float, spread_s: float) -> Iterator
         workers = None
         try:
             cluster.start()
-            ids = asyncio.run(add_nodes(cluster.store_url, count))
-            seconds = draw_seconds(count, mean_s, spread_s)
+            ids, seconds = new_ids(count), draw_seconds(count, mean_s, spread_s)
             fleet = root / "fleet.json"
             fleet.write_text(json.dumps(dict(zip(ids, seconds, strict=True))))
             command = (sys.executable, str(WORKERS), cluster.bus_url, str(cluster.secrets / "bus"), str(fleet))
             workers = Process(command, cluster.env, root / "workers.log")
-            wait_for(lambda: asyncio.run(_told(cluster.store_url)) == count, "inventory of every node", 60)
+            wait_for(lambda: "ready" in (root / "workers.log").read_text(), "workers")
+            asyncio.run(add_nodes(cluster.store_url, ids))
+            wait_for(lambda: asyncio.run(_ready(cluster.store_url)) == count, "inventory of every node", 60)
+            time.sleep(3)  # whatever that set in motion is none of the install's cost
             yield Site(cluster, workers, max(seconds), count)
         finally:
             if workers is not None:
@@ -144,9 +146,12 @@ def site(count: int, store_url: str, mean_s: float, spread_s: float) -> Iterator
             cluster.close()
 
 
-async def _told(store_url: str) -> int:
+async def _ready(store_url: str) -> int:
+    """How many nodes could be given an order."""
     async with open_store(store_url) as store, store.read() as tx:
-        return sum(bool(row.boot_id) for row in await node_backends.list_(tx))
+        told = {row.node_id: row.boot_id for row in await node_backends.list_(tx)}
+        shown = await nodes.list_outlines(tx)
+        return sum(row.status == "healthy" and bool(row.boot_id) and told.get(row.id) == row.boot_id for row in shown)
 
 
 def bench_install(count: int, store_url: str) -> None:
