@@ -122,8 +122,18 @@ def test_a_node_without_the_bus_or_without_inventory_waits() -> None:
     without_bus = planned(replace(NODE, bus_down=True))
     assert isinstance(without_bus, Hold)
     assert without_bus.why == "node"
+    assert planned(doing(replace(NODE, bus_down=True), intent(failures=1))) == without_bus
     unknown = planned(replace(NODE, known=False))
     assert unknown == Hold("vllm", "op7", Kind.INSTALL, Why.TURN, "waits for the node's inventory")
+
+
+def test_a_node_that_lost_the_bus_is_still_at_what_it_accepted() -> None:
+    """Or everybody who watches would leave with "only waiting" when the bus is restarted."""
+    assert planned(doing(replace(NODE, bus_down=True), sent())) == Wait("vllm", "op7", Kind.INSTALL)
+    lost_both = replace(NODE, bus_down=True, status="offline")
+    assert isinstance(planned(doing(lost_both, sent())), Hold)
+    restarted = replace(NODE, bus_down=True, boot_id="b2")
+    assert isinstance(planned(doing(restarted, sent())), Hold)
 
 
 def test_a_month_offline_changes_nothing() -> None:

@@ -328,9 +328,12 @@ class _Backend:
         return Done(self.name, want.operation, want.generation, kind, digest)
 
     def _send_or_hold(self, want: Wanted | Unwanted, order: Send) -> Step | None:
-        if (away := self._away(want, order.kind)) is not None:
-            return away
         intent = self.intent if self._is_mine(want) else None
+        if (away := self._away(want, order.kind)) is not None:
+            # Only the bus is gone, and the node still heard of: it goes on with what it was told over it.
+            if intent is not None and self.node.status == "healthy" and self.node.bus_down and self._is_under_way():
+                return Wait(self.name, want.operation, intent.kind, intent.running)
+            return away
         fresh = replace(order, attempt=(self.intent.attempt if self.intent else 0) + 1)
         if intent is None:
             return fresh
