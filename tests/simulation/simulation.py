@@ -248,7 +248,7 @@ class Simulation:
             self.failed(why)
         fallen = invariants.taken_out(before, after, self.clock.now(), _WINDOW)
         if fallen:
-            self._taken_out.extend(fallen)
+            self._taken_out = [*invariants.still_out(self._taken_out, after), *fallen]
             for why in invariants.too_many_taken_out(self._taken_out, GUARD, _WINDOW):
                 self.failed(why)
         for id in self.accepted:

@@ -160,6 +160,13 @@ def taken_out(before: Facts, after: Facts, at: datetime, window: timedelta) -> l
     return [TakenOut(id, at, len(in_service) + recent) for id in fallen]
 
 
+def still_out(history: Sequence[TakenOut], facts: Facts) -> list[TakenOut]:
+    """Without those that are back."""
+    return [
+        one for one in history if one.node_id in facts.nodes and facts.nodes[one.node_id].status == NodeStatus.OFFLINE
+    ]
+
+
 def too_many_taken_out(history: Sequence[TakenOut], guard: Guard, window: timedelta) -> list[str]:
     """8: no more than a share of the fleet within one window; fewer than the floor are no mass outage."""
     wrong = []

@@ -106,6 +106,7 @@ def test_automation_takes_out_no_more_than_its_share() -> None:
     assert len(fallen) == 3
     assert "3 of 5" in invariants.too_many_taken_out(fallen, guard, MINUTE)[0]
     assert invariants.too_many_taken_out(fallen[:2], guard, MINUTE) == []
+    assert [one.node_id for one in invariants.still_out(fallen, fleet(1))] == ["n1"], "who is back is not out"
     slowly = [TakenOut(one.node_id, NOON + number * MINUTE, 5) for number, one in enumerate(fallen)]
     assert invariants.too_many_taken_out(slowly, guard, MINUTE) == []
     left = {id: msgspec.structs.replace(node, left=True) for id, node in fleet(0, 1, 2).nodes.items()}
