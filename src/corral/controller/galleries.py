@@ -115,12 +115,11 @@ class Galleries:
 
     async def refresh(self) -> None:
         self._others.clear()
-        self._resolver.library.forget()
-        self._resolver.forget_sources()
+        self._resolver.forget()
 
     def forget_sources(self) -> None:
         for resolver in (self._resolver, *self._others.values()):
-            resolver.forget_sources()
+            resolver.forget()
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Without ours, which nobody else could read."""

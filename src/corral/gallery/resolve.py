@@ -30,8 +30,9 @@ class Resolver:
         self.library = library
         self._locator = locator
 
-    def forget_sources(self) -> None:
-        """What registries and package indexes said lately counts no more."""
+    def forget(self) -> None:
+        """What galleries, registries and package indexes said lately counts no more: what is there now is wanted."""
+        self.library.forget()
         self._locator.forget()
 
     async def resolve(self, backend: str, machine: Machine) -> Resolved | Refused:

@@ -246,11 +246,14 @@ async def test_who_asks_for_an_upgrade_gets_what_was_published_a_moment_ago(
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
         before = await galleries.resolve(Asked("plough"), AMD64)
         push_image(registry.url, "plough", "latest-cpu", second)
+        index = tmp_path / "farm.yaml"
+        index.write_text(index.read_text().replace("- name: cpu-plough\n", "- name: cpu-plough\n  version: '2'\n"))
         galleries.forget_sources()
         after = await galleries.resolve(Asked("plough"), AMD64)
     assert isinstance(before, TargetBuild)
     assert isinstance(after, TargetBuild)
     assert (before.digest, after.digest) == (first.digest, second.digest)
+    assert (before.version, after.version) == ("", "2")
 
 
 async def test_reading_anew_sees_what_was_published_since(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Catalogue(Protocol):
         """Read the galleries anew, and ask the registries anew."""
 
     def forget_sources(self) -> None:
-        """What registries said of builds lately counts no more: somebody wants what is there now."""
+        """What galleries and registries said of builds lately counts no more: somebody wants what is there now."""
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Name, url and mirrors of each, as LocalAI workers are sent them."""

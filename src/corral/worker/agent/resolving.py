@@ -70,6 +70,8 @@ class Resolving:
         if order.sources:
             return request_of(order)
         async with self._resolver(order.backend_galleries, built_in) as resolver:
+            if isinstance(order, UpgradeBackend) or order.force:
+                resolver.forget()  # whoever orders this has seen something newer
             found = await self._look_up(resolver, order)
         if isinstance(found, Refused):
             raise NotResolved(found)
