@@ -111,7 +111,7 @@ ROWS = [
 @pytest.mark.parametrize(
     ("name", "backends", "chosen"),
     [
-        ("qwen", (), ["qwen#0", "qwen#1", "qwen#a#0"]),
+        ("qwen", (), ["qwen#0", "qwen#1"]),
         ("qwen#1", (), ["qwen#1"]),
         ("qwen#a", (), []),
         ("qwen#a#0", (), ["qwen#a#0"]),

@@ -38,11 +38,17 @@ P = TypeVar("P", bound=Named)
 
 def choose_by_name(processes: Iterable[P], name: str, backends: Collection[str] = ()) -> list[P]:
     """What `backend.stop` means by a name, which is ambiguous by design: every process of a backend (`backends` are the
-    names one install is known by), the process with exactly this key, and every replica of a model called so."""
+    names one install is known by), the process with exactly this key, and every replica of a model called so. A name
+    with a `#` is a key. Unlike the contract's prefix, `m` does not mean the model `m#1`."""
     known = {name, *backends}
-    prefix = "" if "#" in name else f"{name}#"
+    model = "" if "#" in name else name
     return [
         process
         for process in processes
-        if process.backend in known or process.key == name or (prefix and process.key.startswith(prefix))
+        if process.backend in known or process.key == name or (model and _model_of(process.key) == model)
     ]
+
+
+def _model_of(key: str) -> str:
+    slot = parse_key(key)
+    return slot.name if slot is not None else ""
