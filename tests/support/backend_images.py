@@ -30,12 +30,16 @@ MANIFEST = {
 }
 
 
-def mock_image(version: str = "1", *, platforms: Sequence[str] = PLATFORMS, noise_bytes: int = 0) -> MadeImage:
+def mock_image(
+    version: str = "1", *, platforms: Sequence[str] = PLATFORMS, noise_bytes: int = 0, program_text: str = ""
+) -> MadeImage:
     """It says `version` first when it answers. Noise is what a line takes time for; it does not pack. Which platform a
-    node took is told by the file PLATFORM."""
+    node took is told by the file PLATFORM. `program_text` is run instead of the mock."""
     program: dict[str, bytes | str | None] = {
         path.name: path.read_bytes() for path in sorted(MOCK.iterdir()) if path.is_file() and path.name != "VERSION"
     }
+    if program_text:
+        program["mock.py"] = program_text.encode()
     noise: dict[str, bytes | str | None] = {}
     if noise_bytes:
         noise["noise"] = random.Random(version).randbytes(noise_bytes)

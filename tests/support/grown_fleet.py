@@ -12,13 +12,13 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import nats
-from nats.aio.client import RawCredentials
+from nats.aio.client import Client, RawCredentials
 
 from corral.bus.auth import mint_service_credentials
 from corral.bus.keys import load_or_create_keys
@@ -53,6 +53,15 @@ def order(fleet: Fleet, node: str, order: str, body: object, *, timeout_s: float
 
 
 async def _request(fleet: Fleet, subject: str, payload: bytes, timeout_s: float) -> dict[str, Any]:
+    async with bus_of(fleet) as bus:
+        answer = await bus.request(subject, payload, timeout=timeout_s)
+    told: dict[str, Any] = json.loads(answer.data)
+    return told
+
+
+@contextlib.asynccontextmanager
+async def bus_of(fleet: Fleet) -> AsyncIterator[Client]:
+    """The fleet's bus, with the controllers' own rights."""
     keys = load_or_create_keys(fleet.data / "secrets" / "bus", datetime.now(UTC))
     seeds = keys.account_seed, keys.service_user_seed
     user = mint_service_credentials(*seeds, now=datetime.now(UTC), ttl_s=None, reply_ttl_s=60.0)
@@ -64,11 +73,9 @@ async def _request(fleet: Fleet, subject: str, payload: bytes, timeout_s: float)
         inbox_prefix=(user.inbox or "_INBOX").encode(),
     )
     try:
-        answer = await client.request(subject, payload, timeout=timeout_s)
+        yield client
     finally:
         await client.close()
-    told: dict[str, Any] = json.loads(answer.data)
-    return told
 
 
 def ingress_token(fleet: Fleet, node: str = "*", *scopes: str) -> str:

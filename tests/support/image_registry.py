@@ -420,7 +420,7 @@ class Line:
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end = self.cut_after.pop(0) if self.cut_after else None
-        done, started = 0, time.monotonic()
+        done, free_at = 0, time.monotonic()
         piece = 4096 if self.bytes_per_s else 65536
         while data := await reader.read(piece if end is None else min(piece, end - done)):
             writer.write(data)
@@ -434,8 +434,9 @@ class Line:
                     await writer.wait_closed()
                 return
             if self.bytes_per_s:
-                ahead = done / self.bytes_per_s - (time.monotonic() - started)
-                await asyncio.sleep(max(0.0, ahead))
+                # Time in which nobody asked for anything is not saved up: a kept connection would be quick for a while.
+                free_at = max(free_at, time.monotonic()) + len(data) / self.bytes_per_s
+                await asyncio.sleep(free_at - time.monotonic())
 
 
 @pytest.fixture(scope="module")
