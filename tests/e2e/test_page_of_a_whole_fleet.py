@@ -1,4 +1,5 @@
-"""The page through the gateway, on a fleet started with `corral up`: join, approve, a controller that dies, TLS."""
+"""The page through the gateway, on a fleet started with `corral up`: join, approve, install, a controller that dies,
+TLS."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
         fleet.close()
 
 
-async def test_a_machine_joins_is_approved_on_the_page_and_outlives_a_controller(fleet: Fleet) -> None:
+async def test_a_machine_joins_gets_a_backend_on_the_page_and_outlives_a_controller(fleet: Fleet) -> None:
     await asyncio.to_thread(fleet.start)
     async with chromium() as browser, new_person(browser) as person:
         page = await person.tab()
@@ -41,6 +42,18 @@ async def test_a_machine_joins_is_approved_on_the_page_and_outlives_a_controller
         barn = page.get_by_role("row", name="barn")
         await expect(barn.locator(".pill")).to_have_text("pending")
         await page.get_by_role("button", name="Approve barn").click()
+        await expect(barn.locator(".pill")).to_have_text("healthy")
+
+        await page.get_by_role("link", name="Backends").click()
+        await page.get_by_role("button", name="Install a backend").click()
+        await page.get_by_role("button", name="Install… mock", exact=True).click()
+        ask = page.get_by_role("dialog", name="Install mock?")
+        await expect(ask.get_by_role("status")).to_contain_text("of 2 nodes")
+        await ask.get_by_role("button", name="Install", exact=True).click()
+        await expect(page.get_by_role("row", name="mock").get_by_role("rowheader")).to_contain_text("on 2 of 2 nodes: ")
+        await page.get_by_role("link", name="Operations").click()
+        await expect(page.locator("#history")).to_contain_text("install mock done")
+        await page.get_by_role("link", name="Nodes").click()
         await expect(barn.locator(".pill")).to_have_text("healthy")
 
         os.kill(fleet.child_pid("controller"), signal.SIGKILL)

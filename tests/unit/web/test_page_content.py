@@ -7,6 +7,7 @@ from importlib import resources
 
 import pytest
 
+from corral.controller.web.assets import Assets
 from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
 
@@ -97,6 +98,19 @@ async def test_the_table_is_there_without_a_script(browser: Browser, page: PageA
         assert expected in text
 
 
+@pytest.mark.parametrize("path", ["/fleet/backends", "/fleet/operations"])
+async def test_pages_of_the_fleet_are_for_those_who_are_signed_in(browser: Browser, path: str) -> None:
+    answer = await browser.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={path}")
+    away = await browser.get(path, Sec_Fetch_Site="cross-site")
+    assert away.headers["refresh"] == f"0; url={path}?again"
+    back = await browser.post("/login", {**await browser.form(), "next": path, "key": await browser.page.key("viewer")})
+    assert back.headers["location"] == path
+    text = (await browser.get(path)).text
+    assert "data-act" not in text, "a viewer has no levers"
+    assert f'href="{path}" aria-current="page"' in text
+
+
 async def test_a_viewer_sees_everything_and_no_buttons(browser: Browser, page: PageApp) -> None:
     await page.put(made_node("barn"), made_node("attic", "pending"))
     await browser.signed_in("viewer")
@@ -145,6 +159,19 @@ async def test_static_files_may_be_kept_for_ever_under_their_own_name_only(brows
     assert other.headers["cache-control"] == "no-cache", "another version's name must not be filled with our content"
     again = await browser.get("/static/corral.css", If_None_Match=other.headers["etag"])
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_script_names_those_it_imports_by_content_too() -> None:
+    files = {
+        "a.js": b'import { b } from "./b.js";',
+        "b.js": b'import {\n  c,\n} from "./c.js";',
+        "c.js": b"export const c = 1;",
+    }
+    before, after = Assets(files), Assets(files | {"c.js": b"export const c = 2;"})
+    first = before.find("a.js")
+    assert first
+    assert first.content.decode() == f'import {{ b }} from ".{before.url("b.js").removeprefix("/static")}";'
+    assert before.url("a.js") != after.url("a.js"), "whoever imports something that changed has changed"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("nodes.js", "text/javascript"), ("mark.svg", "image/svg+xml")])

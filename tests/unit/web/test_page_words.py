@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from corral.controller.web.words import ago, counted, listed, parse_moment, size, used_of
+from corral.controller.web.words import ago, counted, listed, parse_moment, size, took, until, used_of
 
 GIB = 1024**3
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -63,3 +63,18 @@ def test_lists_of_words() -> None:
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert counted(1, "node waits", "nodes wait") == "1 node waits"
     assert counted(0, "node waits", "nodes wait") == "0 nodes wait"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "now"), (0, "now"), (0.2, "in 1 s"), (119, "in 119 s"), (120, "in 2 min"), (7200, "in 2 h")],
+)
+def test_when_the_next_try_is(seconds: float, words: str) -> None:
+    assert until(NOON + timedelta(seconds=seconds), NOON) == words
+    assert until(None, NOON) == "now"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (200_000, "2 d")])
+def test_how_long_it_took(seconds: int, words: str) -> None:
+    assert took(NOON, NOON + timedelta(seconds=seconds)) == words
+    assert took(NOON, None) == ""

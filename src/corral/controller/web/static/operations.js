@@ -12,8 +12,9 @@ import { onDrawn, refreshSoon } from "./parts.js";
 import { ago, until } from "./words.js";
 
 const SIFTED_FROM = 20; // nodes; fewer are seen at a glance
+const MANY = 100; // nodes; more are drawn once a second, which is as often as anybody reads so many
 const list = $("#operations");
-const known = new Map(); // id → { view, article, parts, nodes, only }
+const known = new Map(); // id → { view, article, parts, nodes, only, later }
 const changed = new Map(); // id → its latest view, or null when it is gone
 const drawn = new Map([...list.children].map((article) => [article.dataset.id, article])); // by the server
 let frame = 0;
@@ -48,7 +49,7 @@ function flush() {
 function enter(id) {
   const article = drawn.get(id) ?? $("#operation").content.firstElementChild.cloneNode(true);
   drawn.delete(id);
-  const entry = { article, parts: partsOf(article), nodes: new Map(), only: "" };
+  const entry = { article, parts: partsOf(article), nodes: new Map(), only: "", later: 0 };
   for (const line of entry.parts.nodes.children) entry.nodes.set(line.dataset.node, { line, parts: partsOf(line, "n") });
   entry.parts.details.addEventListener("toggle", () => entry.parts.details.open && drawNodes(entry));
   known.set(id, entry);
@@ -117,13 +118,17 @@ function drawDetails(entry) {
     if (!details.classList.length) details.removeAttribute("class");
     if (single) details.open = true; // there is nothing to fold
   }
-  if (details.open) drawNodes(entry);
+  if (!details.open) return;
+  if (totalOf(entry.view) <= MANY) drawNodes(entry);
+  else entry.later ||= setTimeout(() => drawNodes(entry), 1_000);
 }
 
 // ---- Its nodes, while it is open
 
 function drawNodes(entry) {
   if (!entry.view) return;
+  clearTimeout(entry.later);
+  entry.later = 0;
   const { view, nodes, parts } = entry;
   const gone = new Set(nodes.keys());
   const lines = (view.nodes ?? []).map((node) => {
