@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,22 +62,27 @@ class Contents:
         self._means = means
 
     @contextlib.asynccontextmanager
-    async def open(self, source: Source, tell: Tell = tell_nobody) -> AsyncIterator[Opened]:
+    async def open(
+        self, source: Source, tell: Tell = tell_nobody, *, keep: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[Opened]:
         """Raises what time cannot cure (`errors.is_final`): Invalid, NotFound, NoBuild, WrongDigest, BadArchive,
-        TooLarge; and what it may: Unreachable, Denied, Failed, NoSpace, Unavailable. While open, its blobs stay."""
+        TooLarge; and what it may: Unreachable, Denied, Failed, NoSpace, Unavailable. While open, its blobs stay.
+        `keep` is asked when it is cancelled: whether somebody wants to go on from what came."""
         check_texts(source.files)
         store = self._means.store
         try:
             opened = Opened(source, await self._open(source, tell))
-        except (asyncio.CancelledError, NoSpace):
-            store.forget(*([source.digest] if is_digest(source.digest) else ()), key=source.uri)
+        except (asyncio.CancelledError, NoSpace) as error:
+            if isinstance(error, NoSpace) or not keep():
+                store.forget(*([source.digest] if is_digest(source.digest) else ()), key=source.uri)
             raise
         try:
             with store.hold(*opened.blobs):
                 yield opened
-        except (asyncio.CancelledError, NoSpace):
+        except (asyncio.CancelledError, NoSpace) as error:
             # Nobody wants it any more, or it does not fit: what came so far would only take up room.
-            store.forget(*opened.blobs)
+            if isinstance(error, NoSpace) or not keep():
+                store.forget(*opened.blobs)
             raise
 
     def discard(self, opened: Opened) -> None:

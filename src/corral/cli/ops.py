@@ -10,13 +10,13 @@ import typer
 
 from corral.cli import operation_text, watching
 from corral.cli.asking import Detach, Json, Yes, confirm, each_in_turn, said
-from corral.cli.output import DONE, print_json, print_table, remark, tell
+from corral.cli.output import DONE, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.kit.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.contract.admin import OperationView
+    from corral.contract.admin import OperationView, Steered
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -218,10 +218,11 @@ async def find(client: Client, given: str) -> OperationView:
         return await client.operations.get(chosen[0].job_id)
 
 
-async def _steer(client: Client, operations: Sequence[str], act: Callable[[str], Awaitable[None]], done: str) -> int:
+async def _steer(client: Client, operations: Sequence[str], act: Callable[[str], Awaitable[Steered]], done: str) -> int:
     async def steer(given: str) -> str:
         view = await find(client, given)
-        await act(view.job_id)
+        for each in (await act(view.job_id)).notes:
+            remark(plain(each))
         return f"{operation_text.short_id(view.job_id)} ({view.kind} {view.backend}) {done}"
 
     return await each_in_turn(operations, steer)

@@ -50,21 +50,21 @@ class Operations:
         """What `ask` would do. Nothing is stored, nothing is sent."""
         return await self._caller.call("POST", "/api/operations?plan=true", PlanView, wanted)
 
-    async def cancel(self, operation_id: str, *, node: str = "") -> None:
+    async def cancel(self, operation_id: str, *, node: str = "") -> Steered:
         """Take back what was asked and stop the bytes; on one node only where it is named."""
-        await self._caller.call_raw("POST", _door(operation_id, "cancel", node))
+        return await self._caller.call("POST", _door(operation_id, "cancel", node), Steered)
 
-    async def withdraw(self, operation_id: str) -> None:
+    async def withdraw(self, operation_id: str) -> Steered:
         """Take back what was asked; what runs may end."""
-        await self._caller.call_raw("POST", _door(operation_id, "withdraw"))
+        return await self._caller.call("POST", _door(operation_id, "withdraw"), Steered)
 
     async def retry(self, operation_id: str, *, node: str = "") -> Steered:
         """Try again now. One that was taken back is asked for anew, and has another id then."""
         return await self._caller.call("POST", _door(operation_id, "retry", node), Steered)
 
-    async def dismiss(self, operation_id: str) -> None:
+    async def dismiss(self, operation_id: str) -> Steered:
         """Out of the list; what it asked for goes on."""
-        await self._caller.call_raw("POST", _door(operation_id, "dismiss"))
+        return await self._caller.call("POST", _door(operation_id, "dismiss"), Steered)
 
     async def history(self) -> tuple[OperationRecord, ...]:
         """Those that ended, newest first."""

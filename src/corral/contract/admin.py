@@ -272,6 +272,7 @@ class Steered(Message, frozen=True):
     success: bool = always(bool)
     message: str = always(str)
     job_id: str = msgspec.field(default="", name="jobID")  # ours: the operation that goes on; a new one after a retry
+    notes: tuple[str, ...] = ()  # ours: what was asked earlier and holds again now
 
 
 class BackendBody(Message, frozen=True):

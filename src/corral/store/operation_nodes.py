@@ -91,7 +91,7 @@ _COUNTS = (
     .where(among(table.c.operation_id, "ids"))
     .group_by(table.c.operation_id, table.c.status)
 )
-_CANCELLED = select(table.c.operation_id, table.c.node_id).where(
+_CANCELLED = select(table.c.operation_id, table.c.node_id, table.c.reason).where(
     table.c.status == "cancelled", among(table.c.operation_id, "ids")
 )
 _OPEN_ON = _OPEN.where(among(table.c.node_id, "node_ids"))
@@ -140,6 +140,6 @@ async def list_unfinished(tx: Transaction, operation_ids: Sequence[str]) -> set[
     return {row[0] for row in await tx.fetch_all(_UNFINISHED, {"ids": operation_ids})}
 
 
-async def list_cancelled(tx: Transaction, operation_ids: Sequence[str]) -> set[tuple[str, str]]:
-    """(operation, node) of the rows a person has cancelled."""
-    return {(row[0], row[1]) for row in await tx.fetch_all(_CANCELLED, {"ids": operation_ids})}
+async def list_cancelled(tx: Transaction, operation_ids: Sequence[str]) -> dict[tuple[str, str], str]:
+    """(operation, node) of the rows a person has cancelled, with the reason that was given."""
+    return {(row[0], row[1]): row[2] for row in await tx.fetch_all(_CANCELLED, {"ids": operation_ids})}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.integration.cli.conftest import Corral, start
 from tests.support.scripted_fleet import refused
@@ -336,6 +337,15 @@ def test_operations_are_steered(corral: Corral) -> None:
     assert [path.rpartition("/")[2] for method, path, _ in corral.fleet.calls if method == "POST"] == [
         *("cancel", "withdraw", "dismiss", "retry", "retry", "cancel")
     ]
+
+
+def test_what_holds_again_after_a_cancel_is_told(corral: Corral) -> None:
+    corral.fleet.operations = [WAITING]
+    note = "vllm will be deleted again on attic, as asked earlier in operation 77e1b200"
+    answer = {"success": True, "message": f"operation cancelled; {note}", "jobID": OP, "notes": [note]}
+    corral.fleet.answers[("POST", f"/api/operations/{OP}/cancel")] = web.json_response(answer)
+    ran = corral("ops", "cancel", OP)
+    assert (ran.code, ran.out, ran.err) == (0, "3f2a91c0 (install vllm) cancelled\n", f"{note}\n")
 
 
 def test_history(corral: Corral) -> None:

@@ -207,10 +207,10 @@ async def test_a_row_that_has_ended_stays_as_it_ended(store: Store) -> None:
         assert await operation_nodes.list_open(tx) == [annex]
         assert await operation_nodes.list_open(tx, ["n1"]) == []
         assert await operation_nodes.list_for(tx, ["op", "none"]) == {"op": [annex, barn]}
-        assert await operation_nodes.list_cancelled(tx, ["op"]) == set()
+        assert await operation_nodes.list_cancelled(tx, ["op"]) == {}
     async with store.write() as tx:
-        await operation_nodes.put(tx, [msgspec.structs.replace(annex, status="cancelled")])
-        assert await operation_nodes.list_cancelled(tx, ["op", "none"]) == {("op", "n2")}
+        await operation_nodes.put(tx, [msgspec.structs.replace(annex, status="cancelled", reason="enough")])
+        assert await operation_nodes.list_cancelled(tx, ["op", "none"]) == {("op", "n2"): "enough"}
     with pytest.raises(Conflict):
         async with store.write() as tx:
             await operation_nodes.put(tx, [an_op_row(operation_id="none")])

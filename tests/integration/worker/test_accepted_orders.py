@@ -147,6 +147,28 @@ async def test_a_cancel_stops_the_bytes_at_once(nats_server: NatsServer, tmp_pat
         assert await fleet.ask("backend.cancel", {"op_id": "op-1", "backend": "big"}) == {"success": True}
 
 
+async def test_a_pause_keeps_the_bytes_and_the_next_order_goes_on_from_them(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with BlobServer() as server, ordered_worker(nats_server, tmp_path) as fleet:
+        size = 20_000_000
+        order = download(server, "big", size) | {"attempt": 1, "accept": True}
+        assert (await fleet.ask("backend.install", order | {"op_id": "op-1"}))["accepted"]
+        incoming = tmp_path / "w" / "blobs" / "incoming"
+        await until(lambda: sum(path.stat().st_size for path in incoming.glob("*.part")) > 5_000_000)
+        server.pause.clear()
+        assert (await fleet.ask("backend.cancel", {"op_id": "op-1", "backend": "big", "keep": True}))["running"]
+        assert (await fleet.result("backend.install", "op-1"))["cancelled"]
+        kept = sum(path.stat().st_size for path in incoming.glob("*.part"))
+        assert kept > 5_000_000
+        server.pause.set()
+        await until(lambda: server.broken_off == 1)
+        before = server.bytes_sent
+        assert (await fleet.ask("backend.install", order | {"op_id": "op-2"}))["accepted"]
+        assert (await fleet.result("backend.install", "op-2"))["success"]
+        assert server.bytes_sent - before < size - kept + 1_000_000, "only the rest"
+
+
 async def test_a_worker_that_leaves_keeps_the_bytes_and_tells_no_outcome(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ class CancelBackend(Message, frozen=True):
 
     op_id: str = always(str)
     backend: str = always(str)
+    keep: bool = False  # what was fetched stays, for a later order to go on from
 
 
 class CancelReply(Message, frozen=True):

@@ -89,8 +89,8 @@ class OperationsDoor(Controller):
         summary="Stop the bytes and take it back; with `node`, there only",
     )
     async def cancel(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
-        await operations.cancel(job_id, node=node)
-        return Steered(True, f"cancelled on {node}" if node else "operation cancelled", job_id)
+        notes = await operations.cancel(job_id, node=node)
+        return _taken_back(f"cancelled on {node}" if node else "operation cancelled", job_id, notes)
 
     @post(
         "/{job_id:str}/pause",
@@ -99,8 +99,8 @@ class OperationsDoor(Controller):
         summary="As cancel; what was fetched is kept, and a retry goes on from there",
     )
     async def pause(self, operations: Operations, job_id: JobId, node: Node = "") -> Steered:
-        await operations.cancel(job_id, node=node)
-        return Steered(True, "operation paused: retry goes on with what was fetched", job_id)
+        notes = await operations.pause(job_id, node=node)
+        return _taken_back("operation paused: retry goes on with what was fetched", job_id, notes)
 
     @post(
         "/{job_id:str}/retry",
@@ -121,8 +121,8 @@ class OperationsDoor(Controller):
         summary="Take it back; what runs may end, nothing new begins",
     )
     async def withdraw(self, operations: Operations, job_id: JobId) -> Steered:
-        await operations.withdraw(job_id)
-        return Steered(True, "operation withdrawn", job_id)
+        notes = await operations.withdraw(job_id)
+        return _taken_back("operation withdrawn", job_id, notes)
 
     @post(
         "/{job_id:str}/dismiss",
@@ -133,6 +133,10 @@ class OperationsDoor(Controller):
     async def dismiss(self, operations: Operations, job_id: JobId) -> Steered:
         await operations.dismiss(job_id)
         return Steered(True, "operation dismissed", job_id)
+
+
+def _taken_back(words: str, job_id: str, notes: tuple[str, ...]) -> Steered:
+    return Steered(True, "; ".join((words, *notes)), job_id, notes)
 
 
 def kind_of(word: str) -> OperationKind:

@@ -43,7 +43,7 @@ class Decided:
     intents: dict[tuple[str, str], Intent] = field(default_factory=dict)  # by node and backend, those that changed
     steps: dict[str, list[Step]] = field(default_factory=dict)  # by node
     sends: list[tuple[str, Send]] = field(default_factory=list)
-    stops: list[OrderId] = field(default_factory=list)
+    stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether what was fetched is kept
 
 
 def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
@@ -131,6 +131,6 @@ def _carry_out(
         case Drop() if before is not None:
             intents[step.backend] = outcomes.dropped(before, world.now)
         case Stop():
-            decided.stops.append(OrderId(node.id, step.backend, step.operation, step.attempt))
+            decided.stops[OrderId(node.id, step.backend, step.operation, step.attempt)] = step.keep
         case _:
             pass

@@ -87,11 +87,11 @@ class Dispatch:
             self._slow_open += 1
         self._start(self._carry(order), f"order {order.send.kind} {order.send.backend}")
 
-    def stop(self, order: OrderId) -> None:
+    def stop(self, order: OrderId, *, keep: bool = False) -> None:
         """Asked for as often as anybody notices; the worker hears it once at a time."""
         if order not in self._stopping:
             self._stopping.add(order)
-            self._start(self._stop(order), f"stop {order.backend}")
+            self._start(self._stop(order, keep), f"stop {order.backend}")
 
     async def result(self, result: BackendResult, tokens: Tokens) -> None:
         """The event in which a worker tells how an accepted order ended."""
@@ -163,10 +163,10 @@ class Dispatch:
             return
         self._heard(ended, Looked(node_id, listed.backends, listed.seq))
 
-    async def _stop(self, order: OrderId) -> None:
+    async def _stop(self, order: OrderId, keep: bool) -> None:
         try:
             async with self._quick:
-                heard = await self._calls.cancel(order)
+                heard = await self._calls.cancel(order, keep=keep)
         finally:
             self._stopping.discard(order)
         log.info("told to stop", node=order.node_id, backend=order.backend, operation=order.operation)

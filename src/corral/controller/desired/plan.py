@@ -103,6 +103,7 @@ class NodeWorld:
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
     intents: Mapping[str, Intent] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
+    keeping: frozenset[str] = frozenset()  # those of them that were paused: what came stays
 
     def find(self, backend: str, variant: str = "") -> Installed | None:
         return find_installed(self.backends, backend, variant)
@@ -187,6 +188,7 @@ class Stop:
     backend: str
     operation: str
     attempt: int
+    keep: bool = False  # what was fetched: it was only paused
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,8 @@ class _Backend:
         # Whether one that nobody answered is under way at all, the answer to a stop tells too.
         senseless = want is not None and (not useful or self._is_unsure(self.intent))
         if self.node.accepts and reachable and (cancelled or senseless):
-            steps.append(Stop(self.name, self.intent.operation, self.intent.attempt))
+            paused = self.intent.operation in self.node.keeping
+            steps.append(Stop(self.name, self.intent.operation, self.intent.attempt, keep=paused))
         if want is not None:
             kind = Kind.DELETE if isinstance(want, Unwanted) else Kind.INSTALL
             steps.append(

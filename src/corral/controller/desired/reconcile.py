@@ -187,8 +187,8 @@ class Reconciler:
                     in_place=node.accepts and world.ends_first(node_id, send.backend),
                 )
             )
-        for order in decided.stops:
-            self.dispatch.stop(order)
+        for order, keep in decided.stops.items():
+            self.dispatch.stop(order, keep=keep)
         self.targets.look_up(world.missing)
 
     async def _decide_and_write(

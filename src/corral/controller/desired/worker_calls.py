@@ -119,9 +119,9 @@ class WorkerCalls:
             return Accepted(order.id, order.boot_id)
         return _finished(order, reply)
 
-    async def cancel(self, order: OrderId) -> NotRunning | None:
+    async def cancel(self, order: OrderId, *, keep: bool = False) -> NotRunning | None:
         """None: it is being stopped, or nobody could say. Its outcome comes as that of any other order."""
-        asked = CancelBackend(op_id=order.operation, backend=order.backend)
+        asked = CancelBackend(op_id=order.operation, backend=order.backend, keep=keep)
         try:
             reply = await self._bus.call(CANCEL_BACKEND, asked, timeout_s=self.times.accept_s, node=order.node_id)
         except CorralError:

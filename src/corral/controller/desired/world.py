@@ -55,6 +55,8 @@ from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
 from corral.store.types import storable
 
+PAUSED = "paused: what was fetched is kept"  # why a row was cancelled; what stops the bytes tells the node so
+
 
 @dataclass(frozen=True)
 class TargetKey:
@@ -111,10 +113,11 @@ async def read_world(tx: Transaction, node_ids: Sequence[str] | None, looking: L
     intents: dict[str, dict[str, Intent]] = {}
     for row in await backend_intents.list_(tx, ids):
         intents.setdefault(row.node_id, {})[row.backend] = intent_of(row)
-    stopping = await _stopping(tx, intents)
+    stopping, keeping = await _stopping(tx, intents)
     for outline in world.outlines.values():
         inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
-        node = _node_world(outline, inventory, own, stopping.get(outline.id, frozenset()))
+        stops = stopping.get(outline.id, frozenset()), keeping.get(outline.id, frozenset())
+        node = _node_world(outline, inventory, own, stops)
         world.nodes[outline.id] = node
         world.results[outline.id] = _results(inventory)
         world.processes[outline.id] = inventory.processes if inventory is not None and node.known else ()
@@ -202,7 +205,10 @@ def is_current(inventory: Inventory | None, outline: NodeOutline) -> bool:
 
 
 def _node_world(
-    outline: NodeOutline, inventory: Inventory | None, intents: dict[str, Intent], stopping: frozenset[str]
+    outline: NodeOutline,
+    inventory: Inventory | None,
+    intents: dict[str, Intent],
+    stops: tuple[frozenset[str], frozenset[str]],
 ) -> NodeWorld:
     known = is_current(inventory, outline)
     return NodeWorld(
@@ -219,7 +225,8 @@ def _node_world(
         if inventory is not None and known
         else frozenset(),
         intents=intents,
-        stopping=stopping,
+        stopping=stops[0],
+        keeping=stops[1],
     )
 
 
@@ -245,19 +252,24 @@ def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult
     return {(order.op_id, order.attempt): order.result for order in orders if order.result is not None}
 
 
-async def _stopping(tx: Transaction, intents: dict[str, dict[str, Intent]]) -> dict[str, frozenset[str]]:
-    """By node, the operations that were cancelled, as a whole or there."""
+async def _stopping(
+    tx: Transaction, intents: dict[str, dict[str, Intent]]
+) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
+    """By node, the operations that were cancelled, as a whole or there; and which of them were only paused."""
     sent = {
         node_id: {intent.operation for intent in own.values() if intent.stage is Stage.SENT}
         for node_id, own in intents.items()
     }
     named = sorted(set[str]().union(*sent.values()))
     if not named:
-        return {}
+        return {}, {}
     whole = set(await operations.list_cancelled(tx, named))
     there = await operation_nodes.list_cancelled(tx, named)
     return {
         node_id: frozenset(name for name in own if name in whole or (name, node_id) in there)
+        for node_id, own in sent.items()
+    }, {
+        node_id: frozenset(name for name in own if there.get((name, node_id)) == PAUSED)
         for node_id, own in sent.items()
     }
 

@@ -118,8 +118,14 @@ async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: d
             )
         elif operation.id not in unfinished and operation.finished_at is None:
             stopped = operation.cancelled_at is not None or operation.withdrawn_at is not None
-            outcome = "cancelled" if stopped else "completed"
+            outcome = "cancelled" if stopped or await _nothing_was_left(tx, operation.id) else "completed"
             await operations.replace(tx, msgspec.structs.replace(operation, finished_at=now, outcome=outcome, error=""))
+
+
+async def _nothing_was_left(tx: Transaction, operation_id: str) -> bool:
+    """Whether it was cancelled node by node, on all of them."""
+    counts = (await operation_nodes.count_for(tx, [operation_id])).get(operation_id, {})
+    return set(counts) == {RowStatus.CANCELLED}
 
 
 def _after(

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from corral.contract.admin import BackendMatrix, MatrixIntent
 from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.rules import without_overruled
 from corral.controller.desired.upgrades import UpgradeCheck
-from corral.controller.desired.world import takes_backends
+from corral.controller.desired.world import rule_of, takes_backends
 from corral.controller.operations.bookkeeping import row_of
-from corral.controller.operations.matrix import Pending, matrix_of, pending_of
+from corral.controller.operations.matrix import Pending, away_with, matrix_of, pending_of
 from corral.controller.operations.requests import did_you_mean
 from corral.controller.operations.state import Row
 from corral.kit.errors import NotFound
-from corral.store import backend_intents, node_backends, nodes, operation_nodes, operations
+from corral.store import (
+    backend_intents,
+    backend_rules,
+    node_backends,
+    node_labels,
+    nodes,
+    operation_nodes,
+    operations,
+)
 from corral.store.api import Store, Transaction
+from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
 
 
@@ -68,6 +78,8 @@ class InstalledBackends:
             outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
             told = {row.node_id: row for row in await node_backends.list_(tx)}
             pending = await self._pending(tx)
+            gone = await self._away_with(tx, outlines, told)
+        pending = {node_id: {**gone.get(node_id, {}), **pending.get(node_id, {})} for node_id in {*gone, *pending}}
         checked = await self._upgrades.read()
         return matrix_of(outlines, told, pending, checked.upgrades, checked.checked_at)
 
@@ -77,6 +89,15 @@ class InstalledBackends:
             rows.setdefault(record.operation_id, []).append(row_of(record))
         chosen = await operations.list_for(tx, sorted(rows))
         return pending_of(chosen, rows, await backend_intents.list_(tx, node_ids))
+
+    async def _away_with(
+        self, tx: Transaction, outlines: Sequence[NodeOutline], told: Mapping[str, Inventory]
+    ) -> Pending:
+        away = [row for row in outlines if row.status != "healthy"]
+        if not away:
+            return {}
+        rules = without_overruled(rule_of(rule) for rule in await backend_rules.list_live(tx))
+        return away_with(away, await node_labels.list_for(tx, [row.id for row in away]), told, rules)
 
     async def kinds(self) -> set[tuple[str, str]]:
         """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.controller.desired.inventory import concrete_name, find_installed, previous_digests
+from corral.controller.desired.inventory import concrete_name, find_installed, names_in, previous_digests
+from corral.controller.desired.rules import Rule, Unwanted, fold
 from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
 from corral.store.backend_intents import BackendIntent
@@ -39,6 +40,29 @@ def pending_of(
         for row in rows.get(operation.id, ()):
             if row.status not in TERMINAL:
                 found.setdefault(row.node_id, {})[operation.backend] = _of_row(operation, row)
+    return found
+
+
+def away_with(
+    outlines: Sequence[NodeOutline],
+    labels: Mapping[str, Mapping[str, str]],
+    inventories: Mapping[str, Inventory],
+    rules: Sequence[Rule],
+) -> Pending:
+    """What has to go from nodes that are away now. Of those that are here it stands in the intents; of these nothing
+    is written before they are back."""
+    found: dict[str, dict[str, MatrixIntent]] = {}
+    for outline in outlines:
+        inventory = inventories.get(outline.id)
+        if outline.status == "healthy" or inventory is None:
+            continue
+        names = names_in(inventory.backends)
+        wanted = fold(rules, node_id=outline.id, labels=labels.get(outline.id, {}), installed=names)
+        reason = f"node {outline.status}, will retry when healthy"
+        for backend, want in wanted.items():
+            if isinstance(want, Unwanted) and find_installed(inventory.backends, backend) is not None:
+                todo = MatrixIntent("delete", "waiting", want.operation, 0, reason, "")
+                found.setdefault(outline.id, {})[backend] = todo
     return found
 
 

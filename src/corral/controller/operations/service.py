@@ -15,7 +15,9 @@ from corral.contract.admin import OperationHistory, OperationView
 from corral.controller.desired.plan import Stage
 from corral.controller.desired.reconcile import RULES
 from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.desired.world import PAUSED
 from corral.controller.operations.accepting import Accepted, Accepting
+from corral.controller.operations.afterwards import what_holds_again
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
 from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
@@ -113,13 +115,18 @@ class Operations:
         finally:
             self._watch.off("operations", moved.set)
 
-    async def cancel(self, operation_id: str, *, node: str = "") -> str:
-        """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule."""
-        return await self._take_back(operation_id, RowStatus.CANCELLED, node=node)
+    async def cancel(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
+        """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule. Returns what
+        holds again now, in words."""
+        return await self._take_back(operation_id, RowStatus.CANCELLED, "cancelled", node=node)
 
-    async def withdraw(self, operation_id: str) -> str:
+    async def pause(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
+        """The same, but nodes keep the bytes that came: whoever asks again goes on from there."""
+        return await self._take_back(operation_id, RowStatus.CANCELLED, PAUSED, node=node)
+
+    async def withdraw(self, operation_id: str) -> tuple[str, ...]:
         """Takes the rule back; what runs may end."""
-        return await self._take_back(operation_id, RowStatus.WITHDRAWN)
+        return await self._take_back(operation_id, RowStatus.WITHDRAWN, "the rule was withdrawn")
 
     async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> Accepted:
         """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
@@ -174,7 +181,7 @@ class Operations:
             await revisions.bump(tx, "operations")
         self._watch.touched("operations")
 
-    async def _take_back(self, operation_id: str, status: RowStatus, *, node: str = "") -> str:
+    async def _take_back(self, operation_id: str, status: RowStatus, reason: str, *, node: str = "") -> tuple[str, ...]:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             operation = await operations.get(tx, operation_id)
@@ -184,7 +191,7 @@ class Operations:
             rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in TERMINAL]
             if node and not rows:
                 raise Invalid(f"nothing is left to do on {node}")
-            reason = "cancelled" if status is RowStatus.CANCELLED else "the rule was withdrawn"
+            before = await backend_rules.list_live(tx, operation.backend)
             if node:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
             else:
@@ -193,9 +200,10 @@ class Operations:
                 operation = msgspec.structs.replace(operation, **{field: now})
                 await operations.replace(tx, operation)
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
+            notes = await what_holds_again(tx, operation, before)
         log.info("operation taken back", operation=operation_id, how=status.value, node=node)
         self._told(operation_id)
-        return operation_id
+        return notes
 
     async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[Row]:
         """With what was heard since they were written, so that nothing of it is lost; of one node when it is named."""

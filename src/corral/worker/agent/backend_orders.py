@@ -96,8 +96,10 @@ class BackendOrders:
         return await self._runs.see_through(self._serve_delete(order))
 
     async def cancel(self, order: CancelBackend, _tokens: Tokens) -> CancelReply:
+        if order.keep:
+            self._installer.keep_what_came(order.backend)
         running = self._runs.cancel(order.op_id, order.backend)
-        log.info("told to stop an order", op=order.op_id, backend=order.backend, running=running)
+        log.info("told to stop an order", op=order.op_id, backend=order.backend, running=running, keep=order.keep)
         return CancelReply(success=True, running=running)
 
     async def list_backends(self, _asked: ListBackends, _tokens: Tokens) -> BackendList:

@@ -67,6 +67,7 @@ class Installer:
         self._clock = clock or SystemClock()
         self._locks = NameLocks()
         self._runs: SharedRuns[tuple[str, bytes], InstalledBackend] = SharedRuns()
+        self._paused: set[str] = set()  # names of what was cancelled to be gone on with
         self._sequence = Sequence(folders.backends / SEQUENCE)
 
     async def start(self) -> Recovered:
@@ -204,6 +205,13 @@ class Installer:
             log.info("backend deleted", backend=name, names=", ".join(gone))
             return Deleted(gone)
 
+    def keep_what_came(self, name: str) -> None:
+        """Called before what fetches for this backend is cancelled: the next request for it goes on from there."""
+        self._paused.add(name)
+
+    def _is_paused(self, request: InstallRequest) -> bool:
+        return not self._paused.isdisjoint(request.names)
+
     # One build
 
     async def _satisfied(self, request: InstallRequest) -> InstalledBackend | None:
@@ -230,10 +238,11 @@ class Installer:
         if request.digest and not request.force and (record := await to_the_end(folder.find_digest, request.digest)):
             return await self._describe(folder, record, request)
         tell(Progress(Phase.RESOLVING, request.name))
+        self._paused -= request.names
         failures: list[CorralError] = []
         for source in request.sources:
             try:
-                async with self._contents.open(source, tell) as opened:
+                async with self._contents.open(source, tell, keep=lambda: self._is_paused(request)) as opened:
                     record = await self._from(opened, request, tell)
                 self._contents.discard(opened)  # after it is let go: unpacked, the packed form is not needed
                 return record

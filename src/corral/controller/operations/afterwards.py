@@ -1,0 +1,82 @@
+"""What holds again once an operation is taken back, so that nobody is surprised: rules do not forget earlier ones.
+
+The fold is `desired/rules.py`'s; here it is asked twice, with the rule and without, and the difference is put in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.inventory import find_installed, names_in
+from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold
+from corral.controller.desired.world import rule_of, takes_backends
+from corral.store import backend_rules, node_backends, node_labels, nodes
+from corral.store.api import Transaction
+from corral.store.backend_rules import BackendRule
+from corral.store.operations import Operation
+
+_NAMED = 3  # so many nodes are told by name
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node as far as it matters here."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    backends: tuple[NodeBackend, ...]
+
+
+async def what_holds_again(tx: Transaction, operation: Operation, before: Sequence[BackendRule]) -> tuple[str, ...]:
+    """A sentence for each earlier operation that decides again. `before`: the backend's rules until a moment ago."""
+    after = await backend_rules.list_live(tx, operation.backend)
+    if not any(rule.generation < operation.generation for rule in after):
+        return ()
+    outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
+    ids = [row.id for row in outlines]
+    labelled = any(rule.scope_kind == ScopeKind.SELECTOR for rule in before)
+    labels = await node_labels.list_for(tx, ids) if labelled else {}
+    told = {row.node_id: row.backends for row in await node_backends.list_(tx, ids)}
+    places = [Place(row.id, row.name, labels.get(row.id, {}), told.get(row.id, ())) for row in outlines]
+    return sentences(operation, places, [rule_of(rule) for rule in before], [rule_of(rule) for rule in after])
+
+
+def sentences(
+    operation: Operation, places: Sequence[Place], before: Sequence[Rule], after: Sequence[Rule]
+) -> tuple[str, ...]:
+    """`places` in name order."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        if _decides(before, place, operation.backend, operation.generation):
+            again = _holds(after, place, operation.backend)
+            if again is not None and (word := _becomes(again, place, operation)):
+                found.setdefault((word, again.operation), []).append(place.name)
+    return tuple(
+        f"{operation.backend} {word} on {_where(names)}, as asked earlier in operation {earlier[:8]}"
+        for (word, earlier), names in found.items()
+    )
+
+
+def _decides(rules: Sequence[Rule], place: Place, backend: str, generation: int) -> bool:
+    want = _holds(rules, place, backend)
+    return want is not None and want.generation == generation
+
+
+def _holds(rules: Sequence[Rule], place: Place, backend: str) -> Wanted | Unwanted | None:
+    return fold(rules, node_id=place.id, labels=place.labels, installed=names_in(place.backends)).get(backend)
+
+
+def _becomes(want: Wanted | Unwanted, place: Place, operation: Operation) -> str:
+    there = find_installed(place.backends, operation.backend) is not None
+    if isinstance(want, Unwanted):
+        return "will be deleted again" if there else ""
+    if not there:
+        return "will be installed"
+    return "goes back to what it was" if operation.kind in ("upgrade", "rollback") else ""
+
+
+def _where(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} nodes"
