@@ -96,9 +96,7 @@ class Told:
 def tell(settings: AddressSettings, *, port: int, host_name: str) -> Told:
     """`port` is the ingress's own. Only a LocalAI controller, recognised by the bus URL that has to be given for it,
     gets a guess made of the host name: ours sees better."""
-    explicit = settings.advertise or _ingress_beside(
-        settings.advertise_address or settings.address, settings.port, port
-    )
+    explicit = settings.advertise or _ingress_at(settings.advertise_address or settings.address, port)
     if not explicit and not settings.bus_urls:
         return Told()
     http = read_host_port(explicit or host_name or "localhost")
@@ -111,9 +109,7 @@ def _port_of(address: str) -> int | None:
     return read_host_port(address).port if address else None
 
 
-def _ingress_beside(grpc_address: str, set_port: int | None, port: int) -> str:
-    """The contract's rule: one below the gRPC base, unless a port was set."""
-    if not grpc_address:
-        return ""
-    base = read_host_port(grpc_address)
-    return str(HostPort(base.host, base.port - 1 if base.port and set_port is None else port))
+def _ingress_at(grpc_address: str, port: int) -> str:
+    """The contract's rule: the advertised host, and the port it really has, which is one below the first gRPC port
+    unless it was set. An advertised gRPC port says nothing about it."""
+    return str(HostPort(read_host_port(grpc_address).host, port)) if grpc_address else ""

@@ -101,6 +101,7 @@ def test_a_successor_is_the_same_process_of_another_build(tmp_path: Path) -> Non
 @dataclass(frozen=True)
 class Ports:
     address: str = ""
+    advertise_address: str = ""
     serve_address: str = ""
     grpc_max_port: int = 0
 
@@ -113,6 +114,8 @@ class Ports:
         (Ports(address="w1:6000"), "w1:6000", "w1", 6000, 65535),
         (Ports(serve_address="0.0.0.0:7000"), "w1:9", "w1", 7000, 65535),
         (Ports(address="w1:6000", serve_address="0.0.0.0:7000"), "w1:6000", "w1", 6000, 65535),
+        (Ports(advertise_address="pub:7001"), "pub:7001", "pub", 50051, 65535),
+        (Ports(address="w1:6000", advertise_address="pub:7001"), "pub:7001", "pub", 6000, 65535),
         (Ports(grpc_max_port=50060), "w1:50051", "w1", 50051, 50060),
         (Ports(grpc_max_port=1000), "w1:50051", "w1", 50051, 65535),  # below the base: ignored
         (Ports(grpc_max_port=99999), "w1:50051", "w1", 50051, 65535),

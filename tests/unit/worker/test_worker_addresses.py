@@ -48,7 +48,9 @@ def test_listen_on(given: Given, controller: str, where: HostPort) -> None:
         (Given(advertise="w1:6000"), Told("w1:50051", "w1:6000", "w1:6000")),
         (Given(advertise="fd00::1"), Told("[fd00::1]:50051", "[fd00::1]:50050", "[fd00::1]")),
         (Given(address="w1:50051"), Told("w1:50051", "w1:50050", "w1:50050")),
-        (Given(advertise_address="pub:7001", address="w1:50051"), Told("pub:7001", "pub:7000", "pub:7000")),
+        (Given(advertise_address="pub:7001", address="w1:50051"), Told("pub:7001", "pub:50050", "pub:50050")),
+        (Given(advertise_address="pub:7001"), Told("pub:7001", "pub:50050", "pub:50050")),
+        (Given(advertise_address="pub"), Told("pub", "pub:50050", "pub:50050")),
         (Given(address="w1:50051", port=50050), Told("w1:50051", "w1:50050", "w1:50050")),
         # A LocalAI controller wants an address and is recognised by its bus URL; ours sees for itself.
         (Given(bus_urls=("nats://b",)), Told("box:50051", "box:50050", "")),

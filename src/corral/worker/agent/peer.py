@@ -36,6 +36,8 @@ class PortSettings(Protocol):
     @property
     def address(self) -> str: ...
     @property
+    def advertise_address(self) -> str: ...
+    @property
     def serve_address(self) -> str: ...
     @property
     def grpc_max_port(self) -> int: ...
@@ -48,7 +50,8 @@ def localai_peer(settings: PortSettings, *, told_address: str, token: str) -> Pe
 
 
 def _ports(settings: PortSettings, told_address: str) -> PortRange:
-    candidates = (settings.address, settings.serve_address, told_address)
+    # What is advertised may be another port, mapped to the first one here.
+    candidates = (settings.address, settings.serve_address, "" if settings.advertise_address else told_address)
     ports = (read_host_port(address).port for address in candidates if address)
     base = next((port for port in ports if port), BASE_PORT)
     last = min(settings.grpc_max_port or LAST_PORT, LAST_PORT)
