@@ -82,9 +82,8 @@ class Transaction:
         """The same statement for every row, in one go. Nothing is done, and nothing raised, for no rows."""
         if not rows:
             return
-        plan = self._compiler.plan(statement)
-        bound = [plan.bind(row) for row in rows]
-        await self._through(self._writing().run_many(bound[0][0], [arguments for _, arguments in bound]))
+        sql, arguments = self._compiler.plan(statement).bind_many(rows)
+        await self._through(self._writing().run_many(sql, arguments))
 
     async def fetch_one(self, statement: Statement, parameters: Parameters | None = None) -> Row | None:
         """The first row, or None."""

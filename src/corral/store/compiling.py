@@ -23,6 +23,7 @@ Parameters = Mapping[str, Any]
 Row = tuple[Any, ...]
 Processor = Callable[[Any], Any]
 
+_MISSING = object()
 # Statements that are module constants stay in; those built per call pass through.
 _REMEMBERED = 512
 
@@ -41,18 +42,40 @@ class Plan:
             for name, bind in self._compiled.binds.items()
             if (writer := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
         }
+        self._takes = tuple(self._taken(name) for name in self._names)
         self._readers = tuple(_readers(statement, dialect))
         self.changes = statement.is_dml  # not known of text: there the database itself is the guard
 
     def bind(self, parameters: Parameters) -> tuple[str, tuple[Any, ...]]:
         """Text and arguments. Raises `Invalid` where a value cannot be stored."""
         if not self._expands:
-            values = self._compiled.construct_params(parameters)
-            return self._text, tuple(self._written(name, values[name], self._writers) for name in self._names)
+            return self._text, self._arguments(parameters)
         state = self._compiled.construct_expanded_state(parameters)
         writers = self._writers | dict(state.processors)
         names = state.positional_parameters if state.positiontup is None else state.positiontup
-        return state.statement, tuple(self._written(name, state.parameters[name], writers) for name in names)
+        return state.statement, tuple(_written(state.parameters[name], writers.get(name)) for name in names)
+
+    def bind_many(self, rows: Sequence[Parameters]) -> tuple[str, list[tuple[Any, ...]]]:
+        """The same for several rows of one shape."""
+        if not self._expands:
+            return self._text, [self._arguments(row) for row in rows]
+        bound = [self.bind(row) for row in rows]
+        return bound[0][0], [arguments for _, arguments in bound]
+
+    def _taken(self, name: str) -> tuple[str, Any, Processor | None]:
+        bind = self._compiled.binds[name]
+        return bind.key, _MISSING if bind.required else bind.effective_value, self._writers.get(name)
+
+    def _arguments(self, parameters: Parameters) -> tuple[Any, ...]:
+        """As `construct_params` would find them, which takes its time for rules we have no use for. Thousands of rows
+        come through here at once."""
+        values = []
+        for key, usual, writer in self._takes:
+            value = parameters.get(key, usual)
+            if value is _MISSING:
+                raise LookupError(f"no value for {key!r} in: {self._text}")
+            values.append(_written(value, writer))
+        return tuple(values)
 
     def read(self, row: Sequence[Any]) -> Row:
         if not self._readers:
@@ -62,16 +85,15 @@ class Plan:
             values[index] = reader(values[index])
         return tuple(values)
 
-    @staticmethod
-    def _written(name: str, value: Any, writers: Mapping[str, Any]) -> Any:
-        writer = writers.get(name)
-        if writer is not None:
-            try:
-                value = writer(value)
-            except UnicodeEncodeError:
-                raise Invalid("text must not contain half of a surrogate pair") from None
-        check_value(value)
-        return value
+
+def _written(value: Any, writer: Processor | None) -> Any:
+    if writer is not None:
+        try:
+            value = writer(value)
+        except UnicodeEncodeError:
+            raise Invalid("text must not contain half of a surrogate pair") from None
+    check_value(value)
+    return value
 
 
 def _readers(statement: Executable, dialect: Dialect) -> Iterable[tuple[int, Processor]]:

@@ -5,7 +5,7 @@ Without a row a node has never told. What an inventory means is `controller/desi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -68,14 +68,24 @@ _STILL_SO = (
     .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
     .values(told_at=bindparam("at", type_=Instant()))
 )
-_CHANGED = select(table.c.node_id).where(table.c.seen_at > bindparam("since", type_=Instant()))
+_CHANGED = select(table.c.node_id, table.c.seen_at, table.c.fingerprint).where(
+    table.c.seen_at > bindparam("since", type_=Instant())
+)
 
 
 async def put(tx: Transaction, inventory: Inventory) -> bool:
     """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
+    return (await tx.execute(_PUT, _columns(inventory))).rowcount == 1
+
+
+async def put_all(tx: Transaction, inventories: Iterable[Inventory]) -> None:
+    """The same for many, in the order of the key, so that two who do it cannot lock each other out."""
+    await tx.execute_many(_PUT, [_columns(row) for row in sorted(inventories, key=lambda row: row.node_id)])
+
+
+def _columns(inventory: Inventory) -> dict[str, object]:
     told = {name: getattr(inventory, name) for name in ("node_id", "told_at", *_TOLD)}
-    told["fingerprint"] = fingerprint_of(inventory)
-    return (await tx.execute(_PUT, told)).rowcount == 1
+    return told | {"fingerprint": fingerprint_of(inventory)}
 
 
 def fingerprint_of(inventory: Inventory) -> str:
@@ -104,6 +114,6 @@ async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[
     return records(Inventory, await tx.fetch_all(_OF, {"node_ids": node_ids}))
 
 
-async def list_changed(tx: Transaction, since: datetime) -> list[str]:
-    """Nodes whose inventory was written after that."""
-    return [row[0] for row in await tx.fetch_all(_CHANGED, {"since": since})]
+async def list_changed(tx: Transaction, since: datetime) -> dict[str, tuple[datetime, str]]:
+    """Nodes whose inventory was written after that: when, and its fingerprint."""
+    return {node_id: (seen_at, told) for node_id, seen_at, told in await tx.fetch_all(_CHANGED, {"since": since})}

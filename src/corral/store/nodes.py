@@ -183,7 +183,7 @@ _PULSES = select(*(table.c[name] for name in NodePulse.__struct_fields__)).order
 _UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_(False))
 _OUTLINES = select(*(table.c[name] for name in NodeOutline.__struct_fields__)).order_by(table.c.name)
 _OUTLINES_OF = _OUTLINES.where(among(table.c.id, "node_ids"))
-_CHANGED = select(table.c.id).where(table.c.updated_at > bindparam("since", type_=Instant()))
+_CHANGED = select(table.c.id, table.c.row_version).where(table.c.updated_at > bindparam("since", type_=Instant()))
 _SET_BOOT = (
     update_table(table)
     .where(table.c.id == bindparam("node_id"), table.c.boot_id != bindparam("told_boot_id"))
@@ -244,14 +244,14 @@ async def list_outlines(tx: Transaction, node_ids: Sequence[str] | None = None) 
     return records(NodeOutline, await tx.fetch_all(_OUTLINES_OF, {"node_ids": node_ids}))
 
 
-async def list_changed(tx: Transaction, since: datetime) -> list[str]:
-    """Nodes that changed after that, heartbeats apart."""
-    return [row[0] for row in await tx.fetch_all(_CHANGED, {"since": since})]
+async def list_changed(tx: Transaction, since: datetime) -> dict[str, int]:
+    """Nodes that changed after that, heartbeats apart, with their versions."""
+    return {node_id: version for node_id, version in await tx.fetch_all(_CHANGED, {"since": since})}
 
 
-async def set_boot_id(tx: Transaction, node_id: str, boot_id: str) -> None:
-    """As a heartbeat tells it; like one, this is not a change of the node."""
-    await tx.execute(_SET_BOOT, {"node_id": node_id, "told_boot_id": boot_id})
+async def set_boot_ids(tx: Transaction, boot_ids: Mapping[str, str]) -> None:
+    """By node, as heartbeats tell them; like those, this is not a change of the nodes."""
+    await tx.execute_many(_SET_BOOT, [{"node_id": id, "told_boot_id": boot} for id, boot in sorted(boot_ids.items())])
 
 
 async def update(tx: Transaction, node_id: str, changes: Mapping[str, Any], *, expected: int) -> bool:

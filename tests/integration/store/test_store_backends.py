@@ -275,7 +275,7 @@ async def test_nodes_in_outline(store: Store) -> None:
         outlines = await nodes.list_outlines(tx, [one])
         assert [(node.id, node.platform, node.capability) for node in outlines] == [(one, "linux/arm64", "metal")]
         assert len(await nodes.list_outlines(tx)) == 2
-        assert await nodes.list_changed(tx, now - MINUTE) == [one]
+        assert list(await nodes.list_changed(tx, now - MINUTE)) == [one]
 
 
 async def test_an_inventory_replaces_the_one_before_unless_it_is_older(store: Store) -> None:
@@ -295,8 +295,8 @@ async def test_an_inventory_replaces_the_one_before_unless_it_is_older(store: St
         assert await node_backends.put(tx, an_inventory(node, seq=2, boot_id="b2", backends=vllm)), "another machine"
         (kept,) = await node_backends.list_(tx, [node])
         assert kept.backends == vllm
-        assert await node_backends.list_changed(tx, first.seen_at - MINUTE) == [node]
-        assert await node_backends.list_changed(tx, kept.seen_at) == []
+        assert list(await node_backends.list_changed(tx, first.seen_at - MINUTE)) == [node]
+        assert await node_backends.list_changed(tx, kept.seen_at) == {}
         await nodes.delete(tx, node)
         assert await node_backends.list_(tx) == []
     with pytest.raises(Conflict):

@@ -7,7 +7,7 @@ runs. A LocalAI worker is asked every minute; a Corral worker only if it has nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -119,11 +119,13 @@ class Inventories:
                 reachable = outline.status == "healthy" and not outline.bus_down and takes_backends(outline)
                 if reachable and (silent or not is_current(row, outline)):
                     due.append(outline)
+        if not due:
+            return
         turn = asyncio.Semaphore(_AT_ONCE)
         answers = await asyncio.gather(*(self._ask(outline, turn) for outline in due))
         async with self._store.write() as tx:
-            heard = [await with_boot(tx, looked) for looked in answers if looked is not None]
-        await self._write([row for row in heard if row is not None])
+            heard = await with_boot(tx, [looked for looked in answers if looked is not None])
+        await self._write(heard)
 
     async def _ask(self, outline: NodeOutline, turn: asyncio.Semaphore) -> Looked | None:
         node_id = outline.id
@@ -143,24 +145,29 @@ class Inventories:
             return
         async with self._store.write() as tx:
             there = {outline.id for outline in await nodes.list_outlines(tx, [told.node_id for told in news])}
-            for told in sorted(news, key=lambda row: row.node_id):
-                if told.node_id in there:
-                    await node_backends.put(tx, told)
-                    if told.boot_id:  # else its worker would look restarted until the heartbeat itself is written
-                        await nodes.set_boot_id(tx, told.node_id, told.boot_id)
+            kept = [told for told in news if told.node_id in there]
+            await node_backends.put_all(tx, kept)
+            # Else their workers would look restarted until the heartbeats themselves are written.
+            await nodes.set_boot_ids(tx, {told.node_id: told.boot_id for told in kept if told.boot_id})
             await revisions.bump(tx, COUNTER)
         self._watch.touched(COUNTER)
 
 
-async def with_boot(tx: Transaction, looked: Looked) -> Inventory | None:
-    """An answer tells no boot, orders or processes: the node's own, and those it last told. None when the node is
-    gone."""
-    found = await nodes.list_outlines(tx, [looked.node_id])
-    if not found:
-        return None
-    outline = found[0]
-    before = await node_backends.find(tx, looked.node_id)
-    answer = Inventory(looked.node_id, outline.boot_id, looked.seq, await tx.now(), looked.backends)
+async def with_boot(tx: Transaction, answers: Sequence[Looked]) -> list[Inventory]:
+    """Answers tell no boot, orders or processes: the node has its own, and told those. None for nodes that are gone."""
+    ids = [looked.node_id for looked in answers]
+    outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, ids)}
+    told = {row.node_id: row for row in await node_backends.list_(tx, ids)}
+    now = await tx.now()
+    return [
+        _completed(looked, outlines[looked.node_id], told.get(looked.node_id), now)
+        for looked in answers
+        if looked.node_id in outlines
+    ]
+
+
+def _completed(looked: Looked, outline: NodeOutline, before: Inventory | None, now: datetime) -> Inventory:
+    answer = Inventory(looked.node_id, outline.boot_id, looked.seq, now, looked.backends)
     if before is None or not is_current(before, outline):
         return answer
     if outline.protocol == 0:  # names come from galleries, and those may not have answered this time

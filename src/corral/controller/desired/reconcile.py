@@ -91,6 +91,7 @@ class Reconciler:
         self._nodes_moved = True
         self._everybody_at: datetime | None = None
         self._looked_at: datetime | None = None
+        self._news: dict[tuple[str, str], object] = {}  # what changed lately, as it was when we looked
         self._rolling: frozenset[str] = frozenset()  # operations that go node by node
         self._alarm: asyncio.TimerHandle | None = None
         self._in_doubt = False  # whether our last claims were written
@@ -200,7 +201,8 @@ class Reconciler:
             await revisions.hold(tx, RULES)
             now = await tx.now()
             await self._keep_inventories(tx, looked)
-            node_ids = await self._whom(tx, now, heard, everybody)
+            news = await self._read_news(tx)
+            node_ids = await self._whom(tx, now, heard, everybody, news)
             if node_ids is not None and not node_ids:
                 await self._set_alarm(tx, now)
                 return None, None
@@ -215,7 +217,7 @@ class Reconciler:
             await self._set_alarm(tx, now)
             if told:
                 await revisions.bump(tx, "operations")
-        self._looked_at = now
+        self._looked_at, self._news = now, news
         if node_ids is None:
             self._everybody_at = now
         self._rolling = frozenset(
@@ -229,7 +231,12 @@ class Reconciler:
         return world, decided
 
     async def _whom(
-        self, tx: Transaction, now: datetime, heard: list[Observation], everybody: bool
+        self,
+        tx: Transaction,
+        now: datetime,
+        heard: list[Observation],
+        everybody: bool,
+        news: dict[tuple[str, str], object],
     ) -> list[str] | None:
         """Nodes something may have happened to; None = all."""
         long_ago = self._everybody_at is None or now - self._everybody_at >= timedelta(seconds=self._pace.every_s)
@@ -237,20 +244,23 @@ class Reconciler:
             return None
         found = {observation.order.node_id for observation in heard}
         found.update(await backend_intents.list_due(tx, now))
-        since = self._looked_at - _OVERLAP
-        found.update(await nodes.list_changed(tx, since))
-        found.update(await node_backends.list_changed(tx, since))
+        found.update(key[1] for key, version in news.items() if self._news.get(key) != version)
         if found:
             for operation in sorted(self._rolling):
                 found.update(row.node_id for row in await operation_nodes.list_(tx, operation))
         found.update(row.node_id for row in await operation_nodes.list_orphans(tx))
         return sorted(found)
 
+    async def _read_news(self, tx: Transaction) -> dict[tuple[str, str], object]:
+        """Of nodes and inventories, since a little before we last looked; the same again is no news."""
+        if self._looked_at is None:
+            return {}
+        since = self._looked_at - _OVERLAP
+        changed = (("node", await nodes.list_changed(tx, since)), ("told", await node_backends.list_changed(tx, since)))
+        return {(what, node_id): version for what, found in changed for node_id, version in found.items()}
+
     async def _keep_inventories(self, tx: Transaction, looked: Iterable[Looked]) -> None:
-        for answer in sorted(looked, key=lambda answer: answer.node_id):
-            inventory = await with_boot(tx, answer)
-            if inventory is not None:
-                await node_backends.put(tx, inventory)
+        await node_backends.put_all(tx, await with_boot(tx, list(looked)))
 
     async def _set_alarm(self, tx: Transaction, now: datetime) -> None:
         """Wake when the next try is due, by the database's clock."""
