@@ -171,6 +171,16 @@ async def test_its_progress_is_shown_and_an_install_that_outlasts_the_call_is_st
         await yard.done(job)
         assert len(worker.backends.orders("install")) == 1, "not asked again while it was at it"
 
+        yard.publish("slow-2")
+        worker.backends.ways.gate = asyncio.Event()
+        job = await yard.ask("upgrade", "engine", "slow-hand")
+        row = await yard.row(job, lambda row: row["status"] == "running_on_worker", "outcome of the time out")
+        assert not row.get("failures")
+        worker.backends.ways.gate.set()
+        await yard.done(job)
+        assert len(worker.backends.orders("upgrade")) == 1
+        assert (await yard.backends("slow-hand"))["cuda12-engine"]["version"] == "slow-2"
+
 
 async def test_a_silent_old_worker_without_upgrades_reinstalls_by_force(yard: Yard) -> None:
     yard.publish("1")
@@ -264,9 +274,13 @@ async def test_a_mixed_fleet_without_spurious_errors(yard: Yard) -> None:
         assert set(await yard.backends("old-hand")) == {"cuda12-engine"}
         yard.publish("2")
         await asyncio.to_thread((yard.source / "VERSION").write_text, "2\n")
+        newer = await yard.api("POST", "/api/backends/upgrades/check?wait=true")
+        assert {"cpu-engine", "cuda12-engine"} <= set(newer)
         await through((await yard.api("POST", "/backends/upgrade/engine"))["id"])
         assert (await yard.backends("barn"))["cpu-engine"]["version"] == "2"
         assert (await yard.backends("old-hand"))["cuda12-engine"]["version"] == "2"
+        newer = await yard.api("POST", "/api/backends/upgrades/check?wait=true")
+        assert not {"cpu-engine", "cuda12-engine"} & set(newer), "nothing is left to upgrade after one check"
         await through((await yard.api("POST", "/backends/delete/engine"))["id"])
         assert await yard.backends("barn") == {}
         assert worker.backends.folders == {}

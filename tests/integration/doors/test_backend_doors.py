@@ -368,6 +368,7 @@ async def test_the_synchronous_delete_of_the_page(api: Api) -> None:
     barn = await installed_vllm(api)
     answer = await api.post("/api/backends/system/delete/vllm")
     assert (answer.status, answer.json["success"]) == (200, True)
+    assert [(row["node_name"], row["status"]) for row in answer.json["nodes"]] == [("barn", "success")]
     assert barn.installed == {}
     barn.put("vllm")
     await barn.beat()

@@ -167,7 +167,8 @@ class BackendPages(Controller):
         job = await accept(operations, await read_wish(request, operations, OperationKind.DELETE, body))
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
-            return Response({"success": True, "message": "Backend deleted successfully"})
+            nodes = [msgspec.to_builtins(row) for row in view.nodes]
+            return Response({"success": True, "message": "Backend deleted successfully", "nodes": nodes})
         if view.state == "failing":
             return refuse(500, f"{view.error}; will be tried again, see operation {job.job_id}", "failed")
         return Response(

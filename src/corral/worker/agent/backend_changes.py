@@ -185,6 +185,7 @@ class BackendChanges:
         names = await self._names(request)
         async with self._changing.hold(names):
             await self._stop_users(names, (key,), stopped, force=True)
+            log.info("reinstalled by force", backend=request.name, stopped=", ".join(stopped))
             return await self._installer.install(_on_disk(request, build))
 
     # Small things
