@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.controller.web.matrix import Look, matrix_of, todo_of
 
 
-def node(name: str, **more: bool) -> MatrixNode:
+def node(name: str, **more: Any) -> MatrixNode:
     return MatrixNode(f"id-{name}", name, "healthy", **more)
 
 
-def has(version: str = "1.0", **more: bool) -> MatrixCell:
+def has(version: str = "1.0", **more: Any) -> MatrixCell:
     return MatrixCell(installed=True, version=version, **more)
 
 
-def still(stage: str, **more: object) -> MatrixCell:
-    return MatrixCell(installed=False, intent=MatrixIntent("install", stage, **more))  # type: ignore[arg-type]
+def still(stage: str, **more: Any) -> MatrixCell:
+    return MatrixCell(installed=False, intent=MatrixIntent("install", stage, **more))
 
 
 def fleet(*rows: MatrixRow, names: tuple[str, ...] = ("attic", "barn", "loft")) -> BackendMatrix:

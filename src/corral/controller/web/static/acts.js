@@ -14,7 +14,7 @@ export function say(text, bad = false) {
   said.classList.toggle("bad", bad);
   said.hidden = false;
   clearTimeout(hush);
-  hush = setTimeout(() => (said.hidden = true), bad ? 10_000 : 4_000);
+  hush = setTimeout(() => (said.hidden = true), Math.max(bad ? 10_000 : 4_000, text.length * 60)); // time to read it
 }
 
 export async function call(method, path, body) {
