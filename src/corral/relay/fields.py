@@ -7,6 +7,7 @@ What two parsers could read differently is refused, because the one behind us ma
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from corral.contract.http import Headers, Strip
 
@@ -14,6 +15,8 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _HOST = re.compile(rb"[0-9A-Za-z._~%!$&'()*+;=:\[\]-]{1,512}")
 MOST_LENGTH_DIGITS = 18  # fits 63 bits in every language behind us
 _MOST_REMEMBERED = 16
+_MOST_LINES = 4096
+_LONGEST_LINE = 512
 
 HOP_BY_HOP = frozenset(
     (
@@ -31,6 +34,8 @@ HOP_BY_HOP = frozenset(
 )
 # Written anew by the relay for each side, so never passed on as they came.
 _OURS = frozenset((b"content-length", b"expect", b"x-request-id"))
+_STAYS = HOP_BY_HOP | _OURS
+_COUNTS = _OURS | {b"connection", b"host", b"transfer-encoding", b"upgrade"}
 # A client that has these removed by naming them in Connection is playing a game.
 _NOT_NOMINABLE = frozenset((b"content-length", b"host"))
 
@@ -89,44 +94,78 @@ class Fields:
                 self._prepared[names] = wire
         return wire
 
-    def _keep(self, seen: list[tuple[bytes, bytes, bytes]], removed: frozenset[bytes]) -> None:
-        kept = [triple for triple in seen if triple[0] not in removed]
-        self.headers = tuple((name, value) for name, value, _ in kept)
-        self._lines = tuple(line + b"\r\n" for _, _, line in kept)
-        self.wire = b"".join(self._lines)
+
+class Line(NamedTuple):
+    """One line of a block, understood by itself."""
+
+    name: bytes
+    value: bytes
+    wire: bytes  # with its CRLF
+    pair: tuple[bytes, bytes]
+    stays: bool  # ends at this relay, or is written anew
+    counts: bool  # says something to the relay itself
 
 
-def parse_fields(block: bytes, max_count: int) -> Fields:
+class LineReader:
+    """Lines seen before are not read again: even heads that are never the same have most lines in common. Bounded."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: dict[bytes, Line] = {}
+
+    def read(self, line: bytes) -> Line:
+        known = self._lines.get(line)
+        if known is None:
+            known = _read_line(line)
+            if len(line) <= _LONGEST_LINE:
+                if len(self._lines) >= _MOST_LINES:
+                    self._lines.clear()
+                self._lines[line] = known
+        return known
+
+
+def _read_line(line: bytes) -> Line:
+    match = _FIELD.fullmatch(line)
+    if match is None:
+        raise Malformed(400, "malformed header field")
+    name, value = match[1].lower(), match[2].strip(b" \t")
+    return Line(name, value, line + b"\r\n", (name, value), name in _STAYS, name in _COUNTS)
+
+
+def parse_fields(block: bytes, max_count: int, reader: LineReader | None = None) -> Fields:
     """`block` is CRLF followed by lines, each ended by CRLF. Raises `Malformed`."""
     fields = Fields()
     lines = block[2:-2].split(b"\r\n") if len(block) > 2 else []
     if len(lines) > max_count:
         raise Malformed(431, f"more than {max_count} header fields")
-    seen: list[tuple[bytes, bytes, bytes]] = []
+    read = (reader or LineReader()).read
+    seen = [read(line) for line in lines]
+    telling = [line for line in seen if line.counts]
     nominated: set[bytes] = set()
-    for line in lines:
-        match = _FIELD.fullmatch(line)
-        if match is None:
-            raise Malformed(400, "malformed header field")
-        name, value = match[1].lower(), match[2].strip(b" \t")
-        seen.append((name, value, line))
-        if name == b"connection":
-            nominated.update(token.strip(b" \t").lower() for token in value.split(b","))
-    _read_framing(fields, seen)
+    for line in telling:
+        if line.name == b"connection":
+            nominated.update(token.strip(b" \t").lower() for token in line.value.split(b","))
+    _read_framing(fields, telling)
+    kept = [line for line in seen if not line.stays]
     if nominated:
         if nominated & _NOT_NOMINABLE:
             raise Malformed(400, "Connection names a header that is not hop-by-hop")
         fields.close = b"close" in nominated
         fields.keep_alive = b"keep-alive" in nominated
         if b"upgrade" in nominated:
-            fields.upgrade = b",".join(value for name, value, _ in seen if name == b"upgrade").lower()
-    fields._keep(seen, HOP_BY_HOP | _OURS | nominated)
+            fields.upgrade = b",".join(line.value for line in telling if line.name == b"upgrade").lower()
+        kept = [line for line in kept if line.name not in nominated]
+    fields.headers = tuple([line.pair for line in kept])
+    fields._lines = tuple([line.wire for line in kept])
+    fields.wire = b"".join(fields._lines)
     return fields
 
 
-def _read_framing(fields: Fields, seen: list[tuple[bytes, bytes, bytes]]) -> None:
+def _read_framing(fields: Fields, telling: list[Line]) -> None:
     encodings = 0
-    for name, value, _ in seen:
+    for line in telling:
+        name, value = line.name, line.value
         if name == b"content-length":
             if fields.length is not None:
                 raise Malformed(400, "more than one Content-Length")

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from corral.contract.http import Errand, Headers, Patience, Strip, Target
-from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, Malformed, parse_fields, write_fields
+from corral.relay.fields import MOST_LENGTH_DIGITS, Fields, LineReader, Malformed, parse_fields, write_fields
 
 if TYPE_CHECKING:
     from corral.relay.pool import Lane
@@ -158,10 +158,11 @@ T = TypeVar("T")
 class HeadMemo(Generic[H]):
     """Heads and blocks of fields seen before. Bounded; when full it starts afresh, which costs a few parses."""
 
-    __slots__ = ("_blocks", "_heads", "_max_count")
+    __slots__ = ("_blocks", "_heads", "_lines", "_max_count")
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
+        self._lines = LineReader()
         self._heads: dict[bytes, H] = {}
         self._blocks: dict[bytes, Fields] = {}
 
@@ -194,7 +195,7 @@ class HeadMemo(Generic[H]):
         line, block = (raw[:first], raw[first:] + b"\r\n") if first >= 0 else (raw, b"\r\n")
         fields = self._blocks.get(block)
         if fields is None:
-            fields = parse_fields(block, self._max_count)
+            fields = parse_fields(block, self._max_count, self._lines)
             if len(block) <= _LONGEST_REMEMBERED:
                 _remember(self._blocks, block, fields)
         head = self._make(line, fields)

@@ -44,7 +44,7 @@ class UpstreamPool:
         self.limits = limits or PoolLimits()
         self.counters = counters or Counters()
         self.heads = AnswerHeads(self.limits.header_count)
-        self.shapes = Shapes(self.heads, may_arrive, head_bytes=self.limits.head_bytes)
+        self.shapes = Shapes(self.heads, may_arrive, head_bytes=self.limits.head_bytes, twice=False)
         self.writer = FieldsWriter()
         self.wheel = Wheel(self.limits.tick_s())
         self._tls = tls

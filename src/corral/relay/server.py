@@ -48,7 +48,7 @@ class RelayServer:
         self.counters = counters or Counters()
         self.pool = pool or UpstreamPool(counters=self.counters)
         self.heads = RequestHeads(self.limits.header_count)
-        self.shapes = Shapes(self.heads, may_depart, head_bytes=self.limits.head_bytes)
+        self.shapes = Shapes(self.heads, may_depart, head_bytes=self.limits.head_bytes, twice=True)
         self.wheel = Wheel(self.limits.timeouts.tick_s())
         self.keep_alive_s = self.limits.timeouts.keep_alive_s + self.wheel.tick_s
         self.draining = False

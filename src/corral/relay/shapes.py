@@ -8,7 +8,7 @@ it is there and nothing else is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeAlias
 
 from corral.relay.fields import MOST_LENGTH_DIGITS, Malformed
@@ -19,6 +19,7 @@ _LENGTH_LINES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as `HeadMe
 _MOST_SHAPES = 1024
 _MOST_TAILS = 8192
 _LONGEST_HEAD = 2048
+_MOST_SEEN_ONCE = 8192
 
 
 class Tail(NamedTuple):
@@ -69,26 +70,51 @@ def fit_tail(left: int, after: bytes, size: int) -> Tail | None:
     return None
 
 
+class Once:
+    """What has been seen at least once, lately; now and then it forgets, or takes one thing for another."""
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def saw(self, thing: Hashable) -> bool:
+        """Before this; from now on it has."""
+        key = hash(thing)
+        if key in self._hashes:
+            return True
+        if len(self._hashes) >= _MOST_SEEN_ONCE:
+            self._hashes.clear()
+        self._hashes.add(key)
+        return False
+
+
 class Shapes(Generic[H]):
-    """The shapes of one server's requests, or of one pool's answers; only of heads that `fits` accepts."""
+    """The shapes of one server's requests, or of one pool's answers; only of heads that `fits` accepts.
 
-    __slots__ = ("_fits", "_heads", "_kept", "_most_bytes", "_shapes")
+    `twice`: keep what has come before, so that heads which are never the same do not push the others out.
+    """
 
-    def __init__(self, heads: HeadMemo[H], fits: Callable[[H], bool], *, head_bytes: int) -> None:
+    __slots__ = ("_fits", "_heads", "_kept", "_most_bytes", "_once", "_shapes")
+
+    def __init__(self, heads: HeadMemo[H], fits: Callable[[H], bool], *, head_bytes: int, twice: bool) -> None:
         self._heads = heads
         self._fits = fits
         self._most_bytes = min(head_bytes, _LONGEST_HEAD)
         self._shapes: dict[tuple[bytes, bytes], Shape[H]] = {}
         self._kept: Kept = deque()
+        self._once = Once() if twice else None
 
     def find(self, data: bytes) -> Shape[H] | None:
-        """The shape of the head that `data` begins with."""
+        """The shape of the head that `data` begins with, if that came before."""
         raw, found, _ = data.partition(END_OF_HEAD)
         parts = split_head(raw) if found and len(raw) <= self._most_bytes else None
         if parts is None:
             return None
         shape = self._shapes.get(parts)
         if shape is None:
+            if self._once is not None and not self._once.saw(parts):
+                return None  # and perhaps never again
             try:
                 head, _ = self._heads.parse(raw)
             except Malformed:
