@@ -158,6 +158,7 @@ async def test_whoever_hangs_up_makes_room_for_another(tmp_path: Path, monkeypat
         async with served(page, port), asyncio.timeout(20):
             lines, writers = zip(*[await follow() for _ in range(2)], strict=True)
             assert {line.split()[1] for line in lines} == {b"200"}
+            await until(lambda: page.watch.followers == 2)  # the head goes out before they have their places
             refused, writer = await follow()
             assert refused.split()[1] == b"503"
             for each in (writer, *writers):
