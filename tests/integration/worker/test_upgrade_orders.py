@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from corral.worker.installer.installer import Installer
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import OrderedFleet, digest, mock_copy, ordered_worker, tiny_order
 from tests.support.supervising import listens
@@ -190,6 +191,28 @@ async def test_an_upgrade_as_the_contract_has_it(nats_server: NatsServer, tmp_pa
         after = await fleet.ask("backend.install", install)
         assert after["success"], after
         assert await fleet.running() == [{"model_id": "q#3", "replica_index": 1, "address": after["address"]}]
+
+
+async def test_what_is_asked_for_in_mid_upgrade_is_not_left_with_the_old_version(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller whose process was stopped asks for it again at once, before the version is switched."""
+    source = mock_copy(tmp_path / "mock")
+    switch = Installer.install
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        install = {"backend": "mock", "uri": str(source), "name": "mock", "model_id": "m"}
+        assert (await fleet.ask("backend.install", install))["success"]
+        (source / "VERSION").write_text("2\n")
+
+        async def ask_first(installer: Installer, *words: Any) -> Any:
+            monkeypatch.setattr(Installer, "install", switch)
+            assert (await fleet.ask("backend.install", install))["success"]
+            return await switch(installer, *words)
+
+        monkeypatch.setattr(Installer, "install", ask_first)
+        upgraded = await fleet.ask("backend.upgrade", {"backend": "mock", "uri": str(source), "name": "mock"})
+        assert (upgraded["success"], upgraded["stopped_process_keys"]) == (True, ["m#0"])
+        assert await fleet.running() == []
 
 
 async def test_a_failed_upgrade_as_the_contract_has_it_stops_nothing(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -186,7 +186,14 @@ class BackendChanges:
         async with self._changing.hold(names):
             await self._stop_users(names, (key,), stopped, force=True)
             log.info("reinstalled by force", backend=request.name, stopped=", ".join(stopped))
-            return await self._installer.install(_on_disk(request, build))
+            now = await self._installer.install(_on_disk(request, build))
+            # Whoever asked for a process meanwhile, because theirs was stopped, got one of the version before.
+            users = self._replacing.users(names).values()
+            late = {spec.key for spec in users if spec.directory != str(now.directory)}
+            again: list[str] = []
+            await self._stop_users(frozenset(), tuple(late), again, force=True)
+            stopped += [key for key in again if key not in stopped]
+            return now
 
     # Small things
 
