@@ -7,7 +7,7 @@ ends with a whole answer below 400 with a Content-Length. Everything else is lef
 `exchange.py`, `upstream.py`): before a request has been sent by handling it there from the start, afterwards by
 letting an `Exchange` join it, so that every trouble, every stream and every client that leaves meets one set of rules.
 
-Both halves are written out in one function each: at this pace a call is a hundredth of what a request may cost.
+There and back are written out at length, one after the other: at this pace every call shows.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ class QuickConnection(ClientConnection):
         if self.flying is not None:  # a client that does not wait for its answer
             self.flying.land_elsewhere()
         elif self.exchange is None and not self._buffer and not self.paused and not self._closing:
-            server = self.server
-            shape = self._shape
-            if shape is None or not data.startswith(shape.before):
-                shape = self._shape = server.shapes.find(data)
-            if shape is not None:
-                tail = shape.tails.get(len(data)) or shape.expect(data)
-                if tail is not None:
-                    digits, rest, body_at = tail
-                    if data.startswith(rest, shape.at):
-                        body = data[body_at:]
-                        head = shape.head
-                        try:
-                            errand = self._decide(head, body)
-                        except Exception:
-                            log.exception("a shortcut failed; the request goes the general way")
-                            errand = None
-                        if errand is not None:
-                            self._depart(errand, body, digits)
-                            return
+            shape, tail = self._shape, None
+            if shape is not None and data.startswith(shape.before):
+                tail = shape.tails.get(len(data))
+                if tail is not None and not data.startswith(tail[1], shape.at):
+                    tail = None
+            if tail is None:
+                shape, tail = self.server.shapes.recognise(data, shape)
+                self._shape = shape
+            if shape is not None and tail is not None:
+                digits, _, body_at = tail
+                body = data[body_at:]
+                try:
+                    errand = self._decide(shape.head, body)
+                except Exception:
+                    log.exception("a shortcut failed; the request goes the general way")
+                    errand = None
+                if errand is not None:
+                    self._depart(errand, body, digits)
+                    return
         super().data_received(data)
 
     def _depart(self, errand: PooledErrand, body: bytes, digits: bytes) -> None:
@@ -166,37 +166,39 @@ class QuickUpstream(Upstream):
         if flight is None:
             super().data_received(data)
             return
-        shape = self._shape
-        if shape is None or not data.startswith(shape.before):
-            shape = self._shape = self._pool.shapes.find(data)
-        if shape is not None:
-            tail = shape.tails.get(len(data)) or shape.expect(data)
-            if tail is not None:
-                digits, rest, body_at = tail
-                conn, errand, _, request_id, started = flight
-                server = conn.server
-                if data.startswith(rest, shape.at) and not conn.paused and not server.draining:
-                    head = shape.head
-                    out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
-                    outbox = conn.outbox
-                    if outbox.queue:
-                        outbox.queue.append((conn.transport, out))
-                    else:
-                        outbox.write(conn.transport, out)
-                    self.flight = None
-                    conn.flying = None
-                    server.running -= 1
-                    conn._deadline = server.wheel.now + server.keep_alive_s
-                    idle = self.lane.idle
-                    if len(idle) < self._most_idle:
-                        idle.append(self)
-                        self._deadline = self._wheel.now + self._idle_for_s
-                    else:
-                        self._go_idle(False)
-                    sent = len(out)
-                    self._pool.counters.bytes_relayed += sent
-                    conn.done(errand, head.status, _monotonic() - started, sent)
-                    return
+        shape, tail = self._shape, None
+        if shape is not None and data.startswith(shape.before):
+            tail = shape.tails.get(len(data))
+            if tail is not None and not data.startswith(tail[1], shape.at):
+                tail = None
+        if tail is None:
+            shape, tail = self._pool.shapes.recognise(data, shape)
+            self._shape = shape
+        conn, errand, _, request_id, started = flight
+        server = conn.server
+        if shape is not None and tail is not None and not conn.paused and not server.draining:
+            digits, _, body_at = tail
+            head = shape.head
+            out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
+            outbox = conn.outbox
+            if outbox.queue:
+                outbox.queue.append((conn.transport, out))
+            else:
+                outbox.write(conn.transport, out)
+            self.flight = None
+            conn.flying = None
+            server.running -= 1
+            conn._deadline = server.wheel.now + server.keep_alive_s
+            idle = self.lane.idle
+            if len(idle) < self._most_idle:
+                idle.append(self)
+                self._deadline = self._wheel.now + self._idle_for_s
+            else:
+                self._go_idle(False)
+            sent = len(out)
+            self._pool.counters.bytes_relayed += sent
+            conn.done(errand, head.status, _monotonic() - started, sent)
+            return
         self.land_elsewhere()
         super().data_received(data)
 

@@ -105,6 +105,15 @@ class Shapes(Generic[H]):
         self._kept: Kept = deque()
         self._once = Once() if twice else None
 
+    def recognise(self, data: bytes, likely: Shape[H] | None) -> tuple[Shape[H] | None, Tail | None]:
+        """The shape of `data`, and how it goes on if it is one whole message. `likely` is tried first."""
+        if likely is not None and data.startswith(likely.before):
+            tail = likely.expect(data)
+            if tail is not None:
+                return likely, tail
+        shape = self.find(data)
+        return shape, None if shape is None else shape.expect(data)
+
     def find(self, data: bytes) -> Shape[H] | None:
         """The shape of the head that `data` begins with, if that came before."""
         raw, found, _ = data.partition(END_OF_HEAD)

@@ -62,6 +62,18 @@ async def test_a_warm_request_flies() -> None:
         assert counters.bytes_relayed == sum(result.bytes_sent for result in r.handler.results)
 
 
+async def test_heads_may_change_after_the_length() -> None:
+    """As with servers that write the date there, and clients that count."""
+    dated = [OK.replace(b"X-Own: no", b"Date: %d" % second) for second in range(6)]
+    async with rig(answering(*dated), quick_way=True) as r:
+        client = await r.client()
+        for _ in range(6):
+            for request in (POST, POST.replace(b"yes", b"now")):
+                await r.until(lambda: r.server.running == 0)
+                assert (await client.ask(request)).status == 200
+        assert r.handler.flights >= 8  # the first of each kind is read in earnest
+
+
 async def test_many_clients_fly_at_once() -> None:
     async with rig(ok, quick_way=True) as r:
         clients = [await warm(r) for _ in range(20)]

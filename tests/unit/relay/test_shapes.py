@@ -20,10 +20,11 @@ def shapes(*, head_bytes: int = 65536) -> Shapes[RequestHead]:
 
 def recognise(known: Shapes[RequestHead], data: bytes) -> tuple[RequestHead, bytes, bytes] | None:
     """As the connections do, the second time: head, digits and body."""
-    shape = known.find(data) or known.find(data)
-    tail = None if shape is None else shape.tails.get(len(data)) or shape.expect(data)
-    if shape is None or tail is None or not data.startswith(tail.rest, shape.at):
+    shape, tail = known.recognise(data, known.find(data))
+    if shape is None or tail is None:
         return None
+    assert shape.tails[len(data)] is tail
+    assert data.startswith(shape.before + tail.rest)
     return shape.head, tail.digits, data[tail.body_at :]
 
 
