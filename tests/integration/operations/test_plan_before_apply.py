@@ -191,6 +191,15 @@ async def test_a_build_is_changed_under_the_name_its_rule_has(fleet: Fleet) -> N
     assert (await plan(fleet, "delete", "localai@llama-cpp")).backend == "llama-cpp"
 
 
+async def test_so_is_one_that_a_localai_worker_lists_alone(fleet: Fleet) -> None:
+    fleet.catalogue.shared = {"cuda12-vllm": "vllm"}
+    old = await fleet.localai("old-hand")
+    old.script.lists = {"vllm": "cuda12-vllm"}
+    await fleet.until(await fleet.install(), "done")
+    assert (await plan(fleet, "upgrade", "cuda12-vllm")).backend == "vllm"
+    assert (await plan(fleet, "delete", "cuda12-vllm")).backend == "vllm"
+
+
 async def _known(fleet: Fleet, name: str) -> bool:
     async with fleet.store.read() as tx:
         return await node_backends.find(tx, f"id-of-{name}") is not None

@@ -185,14 +185,17 @@ def _candidate(
 
 
 async def _as_rules_call_it(tx: Transaction, wish: Wish) -> Wish:
-    """The build a meta backend stands for, where a rule asks for the meta: two rules about one thing under two names
-    would never agree. A gallery in front of the name says nothing about what is installed."""
+    """The build a meta backend stands for, where a rule asks for the meta, or for its alias, which is all that a LocalAI
+    worker's list lets us know: two rules about one thing under two names would never agree. A gallery in front of the
+    name says nothing about what is installed."""
     name = wish.asked.backend.rpartition("@")[2]
     ruled = {rule.backend for rule in await backend_rules.list_live(tx)}
     if name not in ruled:
         rows = [row for told in await node_backends.list_(tx) for row in told.backends]
-        metas = sorted({row.name for row in rows if row.is_meta and row.meta_backend_for == name} & ruled)
-        name = metas[0] if metas else name
+        metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == name}
+        aliases = {row.alias for row in rows if row.name == name and not row.is_meta}
+        shared = sorted((metas | aliases) & ruled)
+        name = shared[0] if shared else name
     return replace(wish, asked=msgspec.structs.replace(wish.asked, backend=name))
 
 
