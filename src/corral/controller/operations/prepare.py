@@ -185,9 +185,9 @@ def _candidate(
 
 
 async def _as_rules_call_it(tx: Transaction, wish: Wish) -> Wish:
-    """The build a meta backend stands for, where a rule asks for the meta, or for its alias, which is all that a LocalAI
-    worker's list lets us know: two rules about one thing under two names would never agree. A gallery in front of the
-    name says nothing about what is installed."""
+    """The build a meta backend stands for, where a rule asks for the meta, or for its alias, which is all that the list
+    of a LocalAI worker lets us know: two rules about one thing under two names would never agree. A gallery in front of
+    the name says nothing about what is installed."""
     name = wish.asked.backend.rpartition("@")[2]
     ruled = {rule.backend for rule in await backend_rules.list_live(tx)}
     if name not in ruled:
