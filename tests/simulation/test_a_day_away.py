@@ -1,0 +1,55 @@
+"""A node that is off for a day: what was asked meanwhile is not thrown away, and happens by itself when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.operations.requests import OperationKind, make_wish
+from corral.store.backend_rules import Asked
+from tests.simulation.simulation import Plan, Simulation, simulate
+from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
+
+DAY_S = 86400.0
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("kind", [CorralWorker, LocalAIWorker])
+@pytest.mark.parametrize("awake_s", [HOUR_S, pytest.param(DAY_S, marks=pytest.mark.long)])
+def test_a_node_offline_for_a_day_then_back(template: Path, kind: type[Worker], awake_s: float) -> None:
+    """`awake_s`: for so long the controller is up, which is what takes time here; then it is off as well, till the end
+    of the day."""
+    installed: list[bool] = []
+    states: list[str] = []
+
+    async def story(house: Simulation) -> None:
+        house.store_luck.waits = 0.0
+        house.start_controller("c0")
+        house.add_worker(worker := kind(house, "w0", house.chance("w0")))
+        await asyncio.sleep(30)
+        house.kill_worker("w0")
+        controller = house.some_controller()
+        assert controller is not None
+        wish = make_wish(OperationKind.INSTALL, Asked("vllm"), scope=Scope(ScopeKind.ALL))
+        operation = (await controller.backends.operations.accept(wish)).operation_id
+        house.accepted[operation] = "install"
+        await asyncio.sleep(awake_s)
+        states.append((await controller.backends.operations.view(operation)).state)
+        if awake_s < DAY_S:
+            house.kill_controller("c0")
+            await asyncio.sleep(DAY_S - awake_s)
+            house.start_controller("c1")
+            await asyncio.sleep(60)
+            controller = house.some_controller()
+            assert controller is not None
+        house.start_worker("w0")
+        await asyncio.sleep(120)
+        installed.append("vllm" in worker.disk.installed)
+        states.append((await controller.backends.operations.view(operation)).state)
+
+    simulate(0, template, chaos=story, plan=Plan(chaos_s=DAY_S + 300, rest_s=1200))
+    assert states == ["waiting", "done"]
+    assert installed == [True]
