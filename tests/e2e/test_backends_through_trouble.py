@@ -207,3 +207,18 @@ def test_while_the_registry_is_away_the_node_fails_and_goes_on_when_it_is_back(f
     wait_for(lambda: rows(fleet, operation)["barn"]["status"] == "success", "success by itself")
     assert fleet.cli("ops", "watch", operation).returncode == 0
     assert have(fleet, "elsewhere") == {"barn"}
+
+
+def test_a_machine_that_joins_later_gets_what_every_node_should_have(fleet: Fleet) -> None:
+    """After the others: what was asked for all nodes, not what was cancelled or meant for one."""
+    fleet.join("attic", token=fleet.token("--pre-approved"))
+
+    def listed() -> set[str]:
+        return {row["name"] for row in order(fleet, "attic", "backend.list", {})["backends"] or ()}
+
+    wait_for(lambda: fleet.status("attic") == "healthy", "new node", 60)
+    wanted = {"leaving", "orphaned", "silenced"}
+    wait_for(lambda: listed() >= wanted, "backends of the new node", 60)
+    assert listed() == wanted
+    ran = fleet.cli("ops", "list", "--json")
+    assert json.loads(ran.stdout) == []
