@@ -40,6 +40,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, registry: ImageRegistry) -> 
         publish(registry, "one")
         done(fleet, "install", BACKEND)
         assert set(versions(fleet)) == set(fleet.nodes())
+        for name in WORKERS:
+            (told,) = fleet.root.glob(f"worker-{name}/backends/{BACKEND}/versions/*/PLATFORM")
+            assert told.read_text().strip() == fleet.nodes()[name]["platform"]
         yield fleet
 
 
