@@ -104,6 +104,11 @@ class Site:
         return self.cluster.members[0].url
 
     @property
+    def told(self) -> int:
+        """Events of progress so far."""
+        return int(self.workers.output().split()[-1])
+
+    @property
     def controller(self) -> psutil.Process:
         process = self.cluster.members[0].controller
         assert process is not None
@@ -135,7 +140,7 @@ def site(count: int, store_url: str, mean_s: float, spread_s: float) -> Iterator
             fleet.write_text(json.dumps(dict(zip(ids, seconds, strict=True))))
             command = (sys.executable, str(WORKERS), cluster.bus_url, str(cluster.secrets / "bus"), str(fleet))
             workers = Process(command, cluster.env, root / "workers.log")
-            wait_for(lambda: "ready" in (root / "workers.log").read_text(), "workers")
+            wait_for(lambda: "told" in workers.output(), "workers")
             asyncio.run(add_nodes(cluster.store_url, ids))
             wait_for(lambda: asyncio.run(_ready(cluster.store_url)) == count, "inventory of every node", 60)
             time.sleep(3)  # whatever that set in motion is none of the install's cost
@@ -190,11 +195,12 @@ def bench_progress(count: int, store_url: str, seconds: float) -> None:
         alone = _share(here.controller, seconds)
         watcher = Watcher(here.url, here.cluster.key, operation_id)
         wait_for(lambda: watcher.heard_at, "word of it")
-        before, started = len(watcher.heard_at), time.monotonic()
+        before, told, started = len(watcher.heard_at), here.told, time.monotonic()
         watched = _share(here.controller, seconds)
-        updates = (len(watcher.heard_at) - before) / (time.monotonic() - started)
+        passed_s = time.monotonic() - started
+        updates, each = (len(watcher.heard_at) - before) / passed_s, (here.told - told) / passed_s / count
         print(
-            f"progress of {count} nodes, 4/s each: controller {alone:.2f} of a core, "
+            f"progress of {count} nodes, {each:.1f}/s each: controller {alone:.2f} of a core, "
             f"{watched:.2f} with a watcher (target < 0.50: {'met' if watched < 0.5 else 'MISSED'}), "
             f"who hears {updates:.1f}/s (target ≤ 4); {peak_mb(here.controller):.0f} MB at most"
         )

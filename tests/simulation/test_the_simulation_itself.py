@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from corral.controller.desired import dispatch, outcomes, plan
 from corral.controller.desired.plan import Stage
@@ -107,7 +108,7 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
     said = break_something(
         template,
         mock.patch.object(operation_nodes, "_PUT", _without_where(operation_nodes)),
-        mock.patch.object(live, "merge_tick", lambda row, tick: replace(row, seq=tick.seq, phase=tick.phase)),
+        mock.patch.object(live, "merge_tick", lambda row, tick: structs.replace(row, seq=tick.seq, phase=tick.phase)),
     )
     assert "had ended as" in said or "went back" in said
 

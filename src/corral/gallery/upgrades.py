@@ -102,13 +102,17 @@ def _rows_by_entry(
     nodes: Iterable[NodeInventory], gallery: Catalogue, suffix: str
 ) -> list[tuple[BackendEntry, list[_Row]]]:
     found: dict[str, tuple[BackendEntry, list[_Row]]] = {}
+    entries: dict[tuple[str, str, str], BackendEntry | None] = {}  # many nodes have the same, and looking takes a while
     for node in nodes:
         names = {backend.name for backend in node.backends}
         for backend in node.backends:
             # Who has the development build beside the release wants that one.
             if backend.is_system or backend.is_meta or f"{backend.name}-{suffix}" in names:
                 continue
-            if (entry := _entry_of(backend, gallery)) is not None:
+            key = backend.name, backend.gallery_url, backend.uri
+            if key not in entries:
+                entries[key] = _entry_of(backend, gallery)
+            if (entry := entries[key]) is not None:
                 found.setdefault(entry.id, (entry, []))[1].append(_Row(node, backend))
     return list(found.values())
 

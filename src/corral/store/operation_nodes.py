@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, and_, bindparam, func, select
 
 from corral.store import nodes, operations
 from corral.store.api import Transaction
@@ -65,27 +65,27 @@ table = Table(
     Column("digest", Text, nullable=False),
 )
 
+# Not `not_in`, whose list is written out anew for every row of a put.
+_NOT_ENDED = and_(*(table.c.status != status for status in ENDED))
 _INSERT = insert_whole(table)
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=list(table.primary_key.columns),
     set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-    where=table.c.status.not_in(ENDED),
+    where=_NOT_ENDED,
 )
 _OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
 _OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
 _OPEN = (
     select(table)
     .where(
-        table.c.status.not_in(ENDED),
+        _NOT_ENDED,
         # Only these have such rows. Without saying so every row of every operation on file would be looked at.
         table.c.operation_id.in_(select(operations.table.c.id).where(operations.table.c.finished_at.is_(None))),
     )
     .order_by(table.c.operation_id, table.c.node_id)
 )
 _ORPHANS = _OPEN.where(table.c.node_id.not_in(select(nodes.table.c.id)))
-_UNFINISHED = (
-    select(table.c.operation_id).where(table.c.status.not_in(ENDED), among(table.c.operation_id, "ids")).distinct()
-)
+_UNFINISHED = select(table.c.operation_id).where(_NOT_ENDED, among(table.c.operation_id, "ids")).distinct()
 _COUNTS = (
     select(table.c.operation_id, table.c.status, func.count())
     .where(among(table.c.operation_id, "ids"))

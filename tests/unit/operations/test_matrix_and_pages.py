@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInfo
 from corral.controller.operations.available import Busy, Query, available_entries, known_entries, page_of

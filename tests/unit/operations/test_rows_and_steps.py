@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from corral.controller.desired.plan import Build, Done, Fail, Hold, Kind, Send, Skip, Wait, Why
 from corral.controller.operations.rows import after_step
@@ -27,7 +28,7 @@ def tick(attempt: int, seq: int) -> Tick:
 
 
 def test_sent_means_under_way_from_the_start() -> None:
-    row = after_step(replace(ROW, status=RowStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND)
+    row = after_step(structs.replace(ROW, status=RowStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND)
     assert (row.status, row.reason, row.attempt, row.seq, row.percentage) == ("downloading", "", 2, 0, 0.0)
     assert (row.variant, row.digest) == ("cpu-vllm", "sha256:new")
     deleting = after_step(ROW, Send("vllm", Kind.DELETE, None, 7, "op7", 1))
@@ -68,7 +69,7 @@ def test_success_tells_what_is_there_now() -> None:
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
 def test_an_end_is_an_end(status: str) -> None:
-    ended = replace(ROW, status=RowStatus(status))
+    ended = structs.replace(ROW, status=RowStatus(status))
     for step in (SEND, hold("node"), Fail("vllm", "op7", "x"), Done("vllm", "op7")):
         assert after_step(ended, step) == ended
 

@@ -70,13 +70,15 @@ def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
 
 
 def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation], retry: Retry) -> NodeWorld:
-    intents = dict(node.intents)
-    for observation in heard:
-        backend = observation.order.backend
-        if backend in intents:
-            intents[backend] = apply(intents[backend], observation, world.now, retry)
-    node = replace(node, intents=intents)
-    return replace(node, intents=intents | outcomes.catch_up(node, world.results[node.id], world.now, retry))
+    if heard:
+        intents = dict(node.intents)
+        for observation in heard:
+            backend = observation.order.backend
+            if backend in intents:
+                intents[backend] = apply(intents[backend], observation, world.now, retry)
+        node = replace(node, intents=intents)
+    late = outcomes.catch_up(node, world.results[node.id], world.now, retry)
+    return replace(node, intents={**node.intents, **late}) if late else node
 
 
 def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: Terms) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from corral.contract.admin import PlanNode, PlanView
 from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.plan import NoBuild
@@ -136,7 +138,9 @@ def _row(node: PlanNode, candidate: Candidate, want: Want) -> Row:
     if node.action == "skip" or (node.action == "nothing" and want is Want.ABSENT):
         return settle(row, RowStatus.SKIPPED, node.reason)
     if node.waits:
-        return replace(row, reason=f"node {candidate.outline.status}, will retry when healthy", waits=True)
+        return msgspec.structs.replace(
+            row, reason=f"node {candidate.outline.status}, will retry when healthy", waits=True
+        )
     return row
 
 

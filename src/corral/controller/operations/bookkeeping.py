@@ -7,10 +7,11 @@ and open again when a node that joined later gets its order. Nothing here is dec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from corral.controller.desired.plan import Done, Drop, Intent, Send, Stage, Step, Stop
 from corral.controller.desired.rules import Unwanted, Wanted

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from corral.contract.messages.backends import Phase
 from corral.controller.desired.plan import Done, Fail, Hold, Kind, Send, Skip, Wait, Why

@@ -6,10 +6,10 @@ What is said here is only written down; the reconciler carries it out. So a canc
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
+from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
 from corral.controller.desired.plan import Stage

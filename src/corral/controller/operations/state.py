@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 class RowStatus(StrEnum):
@@ -27,8 +29,7 @@ TERMINAL = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One node in one operation."""
 
     node_id: str
@@ -55,8 +56,7 @@ class Row:
 LAST_OF_ATTEMPT = 2**62
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """One progress event, as a worker sent it."""
 
     attempt: int  # 0: the worker does not number; it means the order that is under way
