@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size, some
@@ -55,9 +55,9 @@ def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
         where(view),
         state(view),
         "" if ended else f"{view.progress}%",
-        tally(view.nodes),
+        tally(view.nodes) if view.nodes else tally_of(view.counts),
         ago(view.created_at, now),
-        "" if ended else plain("; ".join(_by_reason("on", _failing(view), now)) or view.message),
+        "" if ended else plain("; ".join(_by_reason("on", _failing(view), now)) or view.error or view.message),
     )
 
 
@@ -72,6 +72,16 @@ def tally(rows: Sequence[OperationNodeView]) -> str:
         ("skipped", [each for each in rows if each.status == "skipped"]),
     ):
         words += [f"{len(chosen)} {title}"] if chosen else []
+    return ", ".join(words)
+
+
+def tally_of(counts: Mapping[str, int]) -> str:
+    """The same of an operation whose nodes were only counted."""
+    if not counts:
+        return "none"
+    words = [f"{counts.get('success', 0)} of {sum(counts.values())} done"]
+    for status, title in (("error", "failing"), ("queued", "queued"), ("skipped", "skipped")):
+        words += [f"{counts[status]} {title}"] if counts.get(status) else []
     return ", ".join(words)
 
 

@@ -36,7 +36,7 @@ OneNode = Annotated[str, typer.Option("--node", metavar="NODE", help="there only
 @remote
 async def list_operations(
     client: Client,
-    everything: Annotated[bool, typer.Option("--all", help="also those that have ended")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="also those that have ended, without their nodes")] = False,
     as_json: Json = False,
 ) -> None:
     """List what is under way, waits or fails.
@@ -46,7 +46,8 @@ async def list_operations(
       corral ops list
       corral ops list --all --json
     """
-    views = await client.operations.list(everything=everything)
+    # What has ended is told in numbers: a year's operations on a large fleet have a row for each node and more.
+    views = await client.operations.list(everything=everything, rows=not everything)
     if as_json:
         print_json(views)
         return

@@ -87,6 +87,15 @@ def test_a_row_of_the_table() -> None:
     assert text.row(done, NOON)[3:] == ("attic", "done", "", "1 of 1 done", "1m ago", "")
 
 
+def test_a_row_of_the_table_whose_nodes_were_only_counted() -> None:
+    ended = operation(state="done", created_at="2026-11-15T11:59:00Z", counts={"success": 997, "skipped": 3})
+    assert text.row(ended, NOON)[6] == "997 of 1000 done, 3 skipped"
+    failing = operation(state="failing", counts={"success": 1, "error": 1, "queued": 2}, error="attic: disk full")
+    assert text.row(failing, NOON)[6] == "1 of 4 done, 1 failing, 2 queued"
+    assert text.row(failing, NOON)[8] == "attic: disk full"
+    assert text.row(operation(state="done"), NOON)[6] == "none"
+
+
 def test_the_table_of_nodes_shows_bytes_of_what_ended_as_a_whole() -> None:
     # The last progress that was written down may be older than the end.
     ended = on("attic", "success", percentage=100.0, current_bytes=5, total_bytes=2048, variant="cpu-vllm", version="2")
