@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from corral.kit.errors import Conflict
 from tests.support.backend_fleet import Fleet
 from tests.support.waiting import until
 
@@ -91,6 +94,23 @@ async def test_a_pause_tells_the_node_to_keep_what_came(fleet: Fleet) -> None:
     cancels = [asked.body for asked in barn.asked if asked.subject == "backend.cancel"]
     assert cancels
     assert all(body == {"op_id": paused, "backend": "vllm", "keep": True} for body in cancels)
+
+
+async def test_a_name_that_several_share_is_not_deleted_by_chance(fleet: Fleet) -> None:
+    """One of them went, the other kept the name, and the operation failed for ever."""
+    barn = await fleet.corral("barn")
+    for name in ("one", "two"):
+        barn.put(name, alias="shared", digest=f"sha256:{name}")
+    await barn.beat()
+    await until(lambda: _lists(fleet, "barn", ["one", "two"]))
+    with pytest.raises(Conflict, match="shared is another name of one, two: say which of them"):
+        await fleet.ask("delete", "shared")
+    await fleet.until(await fleet.ask("delete", "one"), "done")
+    assert list(barn.installed) == ["two"]
+
+
+async def _lists(fleet: Fleet, name: str, backends: list[str]) -> bool:
+    return await fleet.inventory(name) == backends
 
 
 async def _has(fleet: Fleet, name: str) -> bool:

@@ -9,6 +9,7 @@ from corral.controller.desired.inventory import (
     find_installed,
     names_in,
     previous_digests,
+    sharing_alias,
 )
 
 META = NodeBackend("llama-cpp", False, True, meta_backend_for="cpu-llama-cpp", installed_at="monday")
@@ -74,3 +75,14 @@ def test_names_and_earlier_versions() -> None:
     assert previous_digests(ROWS, "vllm") == ()
     assert concrete_name(ROWS, "llama-cpp") == "cpu-llama-cpp"
     assert concrete_name(ROWS, "vllm") == "vllm"
+
+
+def test_a_name_that_several_builds_share_is_no_ones_own() -> None:
+    one, two = (NodeBackend(name, False, False, alias="shared") for name in ("one", "two"))
+    other = NodeBackend("other", False, False, alias="else")
+    rows = (one, two, other, SYSTEM)
+    assert sharing_alias(rows, "shared") == {"one", "two"}
+    for name in ("else", "one", "piper", ""):
+        assert sharing_alias(rows, name) == frozenset()
+    assert sharing_alias((*rows, NodeBackend("shared", False, True, meta_backend_for="one")), "shared") == frozenset()
+    assert sharing_alias((one, NodeBackend("two", True, False, alias="shared")), "shared") == frozenset()

@@ -18,6 +18,7 @@ from corral.controller.desired.inventory import (
     find_installed,
     names_in,
     previous_digests,
+    sharing_alias,
 )
 from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
@@ -122,6 +123,10 @@ class Preparing:
             wish = await _as_rules_call_it(tx, wish)
             candidates = await read_candidates(tx, wish)
         backend = wish.asked.backend
+        told = [candidate.inventory.backends for candidate in candidates if candidate.inventory is not None]
+        if several := frozenset[str]().union(*(sharing_alias(rows, backend) for rows in told)):
+            # A node would remove one of them, and what is left would still go by that name.
+            raise Conflict(f"{backend} is another name of {', '.join(sorted(several))}: say which of them")
         there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
         wanted = any(isinstance(candidate.want, Wanted) for candidate in candidates)
         if candidates and not there and not wanted and all(candidate.known for candidate in candidates):
