@@ -328,6 +328,15 @@ def test_a_worker_that_resolves_for_itself_may_find_a_newer_build() -> None:
     assert isinstance(planned(having("sha256:newest", "tuesday", intents=ours)), Wait), "ours fetches what it is told"
 
 
+def test_a_worker_that_cannot_go_back_is_left_as_it_is_when_an_earlier_rule_holds_again() -> None:
+    upgraded = {"vllm": intent("done", "upgrade", generation=9, digest="sha256:newest")}
+    step = planned(having("sha256:newest", "tuesday", LOCALAI, intents=upgraded))
+    assert step == done("sha256:newest")
+    assert isinstance(planned(having("sha256:newest", "tuesday", intents=upgraded)), Send), "ours does go back"
+    deleted = {"vllm": intent("done", "delete", generation=9, digest="")}
+    assert isinstance(planned(replace(LOCALAI, intents=deleted)), Send), "what is not there is installed"
+
+
 def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
     busy = having("", "monday", LOCALAI, intents={"vllm": called()})
     hold = Hold("vllm", "op8", Kind.DELETE, Why.TURN, "waits for an earlier order to end")

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.desired.inventory import Installed, find_installed
+from corral.controller.desired.inventory import Installed, find_installed, only_called
 from corral.controller.desired.rules import Unwanted, Wanted
 
 # A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
@@ -239,7 +239,7 @@ class _Backend:
             case Wanted():
                 step = self._wanted(want, build)
             case Unwanted():
-                step = self._unwanted(want)
+                step = self._unwanted(want, wanted)
         if isinstance(step, Skip) and not self._is_under_way():
             return [step, *self._nothing_more()]
         return [step] if step is not None else []
@@ -301,8 +301,11 @@ class _Backend:
         in_two = bool(want.max_parallel) and self.node.accepts and bool(build.digest)
         return Kind.FETCH if in_two and not fetched else Kind.UPGRADE
 
-    def _unwanted(self, want: Unwanted) -> Step | None:
+    def _unwanted(self, want: Unwanted, wanted: Mapping[str, Wanted | Unwanted]) -> Step | None:
         there = self.node.find(self.name)
+        called_so = only_called(self.node.backends, self.name)
+        if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
+            there = None  # it goes by this name too, but is there by its own: removed, it would only be brought back
         if self.node.known and there is None:
             return self._done(want, Kind.DELETE)
         if self.node.known and there is not None and there.system:
@@ -313,6 +316,8 @@ class _Backend:
         intent = self.intent if self._is_mine(want) else None
         if intent is not None and intent.stage is Stage.DONE:
             return there.digest == intent.digest  # still what was found then
+        if not self.node.accepts and self.intent is not None and self.intent.generation > want.generation:
+            return True  # an earlier rule holds again, and there is no way back there: it would fetch the newest anew
         fetched = intent is not None and intent.stage is Stage.SENT and there.installed_at != intent.before
         if want.force and not fetched:
             return False
