@@ -12,7 +12,15 @@ import { counted } from "./words.js";
 
 const find = $("#find");
 
-async function look(query) {
+let typing = 0;
+
+/** What the field says counts, not what it said when the link was drawn. */
+async function look(wanted) {
+  clearTimeout(typing);
+  const words = find.elements.find.value;
+  if (words.trim()) wanted.set("find", words);
+  else wanted.delete("find");
+  const query = wanted.size ? `?${wanted}` : "";
   history.replaceState(null, "", `/fleet/backends${query}`);
   await lookAt(`/page/backends${query}`);
 }
@@ -21,19 +29,15 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-look]");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  look(new URL(link.href).search);
+  look(new URL(link.href).searchParams);
 });
-
-let typing = 0;
 
 find.addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(() => {
     const wanted = new URLSearchParams(location.search);
-    wanted.delete("at");
-    if (find.elements.find.value.trim()) wanted.set("find", find.elements.find.value);
-    else wanted.delete("find");
-    look(wanted.size ? `?${wanted}` : "");
+    wanted.delete("at"); // from the first of those that fit
+    look(wanted);
   }, 200);
 });
 find.addEventListener("submit", (event) => event.preventDefault());
