@@ -8,8 +8,8 @@ from corral.controller.desired.inventory import (
     concrete_name,
     find_installed,
     names_in,
+    only_called,
     previous_digests,
-    sharing_alias,
 )
 
 META = NodeBackend("llama-cpp", False, True, meta_backend_for="cpu-llama-cpp", installed_at="monday")
@@ -81,8 +81,9 @@ def test_a_name_that_several_builds_share_is_no_ones_own() -> None:
     one, two = (NodeBackend(name, False, False, alias="shared") for name in ("one", "two"))
     other = NodeBackend("other", False, False, alias="else")
     rows = (one, two, other, SYSTEM)
-    assert sharing_alias(rows, "shared") == {"one", "two"}
-    for name in ("else", "one", "piper", ""):
-        assert sharing_alias(rows, name) == frozenset()
-    assert sharing_alias((*rows, NodeBackend("shared", False, True, meta_backend_for="one")), "shared") == frozenset()
-    assert sharing_alias((one, NodeBackend("two", True, False, alias="shared")), "shared") == frozenset()
+    assert only_called(rows, "shared") == {"one", "two"}
+    assert only_called(rows, "else") == {"other"}
+    for name in ("one", "piper", ""):
+        assert only_called(rows, name) == frozenset()
+    assert only_called((*rows, NodeBackend("shared", False, True, meta_backend_for="one")), "shared") == frozenset()
+    assert only_called((one, NodeBackend("two", True, False, alias="shared")), "shared") == {"one"}

@@ -44,13 +44,12 @@ def names_in(rows: Iterable[NodeBackend]) -> frozenset[str]:
     return frozenset(name for row in rows for name in (row.name, row.alias) if name)
 
 
-def sharing_alias(rows: Iterable[NodeBackend], name: str) -> frozenset[str]:
-    """The builds a name may mean here, where it is nothing but another name of several."""
+def only_called(rows: Iterable[NodeBackend], name: str) -> frozenset[str]:
+    """The builds a name may mean here, where it is nobody's own but another name for them."""
     found = [row for row in rows if name and name in (row.name, row.alias)]
     if any(row.name == name for row in found):
         return frozenset()
-    builds = frozenset(row.name for row in found if not row.is_system and not row.is_meta)
-    return builds if len(builds) > 1 else frozenset()
+    return frozenset(row.name for row in found if not row.is_system and not row.is_meta)
 
 
 def previous_digests(rows: Sequence[NodeBackend], backend: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ Which of several nodes may go first is `rollout.py`'s; what an answer makes of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -218,6 +218,15 @@ def plan(
     return steps
 
 
+def has_to_go(rows: Sequence[NodeBackend], name: str, wanted: Mapping[str, Wanted | Unwanted]) -> bool:
+    """Whether something is there by a name that is not wanted. A build that only goes by it too, and is wanted by its
+    own, does not count: removed, it would be brought back."""
+    called_so = only_called(rows, name)
+    if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
+        return False
+    return find_installed(rows, name) is not None
+
+
 class _Backend:
     """One backend on one node: the question `plan` asks for each."""
 
@@ -303,10 +312,7 @@ class _Backend:
 
     def _unwanted(self, want: Unwanted, wanted: Mapping[str, Wanted | Unwanted]) -> Step | None:
         there = self.node.find(self.name)
-        called_so = only_called(self.node.backends, self.name)
-        if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
-            there = None  # it goes by this name too, but is there by its own: removed, it would only be brought back
-        if self.node.known and there is None:
+        if self.node.known and not has_to_go(self.node.backends, self.name, wanted):
             return self._done(want, Kind.DELETE)
         if self.node.known and there is not None and there.system:
             return Skip(self.name, want.operation, "it belongs to the system there and cannot be removed")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.inventory import concrete_name, find_installed, names_in, previous_digests
+from corral.controller.desired.plan import has_to_go
 from corral.controller.desired.rules import Rule, Unwanted, fold
 from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
@@ -60,7 +61,7 @@ def away_with(
         wanted = fold(rules, node_id=outline.id, labels=labels.get(outline.id, {}), installed=names)
         reason = f"node {outline.status}, will retry when healthy"
         for backend, want in wanted.items():
-            if isinstance(want, Unwanted) and find_installed(inventory.backends, backend) is not None:
+            if isinstance(want, Unwanted) and has_to_go(inventory.backends, backend, wanted):
                 todo = MatrixIntent("delete", "waiting", want.operation, 0, reason, "")
                 found.setdefault(outline.id, {})[backend] = todo
     return found

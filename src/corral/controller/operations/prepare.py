@@ -17,8 +17,8 @@ from corral.controller.desired.inventory import (
     concrete_name,
     find_installed,
     names_in,
+    only_called,
     previous_digests,
-    sharing_alias,
 )
 from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
@@ -124,7 +124,8 @@ class Preparing:
             candidates = await read_candidates(tx, wish)
         backend = wish.asked.backend
         told = [candidate.inventory.backends for candidate in candidates if candidate.inventory is not None]
-        if several := frozenset[str]().union(*(sharing_alias(rows, backend) for rows in told)):
+        shared = [found for rows in told if len(found := only_called(rows, backend)) > 1]
+        if several := frozenset[str]().union(*shared):
             # A node would remove one of them, and what is left would still go by that name.
             raise Conflict(f"{backend} is another name of {', '.join(sorted(several))}: say which of them")
         there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
