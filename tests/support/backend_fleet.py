@@ -45,7 +45,7 @@ from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedW
 from tests.support.waiting import DEADLINE_S, until
 
 QUICK = BackendOptions(
-    times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=1.0, list_s=1.0, second_try_s=0.02),
+    times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=5.0, list_s=5.0, second_try_s=0.02),
     pace=Pace(every_s=0.5, renew_s=0.1, rest_s=0.002),
     lines=Lines(),
     inventory_flush_s=0.02,
@@ -53,7 +53,7 @@ QUICK = BackendOptions(
     look_for_silent_every_s=0.05,
     progress_tell_s=0.02,
     progress_write_s=0.05,
-    accept_budget_s=1.0,
+    accept_budget_s=5.0,
     upgrade_check_every_s=3600.0,
     upgrade_check_rest_s=0.05,
     upgrade_check_look_s=0.2,
@@ -197,10 +197,22 @@ class Fleet:
         await worker.start()
         return worker
 
+    async def until_heard(self, name: str) -> None:
+        """Its heartbeat is on file: one that still waits to be written would speak for the node later."""
+
+        async def heard() -> bool:
+            async with self.store.read() as tx:
+                node = await nodes.find_by_name(tx, name)
+            return node is not None and node.last_heartbeat is not None and node.last_heartbeat > node.created_at
+
+        await until(heard)
+
     async def set_node(self, name: str, **columns: Any) -> None:
         async with self.store.write() as tx:
             node = await nodes.find_by_name(tx, name)
             assert node is not None
+            if "status" in columns:  # else a heartbeat from before would overturn it
+                columns["status_changed_at"] = await tx.now()
             await nodes.update(tx, node.id, columns, expected=node.row_version)
         for controller in self.controllers:
             controller.backends.reconciler.look_at_what_changed()

@@ -53,6 +53,7 @@ async def test_what_time_does_not_cure_is_parked_until_a_person_retries(fleet: F
 
 async def test_a_node_gone_in_mid_install_finishes_when_it_returns(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
+    await fleet.until_heard("barn")
     barn.script.hold = asyncio.Event()
     operation = await fleet.install()
     await until(lambda: barn.at_once)
@@ -61,8 +62,8 @@ async def test_a_node_gone_in_mid_install_finishes_when_it_returns(fleet: Fleet)
     await fleet.until(operation, "waiting")
     barn.script.hold = None
     await barn.restart()
-    await barn.beat()
     await fleet.set_node("barn", status="healthy", boot_id=barn.boot_id)
+    await barn.beat()
     await fleet.until(operation, "done")
     assert barn.carried_out == [("install", operation, 1)]
 
@@ -141,6 +142,7 @@ async def test_a_success_that_did_not_happen_is_no_success(fleet: Fleet) -> None
 
 async def test_a_node_on_which_nobody_listens_is_unhealthy_until_its_next_heartbeat(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
+    await fleet.until_heard("barn")
     await barn.stop()
     operation = await fleet.install()
 
@@ -152,12 +154,15 @@ async def test_a_node_on_which_nobody_listens_is_unhealthy_until_its_next_heartb
         row = await fleet.row(operation, "barn")
         return (row.status, row.error) == ("queued", "node unhealthy, will retry when healthy")
 
+    async def done_in_time() -> bool:
+        await fleet.time_passes("barn")  # whenever its failure is written down
+        return (await fleet.view(operation)).state == "done"
+
     await until(unhealthy)
     await until(told)
     await barn.start()
-    await fleet.time_passes("barn")
     await barn.beat()
-    await fleet.until(operation, "done")
+    await until(done_in_time)
 
 
 async def test_somebody_who_deletes_it_by_hand_gets_it_back(fleet: Fleet) -> None:
