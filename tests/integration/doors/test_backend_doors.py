@@ -440,14 +440,18 @@ async def test_deleting_on_a_node_answers_when_it_is_done(api: Api) -> None:
     assert gone.status == 404
 
 
-async def test_a_delete_that_fails_is_500_and_one_that_must_wait_is_202(tmp_path: Path) -> None:
+async def test_a_delete_that_fails_is_500(api: Api) -> None:
+    barn = await installed_vllm(api)
+    barn.script.failures = [{"error": "a process would not stop"}]
+    failed = await api.post("/api/nodes/barn/backends/delete", {"backend": "vllm"})
+    assert failed.status == 500
+    assert failed.json["error"]["type"] == "node_error"
+    assert "a process would not stop" in failed.json["error"]["message"]
+
+
+async def test_a_delete_that_must_wait_is_202(tmp_path: Path) -> None:
     async with open_api(tmp_path, settle_s=0.3) as api:
         barn = await installed_vllm(api)
-        barn.script.failures = [{"error": "a process would not stop"}]
-        failed = await api.post("/api/nodes/barn/backends/delete", {"backend": "vllm"})
-        assert failed.status == 500
-        assert failed.json["error"]["type"] == "node_error"
-        assert "a process would not stop" in failed.json["error"]["message"]
         barn.script.hold = asyncio.Event()
         slow = await api.post("/api/nodes/barn/backends/delete", {"backend": "vllm", "force": True})
         assert slow.status == 202
