@@ -72,9 +72,12 @@ class Plan:
         values = []
         for key, usual, writer in self._takes:
             value = parameters.get(key, usual)
-            if value is _MISSING:
+            if writer is None and type(value) is str and value.isascii() and "\0" not in value:
+                values.append(value)  # most of what there is
+            elif value is _MISSING:
                 raise LookupError(f"no value for {key!r} in: {self._text}")
-            values.append(_written(value, writer))
+            else:
+                values.append(_written(value, writer))
         return tuple(values)
 
     def read(self, row: Sequence[Any]) -> Row:
