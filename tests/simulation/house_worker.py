@@ -53,7 +53,10 @@ class HouseWorker(Worker):
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
         with self.voice.over(bus, self.node_id):
             async with self.runs:
-                yield
+                try:
+                    yield
+                finally:
+                    await self.news.close()
 
     async def serve(self, bus: LocalBus) -> None:
         await bus.serve(wire.INSTALL_BACKEND, self._told(self.orders.install), concurrency=256, node=self.node_id)
