@@ -64,6 +64,7 @@ class Api:
             "watch": controller.watch,
             "operations": controller.backends.operations,
             "installed": controller.backends.installed,
+            "integrity": controller.backends.integrity,
             "upgrades": controller.backends.upgrades,
             "catalogue": controller.backends.catalogue,
         }

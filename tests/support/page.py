@@ -151,7 +151,7 @@ def _page_app(
     tokens = JoinTokens(store, watch, public_url="http://127.0.0.1:8080", ca=None)
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
-    services |= {"operations": backends.operations, "installed": backends.installed}
+    services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
     unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
     with warnings.catch_warnings():

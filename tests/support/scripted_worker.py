@@ -135,6 +135,7 @@ class CorralWorker(ScriptedWorker):
         self.boot_id = boot_id
         self.outcomes: dict[tuple[str, int], wire.BackendResult] = {}
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
+        self.damaged: tuple[str, ...] = ()  # files of whatever is verified
         self.carried_out: list[tuple[str, str, int]] = []  # kind, op_id, attempt of everything really done
         self._cancelled: set[tuple[str, int]] = set()
         self._stopping: dict[tuple[str, int], asyncio.Event] = {}
@@ -150,7 +151,15 @@ class CorralWorker(ScriptedWorker):
             self._subscriptions.append(await serve(call, self._taking(kind), concurrency=64, node=self.node_id))
         self._subscriptions.append(await self.bus.serve(wire.LIST_BACKENDS, self._list, node=self.node_id))
         self._subscriptions.append(await self.bus.serve(wire.CANCEL_BACKEND, self._cancel, node=self.node_id))
+        self._subscriptions.append(await self.bus.serve(wire.VERIFY_BACKEND, self._verify, node=self.node_id))
         return self
+
+    async def _verify(self, asked: wire.VerifyBackend, _tokens: object) -> wire.VerifyReply:
+        self._note("backend.verify", asked)
+        if asked.backend not in self.installed:
+            return wire.VerifyReply(error=f"{asked.backend} is not installed here")
+        changed = self.damaged
+        return wire.VerifyReply(success=True, version="1.0", changed=changed[:20], damaged=len(changed))
 
     async def restart(self, *, forget: bool = True) -> None:
         """Killed and started again: what was under way is gone; with `forget` so is all memory of it."""

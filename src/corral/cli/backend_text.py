@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from corral.cli.output import ago, plain, size, some
-from corral.contract.admin import BackendMatrix, MatrixCell, MatrixNode, MatrixRow, PlanNode, PlanView
+from corral.contract.admin import BackendMatrix, BackendVerified, MatrixCell, MatrixNode, MatrixRow, PlanNode, PlanView
 from corral.contract.messages.backends import UpgradeInfo
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ COLUMNS = ("BACKEND", "VERSION", "NODES", "NEWER", "NOTE")
 NODE_COLUMNS = ("BACKEND", "VERSION", "VARIANT", "DIGEST", "INSTALLED", "NEWER", "NOTE")
 SHOW_COLUMNS = ("NODE", "STATUS", "VERSION", "VARIANT", "DIGEST", "INSTALLED", "NOTE")
 UPGRADE_COLUMNS = ("BACKEND", "INSTALLED", "AVAILABLE", "DIFFERS ON")
+VERIFY_COLUMNS = ("NODE", "BACKEND", "STATE", "DAMAGED", "FILES")
 PLAN_COLUMNS = ("NODE", "ACTION", "VARIANT", "VERSION", "FETCH", "DISK AFTER", "PROCESSES", "NOTE")
+_FILES = 3  # damaged ones named in a table
 _DESCRIPTION = 70  # characters of it in a table
 _DOING = {"install": "installing", "upgrade": "upgrading", "delete": "deleting", "rollback": "rolling back"}
 
@@ -118,6 +120,13 @@ def node_row(row: MatrixRow, cell: MatrixCell, now: datetime | None = None) -> t
         newer(row) if cell.outdated else "",
         note,
     )
+
+
+def verified_row(found: BackendVerified) -> tuple[str, ...]:
+    """One node's answer; the first few files of it."""
+    files = [*(f"{path} (missing)" for path in found.missing), *found.changed]
+    named = ", ".join(files[:_FILES]) + (", …" if found.damaged > _FILES else "")
+    return found.node, found.backend, "whole" if found.whole else "damaged", str(found.damaged or ""), named
 
 
 def show_row(node: MatrixNode, cell: MatrixCell, now: datetime | None = None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from corral.kit.errors import CorralError, NotFound, Unavailable
 if TYPE_CHECKING:
     from corral.client import Client
     from corral.client.backends import AvailableBackend
-    from corral.contract.admin import BackendMatrix, OperationBody, PlanView
+    from corral.contract.admin import BackendMatrix, BackendVerified, OperationBody, PlanView
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -34,6 +35,7 @@ Selector = Annotated[
 ]
 AllNodes = Annotated[bool, typer.Option("--all-nodes", help="on every node, also those that join later")]
 MaxParallel = Annotated[str, typer.Option("--max-parallel", metavar="N", help="so many nodes switch at once: 3, 25%")]
+_AT_ONCE = 16  # nodes that read their disks because of one command
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only tell what would happen on each node")]
 
 
@@ -293,6 +295,54 @@ async def list_upgrades(
     print_table(backend_text.UPGRADE_COLUMNS, rows, empty="everything is as new as the galleries have it")
     if rows:
         remark("`corral backends upgrade --outdated` upgrades them all, `--dry-run` tells what that means.")
+
+
+@app.command("verify")
+@remote
+async def verify_backends(client: Client, names: Names, node: Node = "", as_json: Json = False) -> int:
+    """Read every file of installed backends again: are they still as they were unpacked?
+
+    \b
+    Examples:
+      corral backends verify llama-cpp
+      corral backends verify llama-cpp --node attic
+    """
+    found, code = await _verify(client, names, node)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(backend_text.VERIFY_COLUMNS, [backend_text.verified_row(each) for each in found], empty="")
+    for each in found:
+        if not each.whole:
+            complain(f"{each.node}: mend it with `corral backends install {each.backend} --force --node {each.node}`")
+            code = FAILED
+    return code
+
+
+async def _verify(client: Client, names: Sequence[str], node: str) -> tuple[list[BackendVerified], int]:
+    """All nodes that have it at once, each on its own disk; one that cannot answer does not stop the rest."""
+    matrix = await client.backends.matrix()
+    node_names = {each.id: each.name for each in matrix.nodes}
+    chosen = (await client.nodes.get(node)).id if node else ""
+    there = {row.backend: [id for id, cell in row.nodes.items() if cell.installed] for row in matrix.backends}
+    asked: list[tuple[str, str]] = []
+    for name in names:
+        where = [id for id in there.get(name, ()) if not chosen or id == chosen]
+        if not where:
+            raise NotFound(unknown("backend", name, sorted(there), none="none is installed"))
+        asked += [(id, name) for id in where]
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(node_id: str, backend: str) -> BackendVerified | None:
+        async with turns:
+            try:
+                return await client.backends.verify(node_id, backend)
+            except CorralError as error:
+                complain(f"{node_names.get(node_id, node_id)}: {error.message}")
+                return None
+
+    answers = await asyncio.gather(*(ask(*each) for each in asked))
+    return [each for each in answers if each is not None], DONE if all(answers) else FAILED
 
 
 def _from_anywhere(uri: str) -> str:

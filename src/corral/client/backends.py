@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from corral.client.caller import Caller
-from corral.contract.admin import BackendMatrix
+from corral.client.caller import Caller, segment
+from corral.contract.admin import BackendBody, BackendMatrix, BackendVerified
 from corral.contract.codec import Message, always
 from corral.contract.messages.backends import UpgradeInfo
+
+_VERIFY_S = 120.0  # as long as the gateway waits for the controller
 
 
 class GalleryName(Message, frozen=True):
@@ -55,3 +57,9 @@ class Backends:
     async def check_upgrades(self) -> dict[str, UpgradeInfo]:
         """The same, the galleries asked anew."""
         return await self._caller.call("POST", "/api/backends/upgrades/check?wait=true", dict[str, UpgradeInfo])
+
+    async def verify(self, node: str, backend: str) -> BackendVerified:
+        """The node reads every file of it again, which takes its time."""
+        path = f"/api/nodes/{segment(node)}/backends/verify"
+        asked = BackendBody(backend=backend)
+        return await self._caller.call("POST", path, BackendVerified, asked, timeout_s=_VERIFY_S)

@@ -9,9 +9,13 @@ T = TypeVar("T")
 
 
 class Caller(Protocol):
-    async def call(self, method: str, path: str, kind: type[T], body: object = None) -> T: ...
+    async def call(
+        self, method: str, path: str, kind: type[T], body: object = None, *, timeout_s: float | None = None
+    ) -> T: ...
 
-    async def call_raw(self, method: str, path: str, body: object = None) -> bytes: ...
+    async def call_raw(
+        self, method: str, path: str, body: object = None, *, timeout_s: float | None = None
+    ) -> bytes: ...
 
 
 def segment(text: str) -> str:

@@ -91,21 +91,25 @@ class Client:
         except ValueError:
             return None
 
-    async def call(self, method: str, path: str, kind: type[T], body: object = None) -> T:
+    async def call(
+        self, method: str, path: str, kind: type[T], body: object = None, *, timeout_s: float | None = None
+    ) -> T:
         """One call of the API, its answer decoded. Raises an error of the house."""
-        payload = await self.call_raw(method, path, body)
+        payload = await self.call_raw(method, path, body, timeout_s=timeout_s)
         try:
             return decode(kind, payload)
         except Undecodable as error:
             raise Failed(f"{self.endpoint.url}{path} answered with something that is not Corral's: {error}") from error
 
-    async def call_raw(self, method: str, path: str, body: object = None) -> bytes:
+    async def call_raw(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None) -> bytes:
+        """`timeout_s`: for what is known to take its time."""
         data = None if body is None else encode(body)
+        patience = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         headers = {"Content-Type": "application/json"} if data is not None else {}
         try:
             # A redirect is never followed: the key must not travel to a place nobody chose.
             async with self._open.request(
-                method, self._url(path), data=data, headers=headers, allow_redirects=False
+                method, self._url(path), data=data, headers=headers, allow_redirects=False, timeout=patience
             ) as answer:
                 payload = await answer.read()
         except _BROKEN as error:

@@ -397,6 +397,19 @@ class BackendMatrix(Message, frozen=True):
     checked_at: str = ""  # when the galleries were last asked for something newer; empty = not yet
 
 
+class BackendVerified(Message, frozen=True):
+    """`POST /api/nodes/{node}/backends/verify`: every file was read again."""
+
+    node: str = always(str)  # its name
+    backend: str = always(str)
+    whole: bool = always(bool)
+    version: str = ""
+    digest: str = ""
+    missing: tuple[str, ...] = ()  # the first 20
+    changed: tuple[str, ...] = ()  # the first 20
+    damaged: int = 0  # how many files in all
+
+
 class BackendUpgrades(Message, frozen=True):
     """What was last found that is newer, by name of the build."""
 

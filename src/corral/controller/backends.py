@@ -16,6 +16,7 @@ from corral.controller.desired.worker_calls import CallTimes, WorkerCalls
 from corral.controller.leadership import Leadership
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.integrity import Integrity
 from corral.controller.operations.live import Progress
 from corral.controller.operations.prepare import Preparing
 from corral.controller.operations.requests import OperationKind, make_wish
@@ -104,6 +105,7 @@ class Backends:
             upgrade=self.upgrade_everywhere if options.auto_upgrade else None,
         )
         self.installed = InstalledBackends(store, self.upgrades)
+        self.integrity = Integrity(store, calls)
         changes.on_change(self.inventories.wake.set)
 
     @property

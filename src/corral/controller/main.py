@@ -158,6 +158,7 @@ async def serve(
                 "overview": overview,
                 "operations": backends.operations,
                 "installed": backends.installed,
+                "integrity": backends.integrity,
                 "upgrades": backends.upgrades,
                 "catalogue": catalogue,
                 "preparing": backends.preparing,

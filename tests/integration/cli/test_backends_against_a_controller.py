@@ -173,3 +173,21 @@ async def test_unknown_names_are_answered_with_near_ones(api: Api, corral: Comma
     assert (code, "did you mean attic?" in err) == (1, True)
     code, _, err = await corral("backends", "install", "cuda-vllm")
     assert (code, "install vllm instead" in err) == (1, True)
+
+
+async def test_what_is_damaged_is_found_and_how_to_mend_it_is_told(api: Api, corral: Command) -> None:
+    attic, _ = [await api.fleet.corral(name) for name in ("attic", "shed")]
+    await api.fleet.until(await api.fleet.install(), "done")
+    code, out, err = await corral("backends", "verify", "vllm")
+    assert (code, err) == (0, "")
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["attic", "vllm", "whole"],
+        ["shed", "vllm", "whole"],
+    ]
+    attic.damaged = ("run.sh",)
+    code, out, err = await corral("backends", "verify", "vllm")
+    assert code == 1
+    assert out.splitlines()[1].split() == ["attic", "vllm", "damaged", "1", "run.sh"]
+    assert "corral backends install vllm --force --node attic" in err
+    code, _, err = await corral("backends", "verify", "vlm")
+    assert (code, "did you mean vllm?" in err) == (1, True)

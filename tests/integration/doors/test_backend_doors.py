@@ -534,3 +534,32 @@ async def installed_vllm(api: Api) -> Any:
     await api.fleet.until(await api.install("vllm"), "done")
     assert json.loads(json.dumps(worker.installed))["vllm"]["digest"] == "sha256:cpu-vllm-1"
     return worker
+
+
+async def test_a_node_reads_what_it_has_again_when_asked(api: Api) -> None:
+    barn = await api.fleet.corral("barn")
+    await api.fleet.until(await api.fleet.install(), "done")
+    whole = await api.post("/api/nodes/barn/backends/verify", {"backend": "vllm"})
+    assert whole.status == 200
+    assert whole.json == {"node": "barn", "backend": "vllm", "whole": True, "version": "1.0"}
+    barn.damaged = tuple(f"lib/{number}.so" for number in range(30))
+    damaged = (await api.post("/api/nodes/barn/backends/verify", {"backend": "vllm"})).json
+    assert (damaged["whole"], damaged["damaged"], len(damaged["changed"])) == (False, 30, 20)
+
+
+async def test_what_cannot_be_read_again_is_told_why(api: Api) -> None:
+    await api.fleet.corral("barn")
+    old = await api.fleet.localai("old-hand")
+    old.put("vllm")
+    await api.fleet.until(await api.fleet.install(), "done")
+
+    async def asked(node: str, backend: str) -> tuple[int, str]:
+        answer = await api.post(f"/api/nodes/{node}/backends/verify", {"backend": backend})
+        return answer.status, answer.json["error"]["message"]
+
+    assert await asked("bran", "vllm") == (404, "there is no node 'bran'; did you mean barn?")
+    assert await asked("barn", "vlm") == (404, "'vlm' is not installed on barn; did you mean vllm?")
+    status, why = await asked("old-hand", "vllm")
+    assert (status, "LocalAI worker" in why) == (409, True)
+    await api.fleet.set_node("barn", status="draining")
+    assert await asked("barn", "vllm") == (409, "barn is draining; ask again when it is healthy")

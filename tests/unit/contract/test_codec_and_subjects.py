@@ -73,6 +73,7 @@ SUBJECTS = [
     (backends.STOP_BACKEND.subject, "nodes.{node}.backend.stop"),
     (backends.INSTALL_PROGRESS.subject, "nodes.{node}.backend.install.{op}.progress"),
     (backends.CANCEL_BACKEND.subject, "nodes.{node}.backend.cancel"),
+    (backends.VERIFY_BACKEND.subject, "nodes.{node}.backend.verify"),
     (backends.INSTALL_RESULT.subject, "nodes.{node}.backend.install.{op}.result"),
     (backends.UPGRADE_RESULT.subject, "nodes.{node}.backend.upgrade.{op}.result"),
     (backends.DELETE_RESULT.subject, "nodes.{node}.backend.delete.{op}.result"),

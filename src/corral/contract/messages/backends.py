@@ -187,6 +187,24 @@ class CancelReply(Message, frozen=True):
     error: str = ""
 
 
+class VerifyBackend(Message, frozen=True):
+    """Reads every file of what is installed again. Since protocol 1."""
+
+    backend: str = always(str)
+
+
+class VerifyReply(Message, frozen=True):
+    """Paths inside the version's folder, the first of them only; how many in all is counted. Since protocol 1."""
+
+    success: bool = always(bool)
+    error: str = ""
+    version: str = ""
+    digest: str = ""
+    missing: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    damaged: int = 0  # files that are missing or changed
+
+
 class StopBackend(Message, frozen=True):
     """An empty `backend` stops everything; so does an empty payload. A payload that cannot be read stops nothing."""
 
@@ -217,6 +235,7 @@ UPGRADE_BACKEND = call("nodes.{node}.backend.upgrade", UpgradeBackend, StoppedRe
 LIST_BACKENDS = call("nodes.{node}.backend.list", ListBackends, BackendList)
 DELETE_BACKEND = call("nodes.{node}.backend.delete", DeleteBackend, StoppedReply)
 CANCEL_BACKEND = call("nodes.{node}.backend.cancel", CancelBackend, CancelReply)
+VERIFY_BACKEND = call("nodes.{node}.backend.verify", VerifyBackend, VerifyReply)
 STOP_BACKEND = event("nodes.{node}.backend.stop", StopBackend)
 INSTALL_PROGRESS = event("nodes.{node}.backend.install.{op}.progress", InstallProgress)
 INSTALL_RESULT = event("nodes.{node}.backend.install.{op}.result", BackendResult)

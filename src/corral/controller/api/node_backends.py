@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response, get, post
 
-from corral.contract.admin import BackendBody, JobAccepted, PlanView
+from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, PlanView
 from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, read_wish
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import answer
 from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.integrity import Integrity
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
 
@@ -63,6 +64,10 @@ class NodeBackends(Controller):
             return answer(500, f"{view.error}; will be tried again, see operation {job.job_id}", "node_error")
         words = next((row.error for row in view.nodes if row.error), view.message)
         return Response(msgspec.structs.replace(job, message=f"accepted, not done yet: {words}"), status_code=202)
+
+    @post("/verify", guards=(admins,), status_code=200, summary="Read every file of it again: is it still whole?")
+    async def verify(self, integrity: Integrity, node: str, data: BackendBody) -> BackendVerified:
+        return await integrity.verify(node, data.backend or data.name)
 
     async def _ask(
         self,

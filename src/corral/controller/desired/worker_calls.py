@@ -19,6 +19,7 @@ from corral.contract.messages.backends import (
     INSTALL_BACKEND,
     LIST_BACKENDS,
     UPGRADE_BACKEND,
+    VERIFY_BACKEND,
     BackendList,
     BackendResult,
     CancelBackend,
@@ -29,6 +30,8 @@ from corral.contract.messages.backends import (
     Phase,
     StoppedReply,
     UpgradeBackend,
+    VerifyBackend,
+    VerifyReply,
 )
 from corral.controller.desired.observations import (
     Accepted,
@@ -59,6 +62,7 @@ class CallTimes:
     delete_s: float = 120.0
     accept_s: float = 10.0
     list_s: float = 30.0
+    verify_s: float = 110.0  # tens of gigabytes are read; whoever asked through the gateway waits two minutes
     second_try_s: float = 0.25  # "nobody listens" counts only when it is so twice
 
 
@@ -145,6 +149,11 @@ class WorkerCalls:
         aliases = await self._aliases([row.name for row in listed.backends if not row.is_meta])
         named = [msgspec.structs.replace(row, alias=aliases.get(row.name, row.alias)) for row in listed.backends]
         return msgspec.structs.replace(listed, backends=tuple(named))
+
+    async def verify(self, node_id: str, backend: str) -> VerifyReply:
+        """Raises what a call raises."""
+        asked = VerifyBackend(backend=backend)
+        return await self._bus.call(VERIFY_BACKEND, asked, timeout_s=self.times.verify_s, node=node_id)
 
     async def _sent(self, order: Order, timeout_s: float) -> Reply:
         match order.send.kind:

@@ -31,6 +31,8 @@ from corral.contract.messages.backends import (
     StopBackend,
     StoppedReply,
     UpgradeBackend,
+    VerifyBackend,
+    VerifyReply,
 )
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, NotFound, reason_of
@@ -52,6 +54,7 @@ INSTALL, UPGRADE, DELETE = "install", "upgrade", "delete"
 _RESULTS = {INSTALL: INSTALL_RESULT, UPGRADE: UPGRADE_RESULT, DELETE: DELETE_RESULT}
 _MOST_TOLD = 64  # ended orders in one heartbeat
 _LONGEST_TOLD = 1000
+_MOST_DAMAGED = 20  # files named in one answer
 
 Order = InstallBackend | UpgradeBackend | DeleteBackend
 
@@ -108,6 +111,23 @@ class BackendOrders:
             return BackendList(backends=await self._installer.list_backends(), seq=seq)
         except OSError as error:
             return BackendList(error=f"cannot read what is installed: {reason_of(error)}")
+
+    async def verify(self, asked: VerifyBackend, _tokens: Tokens) -> VerifyReply:
+        try:
+            build = await self._installer.find(asked.backend)
+            found = await self._installer.check(asked.backend)
+        except CorralError as error:
+            return VerifyReply(error=error.message)
+        except OSError as error:
+            return VerifyReply(error=f"cannot read what is installed: {reason_of(error)}")
+        return VerifyReply(
+            success=True,
+            version=build.metadata.version if build is not None else "",
+            digest=build.digest if build is not None else "",
+            missing=found.missing[:_MOST_DAMAGED],
+            changed=found.changed[:_MOST_DAMAGED],
+            damaged=len(found.missing) + len(found.changed),
+        )
 
     async def stop(self, order: StopBackend, _tokens: Tokens) -> None:
         """An empty name means all; a payload nobody can read never gets here."""

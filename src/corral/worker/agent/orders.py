@@ -16,6 +16,7 @@ from corral.contract.messages.backends import (
     LIST_BACKENDS,
     STOP_BACKEND,
     UPGRADE_BACKEND,
+    VERIFY_BACKEND,
 )
 from corral.contract.messages.models import DELETE_MODEL, LIST_RUNNING_MODELS, STOP_MODEL, UNLOAD_MODEL
 from corral.contract.messages.nodes import STOP_NODE
@@ -46,6 +47,7 @@ class Orders:
         await bus.serve(DELETE_BACKEND, backends.delete, node=node)
         await bus.serve(CANCEL_BACKEND, backends.cancel, node=node)
         await bus.serve(LIST_BACKENDS, backends.list_backends, node=node)
+        await bus.serve(VERIFY_BACKEND, backends.verify, concurrency=MANY, node=node)
         await bus.subscribe(STOP_BACKEND, backends.stop, node=node)
         await bus.serve(UNLOAD_MODEL, models.unload, node=node)
         await bus.serve(STOP_MODEL, models.stop, node=node)

@@ -1,0 +1,45 @@
+"""Whether what is installed on a node is still what was unpacked there: the node reads it all again, on demand."""
+
+from __future__ import annotations
+
+from corral.contract.admin import BackendVerified
+from corral.controller.desired.worker_calls import WorkerCalls
+from corral.controller.operations.requests import did_you_mean
+from corral.kit.errors import Conflict, Failed, NotFound
+from corral.store import node_backends, nodes
+from corral.store.api import Store
+
+
+class Integrity:
+    def __init__(self, store: Store, calls: WorkerCalls) -> None:
+        self._store = store
+        self._calls = calls
+
+    async def verify(self, id_or_name: str, backend: str) -> BackendVerified:
+        """Raises NotFound, Conflict for a node that cannot be asked now, and what a call raises."""
+        async with self._store.read() as tx:
+            node = await nodes.find(tx, id_or_name) or await nodes.find_by_name(tx, id_or_name)
+            if node is None:
+                names = [outline.name for outline in await nodes.list_outlines(tx)]
+                raise NotFound(f"there is no node {id_or_name!r}{did_you_mean(id_or_name, names)}")
+            inventory = await node_backends.find(tx, node.id)
+        there = {name for row in (inventory.backends if inventory else ()) for name in (row.name, row.alias) if name}
+        if backend not in there:
+            raise NotFound(f"{backend!r} is not installed on {node.name}{did_you_mean(backend, there)}")
+        if not node.protocol:
+            raise Conflict(f"{node.name} runs a LocalAI worker, which cannot check what it has; install with force")
+        if node.status != "healthy":
+            raise Conflict(f"{node.name} is {node.status}; ask again when it is healthy")
+        reply = await self._calls.verify(node.id, backend)
+        if not reply.success:
+            raise Failed(f"{node.name}: {reply.error}")
+        return BackendVerified(
+            node=node.name,
+            backend=backend,
+            whole=reply.damaged == 0,
+            version=reply.version,
+            digest=reply.digest,
+            missing=reply.missing,
+            changed=reply.changed,
+            damaged=reply.damaged,
+        )
