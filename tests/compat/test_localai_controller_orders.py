@@ -53,9 +53,7 @@ class Hand:
 @asynccontextmanager
 async def hand(server: NatsServer, folder: Path, *, bus_url: str = "") -> AsyncIterator[Hand]:
     """Set up with nothing but the settings LocalAI's workers have; durations apart."""
-    base = free_port()
-    while (await asyncio.to_thread(free_port)) != base + 1:  # the ingress takes the port below it
-        base = free_port()
+    base = free_port()  # the ingress takes the port below it
     base += 1
     async with LocalAIController(server) as controller:
         env = clean_env(

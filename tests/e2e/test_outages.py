@@ -66,6 +66,10 @@ def join_healthy(cluster: Cluster, *names: str) -> None:
         cluster.wait_status(member, name, "healthy")
 
 
+def attention(cluster: Cluster) -> str:
+    return "\n".join(cluster.api(cluster.members[0], "GET", "/api/cluster").json()["attention"])
+
+
 def test_without_the_bus_nodes_are_heard_over_http_and_nothing_needs_a_restart(sqlite_cluster: Cluster) -> None:
     cluster, member = sqlite_cluster, sqlite_cluster.members[0]
     join_healthy(cluster, "barn")
@@ -75,8 +79,7 @@ def test_without_the_bus_nodes_are_heard_over_http_and_nothing_needs_a_restart(s
     wait_for(lambda: diary.note()["barn"].get("bus_down"), "word that the bus is down")
     diary.for_seconds(2 * STALE_S)
     assert diary.seen["barn"] == {"healthy"}
-    attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]
-    assert any("bus cannot be reached" in line for line in attention)
+    wait_for(lambda: "bus cannot be reached" in attention(cluster), "word about the bus")
 
     cluster.start_bus()
     wait_for(lambda: not diary.note()["barn"].get("bus_down"), "node back on the bus")
@@ -165,8 +168,7 @@ def test_when_most_of_the_fleet_falls_silent_nobody_is_taken_offline(sqlite_clus
         wait_for(lambda: [diary.note()[name]["status"] for name in "abc"] == ["unhealthy"] * 3, "held nodes")
         diary.for_seconds(2 * STALE_S)
         assert all("offline" not in seen for seen in diary.seen.values())
-        attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]
-        assert any("fell silent at once" in line for line in attention)
+        wait_for(lambda: "fell silent at once" in attention(cluster), "word about the silence")
     finally:
         for worker in cluster.workers[:3]:
             worker.signal(signal.SIGCONT)

@@ -190,11 +190,11 @@ class Fleet:
         return worker
 
     async def localai(self, name: str, *, upgrades: bool = True, **known: Any) -> LocalAIWorker:
-        node_id = await self.node(name, **({"protocol": 0, "os": "", "arch": "", "boot_id": ""} | known))
-        worker = LocalAIWorker(await self._bus(f"worker-{name}"), node_id, upgrades=upgrades)
+        worker = LocalAIWorker(await self._bus(f"worker-{name}"), f"id-of-{name}", upgrades=upgrades)
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
-        await worker.start()
+        await worker.start()  # before anybody knows of it: it has no heartbeat with which to correct a first impression
+        await self.node(name, **({"protocol": 0, "os": "", "arch": "", "boot_id": ""} | known))
         return worker
 
     async def until_heard(self, name: str) -> None:

@@ -387,8 +387,8 @@ class Line:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """In a task of its own: asyncio logs an accepting task that is cancelled."""
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine: asyncio logs one that is cancelled, and nobody knows of the line until it runs."""
         self.connections += 1
         task = asyncio.get_running_loop().create_task(self._relay(reader, writer))
         self._tasks.add(task)

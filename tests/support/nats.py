@@ -195,8 +195,8 @@ class Cable:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
             self._port = self._server.sockets[0].getsockname()[1]
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """In a task of its own: asyncio logs an accepting task that is cancelled."""
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine: asyncio logs one that is cancelled, and nobody knows of the line until it runs."""
         task = asyncio.get_running_loop().create_task(self._relay(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

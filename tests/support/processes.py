@@ -17,7 +17,8 @@ from pathlib import Path
 CORRAL = (sys.executable, "-m", "corral.cli.main")
 
 # Below those the system hands out by itself, which any connection may take, and below those workers give to backends.
-_PORTS = range(12_000, 20_000)
+# Apart from each other, as a worker of LocalAI's kind takes the one before and some after.
+_PORTS = range(12_002, 20_000, 8)
 _LAST_PORT = Path(tempfile.gettempdir()) / f"corral-tests-last-port-{os.getuid()}"
 
 
@@ -26,16 +27,16 @@ def free_port() -> int:
     with open(os.open(_LAST_PORT, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         told = file.read()
-        port = int(told) if told.isdigit() else secrets.choice(_PORTS)
+        turn = int(told) if told.isdigit() else secrets.randbelow(len(_PORTS))
         while True:
-            port = port + 1 if port + 1 in _PORTS else _PORTS.start
+            turn = (turn + 1) % len(_PORTS)
             with socket.socket() as probe, contextlib.suppress(OSError):
-                probe.bind(("0.0.0.0", port))
+                probe.bind(("0.0.0.0", _PORTS[turn]))
                 break
         file.seek(0)
         file.truncate()
-        file.write(str(port))
-        return port
+        file.write(str(turn))
+        return _PORTS[turn]
 
 
 class Process:

@@ -237,7 +237,8 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
         # A web.Application would decode the path before we see it; the bare server hands it over as it came.
-        runner = web.ServerRunner(web.Server(fleet.handle, access_log=None), shutdown_timeout=0.1)
+        server = web.Server(fleet.handle, access_log=None)
+        runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
@@ -246,7 +247,11 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
         started.set()
         await stop.wait()
         fleet.closing.set()
+        left = [connection.transport for connection in server.connections]
         await runner.cleanup()
+        for transport in left:
+            if transport is not None:
+                transport.abort()  # also where somebody no longer reads what was still to be sent
 
     # `run` turns the loop once more at the end: connections that were closed last are really closed then.
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted fleet")
