@@ -34,7 +34,7 @@ def on_a_terminal(fleet: Fleet, *words: str) -> tuple[int, str]:
     """Exit code, and all that was drawn."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    env = fleet.env | {"TERM": "xterm-256color"}
+    env = fleet.env | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
     process = subprocess.Popen([*CORRAL, *words], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     drawn = b""

@@ -95,7 +95,9 @@ def screen(
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for _ in range(6):
+    grid.add_column(no_wrap=True)
+    grid.add_column(max_width=_BAR_WIDTH)  # where a terminal is narrow the bar gives way, not names and numbers
+    for _ in range(4):
         grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for bar in bars(views, most=most, now=now):
@@ -103,9 +105,7 @@ def screen(
         percent = ""
         if bar.percentage is not None:
             moving = bar.style or "cyan"
-            drawn = ProgressBar(
-                100, bar.percentage, _BAR_WIDTH, style="dim", complete_style=moving, finished_style=moving
-            )
+            drawn = ProgressBar(100, bar.percentage, style="dim", complete_style=moving, finished_style=moving)
             percent = f"{bar.percentage:.0f}%"
         grid.add_row(
             Text(bar.name), drawn, percent, Text(bar.step, style=bar.style), bar.amount, bar.rate, Text(bar.note)

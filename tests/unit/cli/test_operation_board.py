@@ -119,3 +119,14 @@ def test_a_thousand_nodes_are_a_line_per_tenth_and_the_first_failures() -> None:
     assert list(lines.new(a_thousand())) == []
     everybody = operation(*(on(f"n{number:04}", "error", error="disk full") for number in range(1000)), progress=3)
     assert len(list(lines.new(everybody))) == board.MANY - 3 + 1
+
+
+def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_numbers() -> None:
+    full = {"percentage": 100.0, "phase": "extracting", "current_bytes": 33_000_000, "total_bytes": 33_900_000}
+    narrow = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
+    with narrow.capture() as drawn:
+        narrow.print(board.screen([operation(on("workstation", rate=4.5e6, file_name="x" * 60, **full))]))
+    line = drawn.get().splitlines()[1]
+    assert line.startswith("workstation ")
+    assert "100%  extracting  31.5 MiB / 32.3 MiB" in line
+    assert len(line) <= 80
