@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
+import structlog
 from hypothesis import settings
 
 # Whole fleets first: they wait more than they compute, so with several processes the rest fills the gaps.
@@ -29,6 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_BEHIND] = []
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: our children would too
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def log_of_its_own() -> Iterator[None]:
+    """A test that runs a command in this process sets up the log as the command does: it ends with the test."""
+    root = logging.getLogger()
+    before, handlers, level = structlog.get_config(), root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**before)
 
 
 @pytest.hookimpl(trylast=True)

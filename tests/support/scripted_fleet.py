@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -240,13 +241,16 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
         server = web.Server(fleet.handle, access_log=None)
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-        await site.start()
+        door = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, door, ssl_context=tls).start()
         port = runner.addresses[0][1]
         fleet.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         started.set()
         await stop.wait()
         fleet.closing.set()
+        # Somebody may have been let in this very moment: asyncio loses them when the server closes before they sit.
+        asyncio.get_running_loop().remove_reader(door)
+        await asyncio.sleep(0)
         left = [connection.transport for connection in server.connections]
         await runner.cleanup()
         for transport in left:

@@ -470,6 +470,7 @@ async def test_the_inventory_has_a_number_that_only_rises(installed: tuple[Insta
     await installer.install(request("demo", inline("one")))
     assert installer.sequence == seen[-1]  # nothing has changed
     two = await installer.fetch_aside(request("demo", inline("two")))
+    seen.append(installer.sequence)  # the list tells what is beside the current version, too
     await installer.switch("demo", two.digest)
     seen.append(installer.sequence)
     await installer.rollback("demo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 from rich.console import Console
 
@@ -122,7 +123,12 @@ def test_a_thousand_nodes_are_a_line_per_tenth_and_the_first_failures() -> None:
 
 
 def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_numbers() -> None:
-    full = {"percentage": 100.0, "phase": "extracting", "current_bytes": 33_000_000, "total_bytes": 33_900_000}
+    full: dict[str, Any] = {
+        "percentage": 100.0,
+        "phase": "extracting",
+        "current_bytes": 33_000_000,
+        "total_bytes": 33_900_000,
+    }
     narrow = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
     with narrow.capture() as drawn:
         narrow.print(board.screen([operation(on("workstation", rate=4.5e6, file_name="x" * 60, **full))]))

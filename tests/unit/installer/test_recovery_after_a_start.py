@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from corral.blobs.trees import list_tree
 from corral.worker.installer.folder import BackendFolder
@@ -119,15 +120,16 @@ def test_a_first_install_that_never_got_far_leaves_nothing(backends: Path) -> No
     assert list(backends.iterdir()) == []
 
 
-def test_a_damaged_pointer_removes_nothing(backends: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_pointer_removes_nothing(backends: Path) -> None:
     folder = BackendFolder(backends / "x")
     put(folder, A, "1")
     put(folder, B, "2")
     (folder.path / "current").unlink()
     (folder.path / "current").symlink_to("versions/gone")
-    recover(backends, (), "9")
+    with capture_logs() as lines:
+        recover(backends, (), "9")
     assert len(versions(folder)) == 6
-    assert "the current version is damaged" in capsys.readouterr().out
+    assert "the current version is damaged" in lines[0]["event"]
 
 
 def test_half_a_meta_goes_and_a_whole_one_stays(backends: Path) -> None:

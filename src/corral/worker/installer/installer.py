@@ -150,6 +150,7 @@ class Installer:
             async with self._alone(request.names):
                 record = await self._obtain(request, tell)
                 await to_the_end(self._prune, request.name)
+                await self._changed()  # also what is beside the current one is told
                 return await to_the_end(build_of, self._folder(request.name), record)
 
         return await self._runs.join(("aside", _checked(request).key), work, tell)
