@@ -85,6 +85,7 @@ class Simulation:
         self._seen = Facts()
         self._taken_out: list[TakenOut] = []
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._leaving = False
         self._lives = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._http = self.chance("http")
@@ -195,7 +196,7 @@ class Simulation:
             self.failed(f"unexpected: {task.exception()!r}")
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        self.loop.call_later(seconds, what)
+        self.loop.call_later(seconds, lambda: None if self._leaving else what())
 
     def buses(self) -> list[LocalBus]:
         found = [one.bus for one in self.controllers.values() if one is not None]
@@ -304,6 +305,7 @@ class Simulation:
                 self.start_worker(name)
 
     async def _leave(self) -> None:
+        self._leaving = True  # nobody who is dead by now comes back
         for name in list(self.controllers):
             self.kill_controller(name)
         for name in list(self._running):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select, update
+from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, and_, bindparam, or_, select, update
 
 from corral.contract.messages.backends import NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaProcess
@@ -54,14 +54,23 @@ _INSERT = insert_whole(table).values(seen_at=now())
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.node_id],
     set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
-    # A heartbeat that was on its way while the node was asked must not undo the answer.
-    where=(_INSERT.excluded.seq == 0)
-    | (_INSERT.excluded.seq >= table.c.seq)
-    | (_INSERT.excluded.boot_id != table.c.boot_id),
+    # A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before,
+    # which a controller without a database kept until it could write again, undo what its successor has told.
+    where=or_(
+        and_(
+            _INSERT.excluded.boot_id == table.c.boot_id,
+            or_(_INSERT.excluded.seq == 0, _INSERT.excluded.seq >= table.c.seq),
+        ),
+        and_(
+            _INSERT.excluded.boot_id != table.c.boot_id,
+            or_(table.c.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at),
+        ),
+    ),
 )
 _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
 _ALL = select(table).order_by(table.c.node_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
+_BOOTS = select(table.c.node_id, table.c.boot_id).where(among(table.c.node_id, "node_ids"))
 _FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(among(table.c.node_id, "node_ids"))
 _STILL_SO = (
     update(table)
@@ -102,6 +111,11 @@ async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
 
 async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
     return {node_id: value for node_id, value in await tx.fetch_all(_FINGERPRINTS, {"node_ids": node_ids})}
+
+
+async def list_boots(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
+    """Of the worker whose word counts; nodes whose worker does not say are not among them."""
+    return {node_id: boot for node_id, boot in await tx.fetch_all(_BOOTS, {"node_ids": node_ids}) if boot}
 
 
 async def find(tx: Transaction, node_id: str) -> Inventory | None:

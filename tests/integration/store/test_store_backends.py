@@ -295,7 +295,12 @@ async def test_an_inventory_replaces_the_one_before_unless_it_is_older(store: St
         assert await node_backends.put(tx, an_inventory(node, seq=2, boot_id="b2", backends=vllm)), "another machine"
         (kept,) = await node_backends.list_(tx, [node])
         assert kept.backends == vllm
+        assert await node_backends.put(tx, an_inventory(node, seq=3, boot_id="b2", backends=vllm, told_at=NOON))
+        late = an_inventory(node, seq=9, boot_id="b1", backends=(), told_at=NOON - MINUTE)
+        assert not await node_backends.put(tx, late), "of the worker before, and written only now"
+        assert await node_backends.list_boots(tx, [node]) == {node: "b2"}
         assert list(await node_backends.list_changed(tx, first.seen_at - MINUTE)) == [node]
+        (kept,) = await node_backends.list_(tx, [node])
         assert await node_backends.list_changed(tx, kept.seen_at) == {}
         await nodes.delete(tx, node)
         assert await node_backends.list_(tx) == []

@@ -148,7 +148,7 @@ class Inventories:
             kept = [told for told in news if told.node_id in there]
             await node_backends.put_all(tx, kept)
             # Else their workers would look restarted until the heartbeats themselves are written.
-            await nodes.set_boot_ids(tx, {told.node_id: told.boot_id for told in kept if told.boot_id})
+            await nodes.set_boot_ids(tx, await node_backends.list_boots(tx, [told.node_id for told in kept]))
             await revisions.bump(tx, COUNTER)
         self._watch.touched(COUNTER)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+import msgspec
+
 from corral.bus.api import Bus, Subscription, Tokens
 from corral.contract.messages.nodes import HEARTBEAT_QUEUE, NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.controller.registry.reports import tame_devices, tame_text
@@ -87,7 +89,12 @@ class Heartbeats:
             self._not_recorded()
             if isinstance(error, CorralError):
                 # What the database will never take must not come again: then the pulse counts without the numbers.
-                kept = batch if not isinstance(error, Invalid) else {id: Heartbeat(node_id=id) for id in batch}
+                refused = isinstance(error, Invalid)
+                # By the time it is written, another worker may run there, and have told another controller so.
+                kept = {
+                    id: Heartbeat(node_id=id) if refused else msgspec.structs.replace(beat, boot_id=None)
+                    for id, beat in batch.items()
+                }
                 self._waiting = kept | self._waiting
             await self._stop_hearing()
             raise

@@ -79,7 +79,7 @@ class OrderRuns:
         one that was cancelled."""
         if (outcome := self._outcomes.find(key)) is not None:
             log.info("order was carried out before", kind=key.kind, about=key.about, op=key.op_id, attempt=key.attempt)
-            self._begin(_once(tell(outcome)))
+            self._begin(_told(tell, outcome))
         elif key not in self._runs:
             run = self._runs[key] = Run(key)
             run.task = self._begin(self._carry_out(run, work, tell, given_up))
@@ -136,5 +136,6 @@ class OrderRuns:
         self._changed()
 
 
-async def _once(work: Awaitable[None]) -> None:
-    await work
+async def _told(tell: Tell, outcome: Outcome) -> None:
+    # Called in here: a coroutine made outside would be left over if the task is cancelled before it begins.
+    await tell(outcome)
