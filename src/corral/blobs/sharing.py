@@ -21,7 +21,7 @@ class _Run(Generic[T]):
         self._last: Progress | None = None
         self.listeners: list[Tell] = []
         self.given_up = False
-        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(_as_coroutine(work(self._tell)))
+        self.task: asyncio.Task[T] = asyncio.get_running_loop().create_task(_carry_out(work, self._tell))
 
     def _tell(self, progress: Progress) -> None:
         self._last = progress
@@ -65,5 +65,6 @@ class SharedRuns(Generic[Key, T]):
             del self._runs[key]
 
 
-async def _as_coroutine(work: Awaitable[T]) -> T:
-    return await work
+async def _carry_out(work: Work[T], tell: Tell) -> T:
+    # Called in here: a coroutine made outside would be left over if the task is cancelled before it begins.
+    return await work(tell)

@@ -153,6 +153,16 @@ async def test_a_cancelled_order_has_an_outcome(runs: OrderRuns) -> None:
     assert runs.cancel("op", "b") is False
 
 
+async def test_one_cancelled_before_it_began_has_an_outcome_too(runs: OrderRuns) -> None:
+    """Its task never ran, so nobody ever struck it off the list: it was under way for ever (seed 86)."""
+    told, work = Told(), Work()
+    runs.accept(key(), work, told, given_up=cancelled)
+    assert runs.cancel("op", "b") is True
+    await until(lambda: told.outcomes)
+    assert told.outcomes[0].backend == cancelled()
+    assert (work.begun, runs.running()) == (0, ())
+
+
 async def test_beyond_the_point_of_no_return_a_cancel_changes_nothing(runs: OrderRuns) -> None:
     told, work = Told(), Work()
 

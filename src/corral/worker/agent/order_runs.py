@@ -33,6 +33,7 @@ class Run:
     key: OrderKey
     cancelled: bool = False
     held: bool = False
+    begun: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def hold_on(self) -> None:
@@ -92,7 +93,8 @@ class OrderRuns:
         for run in found:
             if not run.held and run.task is not None:
                 run.cancelled = True
-                run.task.cancel()
+                if run.begun:  # else it finds out as soon as it begins: a task cancelled before that never runs at all
+                    run.task.cancel()
         return bool(found)
 
     async def see_through(self, work: Coroutine[Any, Any, T]) -> T:
@@ -114,9 +116,10 @@ class OrderRuns:
         self, run: Run, work: Callable[[Run], Awaitable[Result]], tell: Tell, given_up: Callable[[], Result]
     ) -> None:
         key = run.key
+        run.begun = True
         try:
             try:
-                result = await work(run)
+                result = given_up() if run.cancelled else await work(run)
             except asyncio.CancelledError:
                 if not run.cancelled:
                     raise  # the worker ends: the order is sent again, to whoever is here then
