@@ -81,6 +81,27 @@ def test_a_rule_that_decides_again_can_be_retried_though_its_row_has_ended(templ
     told(template, story)
 
 
+def test_an_order_nobody_heard_is_sent_again_though_the_database_was_away(template: Path) -> None:
+    """The node could not be marked as unreachable, so nobody said what became of the order (seed 180)."""
+    ended: list[bool] = []
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, CorralWorker)
+        assert worker.bus is not None
+        worker.bus.lose_connection("cut off")
+        await ask(house, "install")
+        await asyncio.sleep(0.2)  # the order is on its way, for the first time of two
+        house.store_luck.away = True
+        await asyncio.sleep(10)
+        house.store_luck.away = False
+        worker.bus.restore_connection()
+        await asyncio.sleep(400)
+        ended.append("vllm" in worker.disk.installed)
+
+    told(template, story)
+    assert ended == [True]
+
+
 def test_an_inventory_from_before_an_unheard_delete_proves_nothing(template: Path) -> None:
     """The delete was done, its sender had died, and the next install was called a success at once (seed 2002)."""
 

@@ -32,7 +32,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, NotFound, OutcomeUnknown
+from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store import backend_intents, node_backends, nodes, operation_nodes, revisions
@@ -123,6 +123,9 @@ class Reconciler:
             await self._changes.apply(node_id, NodeEvent.DID_NOT_ANSWER)
         except (Conflict, NotFound):
             return  # it moved by itself meanwhile
+        except CorralError as error:
+            # What became of the order must be told all the same, or nobody would ever send it again.
+            log.warning("node could not be marked as unreachable", node=node_id, error=error.message)
 
     # The loop.
 
