@@ -30,10 +30,40 @@ class ViewNode(Message, frozen=True):
     ingress_token: str = ""  # signed, scope replicas, for this node alone: what the gateway shows at its ingress
 
 
+class ViewPolicy(Message, frozen=True):
+    """How replicas of one model are chosen (contract: http.md §6.8)."""
+
+    prefix_cache: bool = True
+    min_match: float = 0.3
+    abs_slack: int = 2
+    rel_factor: float = 1.5
+
+
 class ViewModel(Message, frozen=True):
     id: str = always(str)
     created: int = 0
     owned_by: str = "corral"
+    alias: str = ""  # requests for it are requests for that one
+    revision: str = ""  # of its definition: only replicas of it may answer
+    disabled: bool = False
+    while_loading: str = ""  # empty: wait; refuse; use
+    stand_in: str = ""  # for `use`
+    load_wait_s: float = 0.0  # 0: the gateway's setting
+    policy: ViewPolicy | None = None  # None: the gateway's setting
+    queue_limit: int = 0  # requests that may wait for a slot; 0: the gateway's setting
+
+
+class ViewReplica(Message, frozen=True):
+    """A process that may be asked: ready, on a node that may serve, of its model's present revision."""
+
+    process_id: str = always(str)
+    node_id: str = always(str)
+    model: str = always(str)
+    replica: int = 0
+    revision: str = ""
+    slots: int = 1
+    digest: str = ""  # of its backend, for receipts
+    last_resort: bool = False  # its node did not answer lately: only when no other can
 
 
 class FleetView(Message, frozen=True):
@@ -41,6 +71,7 @@ class FleetView(Message, frozen=True):
     keys: tuple[ViewKey, ...] = always(tuple)
     nodes: tuple[ViewNode, ...] = always(tuple)
     models: tuple[ViewModel, ...] = always(tuple)
+    replicas: tuple[ViewReplica, ...] = ()
     server_time: float = 0.0
 
 

@@ -56,6 +56,8 @@ class StartReplica(Message, frozen=True):
     files: tuple[ReplicaFile, ...] = ()
     devices: tuple[ReplicaDevice, ...] = ()
     memory_bytes: int = 0  # what placement reserved for it
+    sources: tuple[str, ...] = ()  # where files may be fetched by digest: URLs of blob listeners, best first
+    source_token: str = ""  # what opens them
     accept: bool = False
 
 

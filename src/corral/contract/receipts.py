@@ -1,0 +1,35 @@
+"""What a gateway tells of each request it served: `POST /internal/receipts`, in batches (DESIGN §7)."""
+
+from __future__ import annotations
+
+from corral.contract.codec import Message, always
+
+
+class Receipt(Message, frozen=True):
+    id: str = always(str)  # the request's id, as the client saw it
+    at: float = always(float)  # seconds since the epoch, on the controller's clock, when it came
+    key_id: str = always(str)
+    model: str = always(str)  # as asked for
+    path: str = always(str)  # /v1/chat/completions
+    status: int = always(int)
+    served_by: str = ""  # another model, where an alias or a stand-in answered
+    node_id: str = ""
+    process_id: str = ""
+    replica: int = 0
+    revision: str = ""
+    digest: str = ""  # of the backend
+    queue_ms: float = 0.0  # waiting for a slot
+    load_ms: float = 0.0  # waiting for a cold model
+    first_byte_ms: float = 0.0  # from the request to the first byte of the answer's body
+    total_ms: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False  # the answer did not tell its usage: completion tokens are counted events
+    streamed: bool = False
+    ending: str = ""  # empty: whole; client_left, upstream_broke
+    tries: int = 1
+
+
+class Receipts(Message, frozen=True):
+    receipts: tuple[Receipt, ...] = always(tuple)
+    dropped: int = 0  # that found no room since the last batch
