@@ -13,6 +13,8 @@ from corral.contract.sources import Source
 from corral.store.backend_intents import BackendIntent
 from corral.store.backend_rules import Asked, BackendRule
 from corral.store.backend_targets import BackendTarget, TargetBuild
+from corral.store.model_schedules import Schedule
+from corral.store.models import Model
 from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
@@ -114,3 +116,20 @@ def an_inventory(node_id: str, **known: Any) -> Inventory:
         "orders": (OrderReport("op", 1, "install", "vllm", result), OrderReport("op2", 2, "delete", "x")),
     }
     return Inventory(node_id, **(defaults | known))
+
+
+def a_model(id: str = "smol", **known: Any) -> Model:
+    definition = {"name": id, "backend": "llama-cpp", "parameters": {"model": "ümläut.gguf"}, "f16": True}
+    defaults: dict[str, Any] = {
+        "definition": definition,
+        "revision": "r1",
+        "origin": "person",
+        "created_at": NOON,
+        "updated_at": NOON,
+    }
+    return Model(id, **(defaults | known))
+
+
+def a_schedule(model: str = "smol", **known: Any) -> Schedule:
+    defaults: dict[str, Any] = {"id": str(uuid.uuid4()), "created_at": NOON, "updated_at": NOON}
+    return Schedule(model, **(defaults | known))

@@ -23,6 +23,8 @@ from corral.store import (
     controllers,
     join_tokens,
     leases,
+    model_schedules,
+    models,
     node_backends,
     node_labels,
     node_tombstones,
@@ -41,8 +43,10 @@ from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
 from tests.integration.store.rows import (
     NOON,
+    a_model,
     a_node,
     a_rule,
+    a_schedule,
     a_target,
     an_intent,
     an_inventory,
@@ -88,6 +92,8 @@ async def fill(store: Store) -> None:
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
+            await models.put(tx, a_model(f"model-{number}"))
+            await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
         await nodes.insert(tx, gone)
@@ -125,6 +131,8 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             api_keys.list_,
             join_tokens.list_,
             leases.list_,
+            models.list_,
+            model_schedules.list_,
             revisions.read_all,
             backend_intents.list_,
             backend_rules.list_live,
