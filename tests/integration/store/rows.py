@@ -9,16 +9,19 @@ from typing import Any
 
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import BackendResult, NodeBackend, OrderReport
+from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.contract.sources import Source
 from corral.store.backend_intents import BackendIntent
 from corral.store.backend_rules import Asked, BackendRule
 from corral.store.backend_targets import BackendTarget, TargetBuild
+from corral.store.load_jobs import LoadJob
 from corral.store.model_schedules import Schedule
 from corral.store.models import Model
 from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation, OperationRequest
+from corral.store.replicas import Replica
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -133,3 +136,33 @@ def a_model(id: str = "smol", **known: Any) -> Model:
 def a_schedule(model: str = "smol", **known: Any) -> Schedule:
     defaults: dict[str, Any] = {"id": str(uuid.uuid4()), "created_at": NOON, "updated_at": NOON}
     return Schedule(model, **(defaults | known))
+
+
+def a_replica(node_id: str, model: str = "smol", **known: Any) -> Replica:
+    defaults: dict[str, Any] = {
+        "replica": 0,
+        "revision": "r1",
+        "backend": "llama-cpp",
+        "stage": "running",
+        "op_id": "start-1",
+        "process_id": "p-1",
+        "created_at": NOON,
+        "updated_at": NOON,
+        "devices": (ReplicaDevice("nvidia", 1, "GPU-ü"),),
+        "files": (ReplicaFile("smol/w.gguf", "sha256:aa", 5),),
+        "ready_at": NOON,
+        "force": True,
+    }
+    return Replica(node_id, model, **(defaults | known))
+
+
+def a_job(model: str = "smol", **known: Any) -> LoadJob:
+    defaults: dict[str, Any] = {
+        "state": "failed",
+        "created_at": NOON,
+        "updated_at": NOON,
+        "error": "out of memory\nlast line",
+        "failed_on": {"node-1": "out of memory"},
+        "retry_at": NOON,
+    }
+    return LoadJob(model, **(defaults | known))

@@ -23,6 +23,7 @@ from corral.store import (
     controllers,
     join_tokens,
     leases,
+    load_jobs,
     model_schedules,
     models,
     node_backends,
@@ -32,6 +33,7 @@ from corral.store import (
     open_store,
     operation_nodes,
     operations,
+    replicas,
     revisions,
     settings_kv,
     web_sessions,
@@ -43,8 +45,10 @@ from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
 from tests.integration.store.rows import (
     NOON,
+    a_job,
     a_model,
     a_node,
+    a_replica,
     a_rule,
     a_schedule,
     a_target,
@@ -93,6 +97,8 @@ async def fill(store: Store) -> None:
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
             await models.put(tx, a_model(f"model-{number}"))
+            await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
+            await load_jobs.put(tx, [a_job(f"model-{number}")])
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
@@ -131,8 +137,10 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             api_keys.list_,
             join_tokens.list_,
             leases.list_,
+            load_jobs.list_,
             models.list_,
             model_schedules.list_,
+            replicas.list_,
             revisions.read_all,
             backend_intents.list_,
             backend_rules.list_live,
