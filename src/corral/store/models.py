@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select, update
 from sqlalchemy import delete as delete_from
 
 from corral.kit.errors import NotFound
@@ -30,6 +30,9 @@ class Model(msgspec.Struct, frozen=True):
     source: str = ""  # gallery@entry, or the file below the watched folder
     created_by: str = ""  # the name of a key, where a person asked for it
     row_version: int = 1
+    # Revisions whose replicas may answer until one of the present revision can; none after an edit that said not to
+    # wait (`recreate`). Whoever sees the present one ready calls `forget_formers`.
+    formers: tuple[str, ...] = ()
 
 
 table = Table(
@@ -44,13 +47,15 @@ table = Table(
     Column("source", Text, nullable=False),
     Column("created_by", Text, nullable=False),
     Column("row_version", BigInteger, nullable=False),
+    Column("formers", Json[tuple[str, ...]](tuple[str, ...]), nullable=False),
 )
 
+_REPLACED = ("definition", "revision", "origin", "source", "updated_at", "formers")
 _INSERT = insert_whole(table).values(created_at=now(), updated_at=now(), row_version=1)
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.id],
     set_={
-        **{name: _INSERT.excluded[name] for name in ("definition", "revision", "origin", "source", "updated_at")},
+        **{name: _INSERT.excluded[name] for name in _REPLACED},
         "row_version": table.c.row_version + 1,
     },
 ).returning(*table.columns)
@@ -59,6 +64,15 @@ _ALL = select(table).order_by(table.c.id)
 _THESE = _ALL.where(among(table.c.id, "ids"))
 _OF_ORIGIN = _ALL.where(table.c.origin == bindparam("origin"))
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
+_FORGET_FORMERS = (
+    update(table)
+    .where(
+        table.c.id == bindparam("model_id"),
+        table.c.revision == bindparam("ready"),
+        table.c.formers != bindparam("none", type_=table.c.formers.type),
+    )
+    .values(formers=bindparam("none", type_=table.c.formers.type))
+)
 
 
 async def put(tx: Transaction, model: Model) -> Model:
@@ -94,3 +108,9 @@ async def list_of_origin(tx: Transaction, origin: str) -> list[Model]:
 
 async def delete(tx: Transaction, model_id: str) -> bool:
     return (await tx.execute(_DELETE, {"id": model_id})).rowcount == 1
+
+
+async def forget_formers(tx: Transaction, model_id: str, revision: str) -> bool:
+    """A replica of this revision is ready, so none of an earlier one may answer any more. False when that was so, or
+    when the revision is not the model's (any more)."""
+    return (await tx.execute(_FORGET_FORMERS, {"model_id": model_id, "ready": revision, "none": ()})).rowcount == 1

@@ -39,6 +39,16 @@ async def test_a_model_is_replaced_and_stays_who_it_is(store: Store) -> None:
     assert again.updated_at >= first.updated_at
 
 
+async def test_revisions_before_are_forgotten_when_the_present_one_is_ready(store: Store) -> None:
+    async with store.write() as tx:
+        await models.put(tx, a_model(revision="r3", formers=("r2", "r1")))
+        assert not await models.forget_formers(tx, "smol", "r2")
+        assert (await models.get(tx, "smol")).formers == ("r2", "r1")
+        assert await models.forget_formers(tx, "smol", "r3")
+        assert not await models.forget_formers(tx, "smol", "r3")
+        assert (await models.get(tx, "smol")).formers == ()
+
+
 async def test_models_are_listed_by_name_and_deleted_once(store: Store) -> None:
     async with store.write() as tx:
         for name, origin in (("b", "file"), ("B", "person"), ("a", "file"), ("ä", "gallery")):

@@ -23,6 +23,7 @@ def upgrade() -> None:
         *_numbers("created_at", "updated_at"),
         *_texts("source", "created_by"),
         *_numbers("row_version"),
+        *_texts("formers"),
         sa.PrimaryKeyConstraint("id", name="pk_models"),
     )
     op.create_table(
