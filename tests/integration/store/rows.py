@@ -15,6 +15,7 @@ from corral.store.backend_intents import BackendIntent
 from corral.store.backend_rules import Asked, BackendRule
 from corral.store.backend_targets import BackendTarget, TargetBuild
 from corral.store.load_jobs import LoadJob
+from corral.store.model_files import StoredFile
 from corral.store.model_schedules import Schedule
 from corral.store.models import Model
 from corral.store.node_backends import Inventory
@@ -131,6 +132,17 @@ def a_model(id: str = "smol", **known: Any) -> Model:
         "updated_at": NOON,
     }
     return Model(id, **(defaults | known))
+
+
+def a_file(model: str = "smol", path: str = "weights.gguf", **known: Any) -> StoredFile:
+    defaults: dict[str, Any] = {
+        "uri": "pypi://demo/weights.gguf",
+        "resolved": "pypi://demo==1.0/weights.gguf",
+        "digest": "sha256:" + "a" * 64,
+        "size_bytes": 98_000_000_000,
+        "fetched_at": NOON,
+    }
+    return StoredFile(model, path, **(defaults | known))
 
 
 def a_schedule(model: str = "smol", **known: Any) -> Schedule:

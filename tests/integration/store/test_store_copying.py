@@ -24,6 +24,7 @@ from corral.store import (
     join_tokens,
     leases,
     load_jobs,
+    model_files,
     model_schedules,
     models,
     node_backends,
@@ -45,6 +46,7 @@ from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
 from tests.integration.store.rows import (
     NOON,
+    a_file,
     a_job,
     a_model,
     a_node,
@@ -99,6 +101,7 @@ async def fill(store: Store) -> None:
             await models.put(tx, a_model(f"model-{number}"))
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])
+            await model_files.put(tx, a_file(f"model-{number}"))
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
@@ -139,6 +142,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             leases.list_,
             load_jobs.list_,
             models.list_,
+            model_files.list_,
             model_schedules.list_,
             replicas.list_,
             revisions.read_all,
