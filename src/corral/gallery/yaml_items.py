@@ -1,15 +1,16 @@
 """Reads the items of a YAML list that strangers wrote. Pure.
 
 Built on the parser's events rather than on a ready-made loader, for three reasons. Text stays text (`version: 1.10` is
-not 1.1). One bad item costs that item, never the list. And nothing a list can contain takes long: depth, length, the
-size of an item with all its aliases written out, and the work of merging are bounded.
+not 1.1), unless the reader asks for numbers and truth values, as a model's definition has them. One bad item costs that
+item, never the list. And nothing a list can contain takes long: depth, length, the size of an item with all its aliases
+written out, and the work of merging are bounded.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import yaml
@@ -25,7 +26,12 @@ _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-
 _ITEM = re.compile(r"( *)-(?:\s|$)")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
+# As YAML 1.2 has them. Not 1.1's yes, no, on and off, nor its numbers with leading zeros: those are text.
+_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})\Z|0x[0-9a-fA-F]{1,15}\Z")
+_DECIMAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?\Z")
+
+Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +72,29 @@ class Items:
     problems: tuple[Problem, ...]
 
 
-def read_items(body: bytes, limits: Limits = LIMITS) -> Items:
-    """Raises Invalid only when there is no list at all, or one too big to look at."""
+def read_items(body: bytes, limits: Limits = LIMITS, *, typed: bool = False, single: bool = False) -> Items:
+    """Raises Invalid only when there is no list at all, or one too big to look at. `single`: a mapping by itself counts
+    as a list of one."""
     if len(body) > limits.bytes:
         raise Invalid(f"the index has {len(body)} bytes; at most {limits.bytes} are read")
     lines = _UNPRINTABLE.sub("\ufffd", body.decode("utf-8-sig", errors="replace")).splitlines()
     cut: list[Problem] = []
     while True:
         try:
-            items, problems = _Composer("\n".join(lines), limits).read()
+            items, problems = _Composer("\n".join(lines), limits, typed=typed).read(single=single)
             return Items(tuple(items), tuple(sorted((*cut, *problems), key=lambda problem: problem.line)))
         except _NotYaml as fault:
+            if single and not _begins_with_an_item(lines):
+                raise Invalid(f"this is not YAML: {fault.reason} (line {fault.line + 1})") from fault
             if len(cut) == limits.repairs:
                 raise Invalid(f"more than {limits.repairs} entries are not YAML; the last: {fault.reason}") from fault
             cut.append(Problem(_cut_item(lines, fault) + 1, fault.reason))
+
+
+def _begins_with_an_item(lines: list[str]) -> bool:
+    """A list may lose an item; a mapping by itself is whole or nothing."""
+    first = next((line for line in lines if line.strip() and not line.lstrip().startswith(("#", "---", "%"))), "")
+    return _ITEM.match(first) is not None
 
 
 class _NotYaml(Exception):
@@ -124,13 +139,14 @@ class _Node:
 
 
 class _Composer:
-    def __init__(self, text: str, limits: Limits) -> None:
+    def __init__(self, text: str, limits: Limits, *, typed: bool) -> None:
         self._limits = limits
+        self._typed = typed
         self._events = self._parse(text)
         self._anchors: dict[str, _Node] = {}
         self._merged = 0
 
-    def read(self) -> tuple[list[Item], list[Problem]]:
+    def read(self, *, single: bool) -> tuple[list[Item], list[Problem]]:
         items: list[Item] = []
         problems: list[Problem] = []
         event = next(self._events)
@@ -138,18 +154,24 @@ class _Composer:
             event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent) or _is_null(event):
             return items, problems
+        if single and isinstance(event, yaml.MappingStartEvent):
+            self._take(event, items, problems)
+            return items, problems
         if not isinstance(event, yaml.SequenceStartEvent):
             raise Invalid("the index is not a YAML list")
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            line = _line(event)
-            node = self._node(event, 1)
-            if node.bad:
-                problems.append(Problem(line, node.bad, _name(node)))
-            elif not isinstance(node.value, dict):
-                problems.append(Problem(line, "an entry is a mapping with a name"))
-            else:
-                items.append(Item(line, node.value))
+            self._take(event, items, problems)
         return items, problems
+
+    def _take(self, event: yaml.Event, items: list[Item], problems: list[Problem]) -> None:
+        line = _line(event)
+        node = self._node(event, 1)
+        if node.bad:
+            problems.append(Problem(line, node.bad, _name(node)))
+        elif not isinstance(node.value, dict):
+            problems.append(Problem(line, "an entry is a mapping with a name"))
+        else:
+            items.append(Item(line, node.value))
 
     def _parse(self, text: str) -> Iterator[yaml.Event]:
         try:
@@ -176,7 +198,7 @@ class _Composer:
 
     def _compose(self, event: yaml.Event, depth: int) -> _Node:
         if isinstance(event, yaml.ScalarEvent):
-            return _scalar(event)
+            return _scalar(event, typed=self._typed)
         node = self._sequence(depth) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(depth)
         if not node.bad and not _is_plain(event):
             node.bad = f"has the tag {getattr(event, 'tag', None)}"
@@ -199,7 +221,7 @@ class _Composer:
         bad = ""
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             is_merge = _is_merge(event)
-            key = _Node("<<") if is_merge else self._node(event, depth + 1)
+            key = _Node("<<") if is_merge else self._key(event, depth + 1)
             child = self._node(inner := next(self._events), depth + 1)
             bad = bad or key.bad or child.bad
             if is_merge:
@@ -214,6 +236,13 @@ class _Composer:
             return _Node(bad=bad, pairs=pairs)
         return self._merge(pairs, sources)
 
+    def _key(self, event: yaml.Event, depth: int) -> _Node:
+        """Always text: `1: one` has the key "1"."""
+        node = self._node(event, depth)
+        return (
+            replace(node, value=event.value) if isinstance(event, yaml.ScalarEvent) and node.value is not None else node
+        )
+
     def _merge(self, pairs: dict[str, _Node], sources: list[dict[str, _Node]]) -> _Node:
         """A mapping's own keys win, then those of the source that stands first."""
         for source in sources:
@@ -226,10 +255,23 @@ class _Composer:
         return _Node({key: child.value for key, child in pairs.items() if child.value is not None}, weight, pairs)
 
 
-def _scalar(event: yaml.ScalarEvent) -> _Node:
+def _scalar(event: yaml.ScalarEvent, *, typed: bool) -> _Node:
     if not _is_plain(event):
         return _Node(bad=f"has the tag {event.tag}")
-    return _Node(None if _is_null(event) else event.value)
+    if _is_null(event):
+        return _Node(None)
+    return _Node(typed_value(event.value) if typed and event.implicit[0] and event.tag is None else event.value)
+
+
+def typed_value(text: str) -> str | int | float | bool:
+    """What a plain scalar means."""
+    if text in _TRUTH:
+        return _TRUTH[text]
+    if _WHOLE.match(text):
+        return int(text, 0) if "x" in text else int(text)
+    if _DECIMAL.match(text) and any(letter in text for letter in ".eE"):
+        return float(text)
+    return text
 
 
 def _is_null(event: yaml.Event) -> bool:
