@@ -18,6 +18,8 @@ class Progress:
     current_bytes: int = 0
     total_bytes: int = 0  # 0: nobody knows
     rate: float = 0.0  # bytes per second over the last seconds
+    file_index: int = 0  # of several files: which one, from 1; the bytes are those of all of them
+    file_count: int = 0
 
 
 def human_bytes(count: int) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
@@ -53,8 +54,11 @@ class Broken(Exception):
 
 
 @contextlib.asynccontextmanager
-async def open_session(times: HttpTimes | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session whose answers come as the bytes that are stored, not decoded on the way."""
+async def open_session(
+    times: HttpTimes | None = None, *, trust: ssl.SSLContext | None = None, inside: bool = False
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session whose answers come as the bytes that are stored, not decoded on the way. `inside` the cluster there is
+    no proxy between us, and nobody's login from a file is shown; `trust` None means what the system trusts."""
     times = times or HttpTimes()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=times.connect_s, sock_read=times.stall_s)
     async with aiohttp.ClientSession(
@@ -62,7 +66,8 @@ async def open_session(times: HttpTimes | None = None) -> AsyncIterator[aiohttp.
         headers={"User-Agent": f"corral/{__version__}", "Accept-Encoding": "identity"},
         timeout=timeout,
         read_bufsize=READ_BYTES,
-        trust_env=True,
+        trust_env=not inside,
+        connector=aiohttp.TCPConnector(ssl=trust if trust is not None else True),
         # A token endpoint must not be able to plant cookies that follow us to other hosts.
         cookie_jar=aiohttp.DummyCookieJar(),
     ) as session:
@@ -116,6 +121,8 @@ class Page:
 
     session: aiohttp.ClientSession
     url: str
+    # Only to the host that was asked: whoever it sends us on to does not see an Authorization (aiohttp drops it).
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -129,7 +136,7 @@ class Page:
     async def ask(self, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
         # Only the asking is translated: what the caller does with the answer may fail in ways of its own.
         async with translated(self.name):
-            response = await self.session.get(self.url, headers=headers)
+            response = await self.session.get(self.url, headers={**headers, **self.headers})
         async with response:
             refuse_downgrade(response, URL(self.url), self.name)
             yield response

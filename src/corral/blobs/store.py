@@ -3,28 +3,30 @@
     <folder>/sha256/<hex>            finished, never changed again
     <folder>/incoming/<key>.part     on its way; a later process goes on from there
 
-Who reads a blob holds it meanwhile, so that tidying never takes it away. Serving blobs to other machines reads the
-finished files by `path`, and needs no more from here.
+Who reads a blob holds it meanwhile, so that tidying never takes it away. Serving blobs to other machines (`serving/`)
+opens the finished files by `path`, and needs no more from here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.digests import PREFIX, hash_file, hex_of
+from corral.blobs.errors import WrongDigest, from_os
 from corral.blobs.fetcher import Fetcher
 from corral.blobs.partial import At, Wanted, drop
 from corral.blobs.progress import Progress, Tell, tell_nobody
 from corral.blobs.remote import Remote
 from corral.blobs.sharing import SharedRuns
-from corral.blobs.threads import to_the_end
+from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.messages.backends import Phase
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
@@ -36,6 +38,7 @@ log = get_log(__name__)
 
 KEEP_PARTIAL_S = 24 * 3600.0
 SWEEP_EVERY_S = 3600.0
+TELL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ class Blob:
 
 
 class BlobStore:
-    def __init__(self, folder: Path, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
+        """`open_to_all`: others on this machine may read what is finished (a backend that runs as somebody else)."""
         self.folder = folder
+        self._mode = 0o644 if open_to_all else 0o600
         self._finished = folder / "sha256"
         self._incoming = folder / "incoming"
         self._fetcher = fetcher or Fetcher()
@@ -55,7 +60,7 @@ class BlobStore:
         self._held: Counter[str] = Counter()
         self.leaving = False
         for part in (self._finished, self._incoming):
-            part.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.mkdir(parents=True, exist_ok=True, mode=0o755 if open_to_all else 0o700)
 
     def path(self, digest: str) -> Path:
         """Where the blob is once it is here."""
@@ -86,6 +91,36 @@ class BlobStore:
             return await self._fetch(remote, wanted, self._incoming / f"{key}.part", _as_at(tell, remote.name))
 
         return await self._runs.join(key, fetch, tell)
+
+    async def write(
+        self, key: str, blocks: Callable[[], Iterator[bytes]], wanted: Wanted, name: str, tell: Tell = tell_nobody
+    ) -> Blob:
+        """The blob these blocks make: read in a thread, once for all who ask under the same `key`. Raises what they
+        raise, WrongDigest and NoSpace."""
+        if wanted.digest and (blob := self.find(wanted.digest)) is not None:
+            return blob
+        partial = self._incoming / f"{_url_key(key)}.part"
+
+        async def copy(tell: Tell) -> Blob:
+            each = _from_thread(_as_at(tell, name), wanted.size)
+            try:
+                return await in_thread(lambda stop: self._write(partial, blocks(), wanted, name, each, stop))
+            except OSError as error:
+                raise from_os(error, f"writing {name}") from error
+            finally:
+                await to_the_end(drop, partial)
+
+        return await self._runs.join(_url_key(key), copy, tell)
+
+    def link(self, blob: Blob, path: Path) -> None:
+        """The same file under another name as well, in place of whatever is there: whole from the first moment. What
+        is linked stays when the blob is swept. Blocking; both must be on one file system."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.unlink(missing_ok=True)
+        os.link(blob.path, aside)
+        os.replace(aside, path)
+        aside.unlink(missing_ok=True)  # renaming onto the very same file does nothing at all
+        sync_folder(path.parent)
 
     @contextlib.contextmanager
     def hold(self, *digests: str) -> Iterator[None]:
@@ -125,9 +160,10 @@ class BlobStore:
 
         await run_every("sweep blobs", every_s, step, clock=clock)
 
-    async def sweep(self, *, older_than_s: float = KEEP_PARTIAL_S) -> int:
-        """Remove what nobody came back for: partial and finished files untouched for that long. How many went."""
-        return await to_the_end(self._sweep, time.time() - older_than_s)
+    async def sweep(self, *, older_than_s: float = KEEP_PARTIAL_S, keep: Collection[str] = ()) -> int:
+        """Remove what nobody came back for: partial and finished files untouched for that long, but for the digests
+        to `keep`, and those that are linked elsewhere. How many went."""
+        return await to_the_end(self._sweep, time.time() - older_than_s, frozenset(keep))
 
     async def verify(self, digest: str) -> bool:
         """Read it again. A blob that is no longer what its name says is removed."""
@@ -142,19 +178,46 @@ class BlobStore:
         fetched = await self._fetcher.fetch(remote, partial, wanted, at)
         return await to_the_end(self._finish, partial, fetched.digest, fetched.size)
 
+    def _write(
+        self,
+        partial: Path,
+        blocks: Iterator[bytes],
+        wanted: Wanted,
+        name: str,
+        each: Callable[[int], None],
+        stop: Stop,
+    ) -> Blob:
+        whole, size = hashlib.sha256(), 0
+        with partial.open("wb") as file:
+            for block in blocks:
+                stop.check()
+                file.write(block)
+                whole.update(block)
+                size += len(block)
+                each(size)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = PREFIX + whole.hexdigest()
+        if wanted.digest not in ("", digest):
+            raise WrongDigest(f"{name} is {digest}, not {wanted.digest}")
+        return self._finish(partial, digest, size)
+
     def _finish(self, partial: Path, digest: str, size: int) -> Blob:
         path = self._finished / digest.removeprefix(PREFIX)
+        os.chmod(partial, self._mode)
         os.replace(partial, path)
         sync_folder(self._finished)
         drop(partial)
         return Blob(digest, size, path)
 
-    def _sweep(self, before: float) -> int:
+    def _sweep(self, before: float, keep: frozenset[str]) -> int:
         gone = 0
         for path in (*self._incoming.iterdir(), *self._finished.iterdir()):
-            in_use = path.name.partition(".")[0] in self._runs or self._held[PREFIX + path.name]
+            name = PREFIX + path.name
+            in_use = path.name.partition(".")[0] in self._runs or self._held[name] or name in keep
             with contextlib.suppress(FileNotFoundError):
-                if not in_use and path.stat().st_mtime < before:
+                status = path.stat()
+                if not in_use and status.st_nlink == 1 and status.st_mtime < before:
                     path.unlink()
                     gone += 1
         return gone
@@ -169,3 +232,17 @@ def _as_at(tell: Tell, name: str) -> At:
         tell(Progress(Phase.DOWNLOADING, name, have, total))
 
     return at
+
+
+def _from_thread(at: At, total: int) -> Callable[[int], None]:
+    """For work in a thread: tells in the loop, now and then. Call this in the loop."""
+    loop = asyncio.get_running_loop()
+    told_s = 0.0
+
+    def each(done: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= TELL_S:
+            told_s = time.monotonic()
+            loop.call_soon_threadsafe(at, done, total)
+
+    return each

@@ -90,6 +90,22 @@ class ReplicaResult(Message, frozen=True):
     final: bool = False
 
 
+class ReplicaProgress(Message, frozen=True):
+    """How far an accepted start is with its files: bytes of all of them together. Merged by (attempt, seq)."""
+
+    op_id: str = always(str)
+    attempt: int = always(int)
+    seq: int = always(int)
+    process_id: str = always(str)
+    phase: str = ""  # downloading, verifying, starting
+    file: str = ""
+    file_index: int = 0  # from 1
+    total_files: int = 0
+    current_bytes: int = 0
+    total_bytes: int = 0
+    rate: float = 0.0  # bytes per second
+
+
 class ReplicaProcess(Message, frozen=True):
     """One process as the heartbeat lists it."""
 
@@ -121,6 +137,7 @@ class NodeLoad(Message, frozen=True):
 
 START_REPLICA = call("nodes.{node}.replica.start", StartReplica, ReplicaReply)
 STOP_REPLICA = call("nodes.{node}.replica.stop", StopReplica, ReplicaReply)
+START_REPLICA_PROGRESS = event("nodes.{node}.replica.start.{op}.progress", ReplicaProgress)
 START_REPLICA_RESULT = event("nodes.{node}.replica.start.{op}.result", ReplicaResult)
 STOP_REPLICA_RESULT = event("nodes.{node}.replica.stop.{op}.result", ReplicaResult)
 NODE_LOAD = event("nodes.{node}.load", NodeLoad)  # at most four a second, and only while it changes

@@ -28,16 +28,18 @@ def find_locker(
     floor: Floor = FLOOR,
     timeout_s: float = 300.0,
     cache_folder: Path | None = None,
+    alone: bool = False,
 ) -> WheelLocker:
-    """uv if it is on PATH or beside our Python, else pip, else the pip Python carries to seed environments with."""
+    """uv if it is on PATH or beside our Python, else pip, else the pip Python carries to seed environments with.
+    `alone`: without what the package needs."""
     beside = Path(sys.executable).parent
     uv = shutil.which("uv", path=env.get("PATH")) or shutil.which("uv", path=str(beside))
     if uv is not None:
-        return UvLocker(uv, env=env, floor=floor, timeout_s=timeout_s, cache_folder=cache_folder)
+        return UvLocker(uv, env=env, floor=floor, timeout_s=timeout_s, cache_folder=cache_folder, alone=alone)
     if importlib.util.find_spec("pip") is not None:
-        return PipLocker([sys.executable, "-m", "pip"], env=env, timeout_s=timeout_s)
+        return PipLocker([sys.executable, "-m", "pip"], env=env, timeout_s=timeout_s, alone=alone)
     if (bundled := _bundled_pip()) is not None:
-        return PipLocker([sys.executable, str(bundled / "pip")], env=env, timeout_s=timeout_s)
+        return PipLocker([sys.executable, str(bundled / "pip")], env=env, timeout_s=timeout_s, alone=alone)
     return NoLocker()
 
 

@@ -25,8 +25,12 @@ _FOREIGN = "without uv only wheels for machines like the controller's can be loc
 
 
 class PipLocker:
-    def __init__(self, program: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, program: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 600.0, alone: bool = False
+    ) -> None:
+        """`alone`: the package itself and nothing it needs."""
         self._program = tuple(program)
+        self._alone = ("--no-deps",) if alone else ()
         self._env = tool_environment(env)
         self._timeout_s = timeout_s
 
@@ -37,7 +41,8 @@ class PipLocker:
             report = Path(folder) / "report.json"
             words = [
                 *(*self._program, "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"),
-                *("--disable-pip-version-check", "--only-binary", ":all:", "--report", str(report), requirement),
+                *("--disable-pip-version-check", "--only-binary", ":all:", *self._alone),
+                *("--report", str(report), requirement),
             ]
             ran = await run_tool(words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
             if ran.status != 0:

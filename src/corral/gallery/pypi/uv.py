@@ -35,8 +35,11 @@ class UvLocker:
         floor: Floor = FLOOR,
         timeout_s: float = 300.0,
         cache_folder: Path | None = None,
+        alone: bool = False,
     ) -> None:
+        """`alone`: the package itself and nothing it needs, for who only wants a file out of it."""
         self._program = program
+        self._alone = ("--no-deps",) if alone else ()
         self._env = tool_environment(env) | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
         self._floor = floor
         self._timeout_s = timeout_s
@@ -50,7 +53,7 @@ class UvLocker:
             words = [
                 *(self._program, "pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml"),
                 *("--only-binary", ":all:", "--python", sys.executable, "--python-version", python),
-                *("--python-platform", uv_platform(platform, self._floor)),
+                *("--python-platform", uv_platform(platform, self._floor), *self._alone),
             ]
             ran = await run_tool(
                 words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirement + "\n"

@@ -1,0 +1,177 @@
+"""A blob listener and those who ask it: our own fetcher, aiohttp, and people who say nothing or nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from corral.blobs.fetcher import Fetcher
+from corral.blobs.partial import Wanted
+from corral.blobs.remote import Page, open_session
+from corral.blobs.serving.server import BlobListener, Refusal, ServingLimits
+from corral.blobs.store import BlobStore
+from corral.kit.certificates import Ca, make_ca
+from corral.kit.errors import Denied, NotFound
+from tests.support.waiting import until
+
+CONTENT = os.urandom(3_000_000)
+DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+SHOWN = {"Authorization": "Bearer good"}
+
+
+def check(authorization: str) -> Refusal | None:
+    if authorization == "Bearer good":
+        return None
+    return Refusal(401, "no") if authorization != "Bearer other" else Refusal(403, "not for this")
+
+
+@dataclass
+class Site:
+    url: str
+    listener: BlobListener
+    session: aiohttp.ClientSession
+    store: BlobStore
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def page(self, digest: str = DIGEST) -> Page:
+        return Page(self.session, f"{self.url}/blobs/{digest}", SHOWN)
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, limits: ServingLimits | None = None, tls: ssl.SSLContext | None = None, trust: str = ""
+) -> AsyncIterator[Site]:
+    store = BlobStore(folder / "blobs")
+    store.path(DIGEST).write_bytes(CONTENT)
+    context = ssl.create_default_context(cadata=trust) if trust else None
+
+    def find(digest: str) -> Path | None:
+        blob = store.find(digest)
+        return blob.path if blob is not None else None
+
+    async with (
+        BlobListener(find, check, tls=lambda: tls, limits=limits) as listener,
+        open_session(trust=context, inside=True) as session,
+    ):
+        port = await listener.listen("127.0.0.1", 0)
+        yield Site(f"{'https' if tls else 'http'}://127.0.0.1:{port}", listener, session, store)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with serving(tmp_path) as opened:
+        yield opened
+
+
+async def test_whole_and_in_parts(site: Site) -> None:
+    url = f"{site.url}/blobs/{DIGEST}"
+    async with site.session.get(url, headers=SHOWN) as answer:
+        assert (answer.status, answer.headers["ETag"]) == (200, f'"{DIGEST}"')
+        assert await answer.read() == CONTENT
+    async with site.session.head(url, headers=SHOWN) as answer:
+        assert (answer.status, answer.content_length) == (200, len(CONTENT))
+    async with site.session.get(url, headers={**SHOWN, "Range": "bytes=1000-1999"}) as answer:
+        assert (answer.status, answer.headers["Content-Range"]) == (206, f"bytes 1000-1999/{len(CONTENT)}")
+        assert await answer.read() == CONTENT[1000:2000]
+    async with site.session.get(url, headers={**SHOWN, "Range": f"bytes={len(CONTENT)}-"}) as answer:
+        assert (answer.status, answer.headers["Content-Range"]) == (416, f"bytes */{len(CONTENT)}")
+    await until(lambda: site.listener.sent_bytes == len(CONTENT) + 1000)
+
+
+async def test_nobody_comes_in_without_a_token(site: Site) -> None:
+    url = f"{site.url}/blobs/{DIGEST}"
+    for headers, status in (
+        ({}, 401),
+        ({"Authorization": "Bearer bad"}, 401),
+        ({"Authorization": "Bearer other"}, 403),
+    ):
+        async with site.session.get(url, headers=headers) as answer:
+            assert answer.status == status
+    async with site.session.get(f"{site.url}/blobs/sha256:{'0' * 64}") as answer:
+        assert answer.status == 401  # not even whether it is here
+    with pytest.raises(Denied):
+        await site.store.obtain(Page(site.session, url), Wanted("sha256:" + "1" * 64))
+
+
+async def test_what_is_not_here(site: Site) -> None:
+    for path in ("/", "/blobs/x", f"/blobs/sha256:{'0' * 64}", "/blobs/../incoming"):
+        async with site.session.get(site.url + path, headers=SHOWN) as answer:
+            assert answer.status == 404
+    async with site.session.put(f"{site.url}/blobs/{DIGEST}", headers=SHOWN) as answer:
+        assert answer.status == 405
+    with pytest.raises(NotFound):
+        await Fetcher().fetch(site.page("sha256:" + "2" * 64), site.store.folder / "x", Wanted())
+
+
+async def test_a_transfer_goes_on_where_it_stopped(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "half"
+    path.write_bytes(CONTENT[:1_000_000])
+    fetched = await Fetcher().fetch(site.page(), path, Wanted(DIGEST, len(CONTENT)))
+    assert (fetched.digest, path.read_bytes()) == (DIGEST, CONTENT)
+    await until(lambda: site.listener.sent_bytes == 2_000_000)
+
+
+async def test_a_blob_that_is_removed_is_sent_to_its_end(site: Site) -> None:
+    async with site.session.get(f"{site.url}/blobs/{DIGEST}", headers=SHOWN) as answer:
+        site.store.discard(DIGEST)
+        assert await answer.read() == CONTENT
+    async with site.session.get(f"{site.url}/blobs/{DIGEST}", headers=SHOWN) as answer:
+        assert answer.status == 404
+
+
+async def test_over_tls(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    made = make_ca("test", now)
+    issued = Ca(made.certificate_pem, made.key_pem).issue_server(["127.0.0.1"], now, life=timedelta(days=1))
+    (tmp_path / "crt").write_text(issued.certificate_pem)
+    (tmp_path / "key").write_text(issued.key_pem)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+    async with serving(tmp_path, tls=context, trust=made.certificate_pem) as site:
+        fetched = await Fetcher().fetch(site.page(), tmp_path / "x", Wanted(DIGEST, len(CONTENT)))
+        assert fetched.size == len(CONTENT)
+
+
+async def test_silence_and_nonsense_hold_nobody_up(tmp_path: Path) -> None:
+    async with serving(tmp_path, limits=ServingLimits(connections=2, head_s=1.0, idle_s=1.0)) as site:
+        lines = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(3)]
+        (silent, _), (nonsense, says), (full, _) = lines
+        assert (await full.read()).startswith(b"HTTP/1.1 503 ")
+        says.write(b"hello\r\n\r\n")
+        assert (await nonsense.read()).startswith(b"HTTP/1.1 400 ")
+        assert await silent.read() == b""
+        for _, writer in lines:
+            writer.close()
+            await writer.wait_closed()
+        fetched = await Fetcher().fetch(site.page(), tmp_path / "x", Wanted(DIGEST, len(CONTENT)))
+        assert fetched.size == len(CONTENT)
+
+
+async def test_leaving_cuts_those_who_read_slowly(tmp_path: Path) -> None:
+    big = os.urandom(1 << 20) * 64
+    digest = "sha256:" + hashlib.sha256(big).hexdigest()
+    async with serving(tmp_path) as site:
+        site.store.path(digest).write_bytes(big)
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port, limit=1 << 16)
+        writer.write(f"GET /blobs/{digest} HTTP/1.1\r\nAuthorization: Bearer good\r\n\r\n".encode())
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    async with asyncio.timeout(10):
+        got = 0
+        while piece := await reader.read(1 << 20):
+            got += len(piece)
+    assert got < len(big)
+    writer.close()
+    await writer.wait_closed()

@@ -1,0 +1,96 @@
+"""Requests for blobs: what is read, what is not, and which bytes a range means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.blobs.serving.asked import BadRequest, Beyond, Part, choose_part, read_head
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def head(line: str, *fields: str) -> bytes:
+    return "\r\n".join([line, *fields, "", ""]).encode("latin-1")
+
+
+def test_a_request_for_a_blob() -> None:
+    read = read_head(head(f"GET /blobs/{DIGEST} HTTP/1.1", "Host: x", "Authorization: Bearer t", "RANGE:bytes=5-"))
+    assert (read.method, read.digest, read.keep_alive) == ("GET", DIGEST, True)
+    assert (read.headers["authorization"], read.headers["range"]) == ("Bearer t", "bytes=5-")
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "keeps"),
+    [
+        ("GET / HTTP/1.1", (), True),
+        ("GET / HTTP/1.1", ("Connection: close",), False),
+        ("GET / HTTP/1.0", (), False),
+    ],
+)
+def test_whether_the_connection_is_kept(line: str, fields: tuple[str, ...], keeps: bool) -> None:
+    assert read_head(head(line, *fields)).keep_alive is keeps
+
+
+@pytest.mark.parametrize("path", ["/", "/blobs/", "/blobs/sha256:zz", f"/blobs/../{DIGEST}", f"/other/{DIGEST}"])
+def test_what_is_no_blob(path: str) -> None:
+    assert read_head(head(f"GET {path} HTTP/1.1")).digest == ""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"GET / HTTP/2\r\n\r\n",
+        b"GET http://elsewhere/ HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\n folded: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: x\ny\r\n\r\n",
+        b"GET / HTTP/1.1\r\nRange: bytes=0-\r\nRange: bytes=1-\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n",
+        b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_what_is_not_read(data: bytes) -> None:
+    with pytest.raises(BadRequest):
+        read_head(data)
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "part"),
+    [
+        ("", 10, Part(0, 10, 10)),
+        ("bytes=0-", 10, Part(0, 10, 10, whole=False)),
+        ("bytes=4-", 10, Part(4, 6, 10, whole=False)),
+        ("bytes=4-4", 10, Part(4, 1, 10, whole=False)),
+        ("bytes=4-400", 10, Part(4, 6, 10, whole=False)),
+        ("bytes=-3", 10, Part(7, 3, 10, whole=False)),
+        ("bytes=-30", 10, Part(0, 10, 10, whole=False)),
+        ("bytes=10-", 10, Beyond(10)),
+        ("bytes=0-", 0, Beyond(0)),
+        ("bytes=-0", 10, Beyond(10)),
+        ("bytes=-", 10, Part(0, 10, 10)),
+        ("bytes=5-4", 10, Part(0, 10, 10)),
+        ("bytes=1-2,4-5", 10, Part(0, 10, 10)),
+        ("lines=1-2", 10, Part(0, 10, 10)),
+    ],
+)
+def test_which_bytes_a_range_means(asked: str, size: int, part: Part | Beyond) -> None:
+    assert choose_part(asked, size) == part
+
+
+def test_a_range_of_another_file_means_all_of_this_one() -> None:
+    assert choose_part("bytes=4-", 10, condition='"a"', etag='"b"') == Part(0, 10, 10)
+    assert choose_part("bytes=4-", 10, condition='"b"', etag='"b"') == Part(4, 6, 10, whole=False)
+
+
+@given(st.text(max_size=30), st.integers(0, 2**60))
+def test_a_part_lies_in_the_file(asked: str, size: int) -> None:
+    match choose_part(f"bytes={asked}", size):
+        case Part(start, count):
+            assert start >= 0
+            assert count >= 0
+            assert start + count <= size
+        case Beyond(told):
+            assert told == size
