@@ -20,8 +20,9 @@ ALLOWED = {
     "gateway": {"bus", "relay", "contract"},
     "blobs": {"contract"},
     "gallery": {"contract"},
-    "worker": {"bus", "relay", "blobs", "gallery", "contract"},
-    "controller": {"store", "bus", "blobs", "gallery", "contract"},
+    "inference": {"contract"},
+    "worker": {"bus", "relay", "blobs", "gallery", "inference", "contract"},
+    "controller": {"store", "bus", "blobs", "gallery", "inference", "contract"},
     "cli": {"client", "contract"},
     "sdk": {"contract"},
 }
@@ -67,6 +68,15 @@ PURE = [
     "blobs/oci/challenge.py",
     "blobs/oci/documents.py",
     "worker/installer/names.py",
+    "inference/asked.py",
+    "inference/grammars.py",
+    "inference/messages.py",
+    "inference/predict_options.py",
+    "inference/refusals.py",
+    "inference/replies.py",
+    "inference/served.py",
+    "inference/shapes.py",
+    "inference/tool_calls.py",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "secrets", "socket", "subprocess", "threading", "aiohttp"}
 

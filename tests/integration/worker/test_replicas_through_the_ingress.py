@@ -72,11 +72,11 @@ async def test_an_unknown_process_answers_410(site: Worksite) -> None:
     }
 
 
-async def test_a_grpc_process_is_refused_with_a_reason_and_never_hangs(site: Worksite) -> None:
-    running = await site.supervisor.start(mock_grpc())
-    status, answer = await site.ask(f"/replicas/{running.process_id}/v1/chat/completions", method="POST", body={})
-    assert status == 501
-    assert answer["error"]["message"].startswith("mock speaks gRPC")
+async def test_a_grpc_process_answers_as_any_other(site: Worksite) -> None:
+    running = await site.supervisor.start(mock_grpc(load='{"Model": "m"}'))
+    path = f"/replicas/{running.process_id}/v1/chat/completions"
+    status, answer = await site.ask(path, method="POST", body=chat("hello"))
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "mock 1: hello")
 
 
 @pytest.mark.parametrize("protocol", ["openai", "grpc"])
@@ -92,8 +92,7 @@ async def test_killed_behind_the_workers_back_it_comes_back_as_another(site: Wor
     assert second is not None
     assert (second.process_id, second.token) != (first.process_id, first.token)
     assert (await site.ask(f"/replicas/{first.process_id}/v1/models"))[0] == 410  # never the other's answer
-    expected = 200 if protocol == "openai" else 501
-    assert (await site.ask(f"/replicas/{second.process_id}/v1/models"))[0] == expected
+    assert (await site.ask(f"/replicas/{second.process_id}/v1/models"))[0] == 200
     assert [row.restarts for row in site.supervisor.list_processes()] == [1]
 
 

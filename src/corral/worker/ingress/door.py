@@ -54,6 +54,7 @@ class Door:
 
     async def close(self) -> None:
         await self._logs.close()
+        await self.replicas.close()
 
     async def handle(self, request: Request, responder: Responder) -> None:
         if (serve := self._open.get(request.route)) is not None:

@@ -1,4 +1,5 @@
 """`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another (DESIGN §3, §6, §9.2).
+A process that speaks gRPC is reached through `inference/` instead, which translates.
 
 Whoever comes in has shown a token of the controller's at the door. It ends here: the process sees the token of its own,
 which nobody else knows. A process that is gone, or is being replaced, answers 410, and the gateway picks again.
@@ -7,11 +8,13 @@ which nobody else knows. A process that is gone, or is being replaced, answers 4
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from corral.contract.http import Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
 from corral.worker.ingress.answers import say_error
+from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.supervisor.table import Running
 
@@ -31,10 +34,11 @@ class _Way(NamedTuple):
 
 
 class Replicas:
-    def __init__(self, find: Find, in_flight: InFlight) -> None:
+    def __init__(self, find: Find, in_flight: InFlight, bridges: Bridges | None = None) -> None:
         """`find` gives the process of exactly that id, if it serves."""
         self._find = find
         self._in_flight = in_flight
+        self._bridges = bridges or Bridges()
         self._ways: dict[str, _Way] = {}
         self._retired: set[str] = set()
 
@@ -45,14 +49,13 @@ class Replicas:
         running = self._serving(process_id)
         if running is None:
             return await self._gone(responder, process_id)
-        if running.protocol == GRPC:
-            return await say_error(
-                responder, 501, f"{running.backend} speaks gRPC, which this worker does not translate", "unsupported"
-            )
-        way = self._way(running)
         in_flight = self._in_flight
         in_flight.begin(process_id)
         try:
+            if running.protocol == GRPC:
+                bridge = await self._bridges.of(running, self._find)
+                return await bridge.handle(replace(request, path=slash + rest or b"/"), responder)
+            way = self._way(running)
             result = await responder.relay(
                 way.target, path=slash + rest or b"/", strip=_OURS, add=way.add, upgrade=True
             )
@@ -61,6 +64,9 @@ class Replicas:
         finally:
             in_flight.end(process_id)
         return result.status
+
+    async def close(self) -> None:
+        await self._bridges.close()
 
     async def retire(self, process_id: str, timeout_s: float) -> bool:
         """No new requests from now on; those under way may end. Whether they have, within that time."""

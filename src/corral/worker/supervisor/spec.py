@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,6 +41,8 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
     # `grpc` only: ModelOptions as JSON (names verbatim). LoadModel is then part of becoming ready, at a restart too.
     load: str = ""
     load_timeout_s: float = 300.0
+    # The model's own, whole: requests to a `grpc` process take their defaults from it.
+    definition: dict[str, Any] = msgspec.field(default_factory=dict)
     silence_s: float = 0.0  # without output or progress while starting; 0: as the manifest says
     start_timeout_s: float = 0.0  # in all, LoadModel apart; 0: as long as there is progress
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.kit.errors import CorralError
@@ -33,6 +34,9 @@ class Running:
     slots: int = 1
     pid: int = 0
     directory: str = ""
+    # Of a `grpc` process: what it was loaded with, and the model's definition.
+    load: str = field(default="", repr=False)
+    definition: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def address(self) -> str:
@@ -141,6 +145,8 @@ class Entry:
             slots=self.slots,
             pid=self.process.identity.pid if self.process is not None else 0,
             directory=spec.directory,
+            load=spec.load,
+            definition=spec.definition,
         )
 
     def described(self) -> ReplicaProcess:

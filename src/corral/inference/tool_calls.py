@@ -1,0 +1,57 @@
+"""Tool calls in plain text, for backends that do not take their own output apart. Pure.
+
+Two forms are common to nearly all models: `<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of them, and
+the bare JSON, one object or a list. Only calls of tools that were offered count; everything else is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import msgspec
+
+_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_OPENING = "<tool_call>"
+
+
+def could_be_call(text: str) -> bool:
+    """Whether text that begins like this may still turn out to be one."""
+    begun = text.lstrip()
+    return begun[:1] in ("", "{", "[") or begun.startswith(_OPENING[: len(begun)])
+
+
+def find_calls(text: str, tools: Collection[str]) -> tuple[str, list[tuple[str, str]]]:
+    """What is left as text, and the calls: name and arguments as JSON text."""
+    tagged = _TAGGED.findall(text)
+    if tagged:
+        found = [_call(_read(inner), tools) for inner in tagged]
+        calls = [call for call in found if call is not None]
+        if len(calls) == len(tagged):
+            return _TAGGED.sub("", text).strip(), calls
+        return text, []
+    told = _read(text)
+    listed = told if isinstance(told, list) else [told]
+    found = [_call(each, tools) for each in listed]
+    calls = [call for call in found if call is not None]
+    return ("", calls) if calls and len(calls) == len(listed) else (text, [])
+
+
+def _read(text: str) -> object:
+    try:
+        return msgspec.json.decode(text.strip().encode())
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _call(told: object, tools: Collection[str]) -> tuple[str, str] | None:
+    if not isinstance(told, dict):
+        return None
+    inner = told.get("function")
+    if isinstance(inner, dict):
+        told = inner
+    name = told.get("name") or (inner if isinstance(inner, str) else None)
+    arguments = told.get("arguments", told.get("parameters", {}))
+    if not isinstance(name, str) or name not in tools:
+        return None
+    return name, arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()

@@ -1,0 +1,52 @@
+"""One bridge of `inference/` for each gRPC process that is asked for. Importing gRPC costs as much memory as a quarter
+of the worker, so only a worker with such a process does it, and only when it is first asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from corral.worker.supervisor.table import Running
+
+if TYPE_CHECKING:
+    from corral.inference.bridge import Bridge
+
+
+class Bridges:
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Running, Bridge]] = {}
+
+    async def of(self, running: Running, find: Callable[[str], Running | None]) -> Bridge:
+        """`find` tells which of the others still serve; those that do not are forgotten."""
+        known = self._known.get(running.process_id)
+        if known is not None and known[0] == running:
+            return known[1]
+        bridge = self._open(running)
+        gone = [each for each in self._known if each == running.process_id or find(each) is None]
+        old = [self._known.pop(process_id)[1] for process_id in gone]
+        self._known[running.process_id] = running, bridge
+        for each in old:
+            await each.close()
+        return bridge
+
+    async def close(self) -> None:
+        known, self._known = self._known, {}
+        for _, bridge in known.values():
+            await bridge.close()
+
+    def _open(self, running: Running) -> Bridge:
+        from corral.inference.bridge import Bridge  # see above: memory
+        from corral.inference.served import Served
+
+        return Bridge(
+            Served(
+                address=running.address,
+                model=running.model,
+                backend=running.backend,
+                token=running.token,
+                definition=running.definition,
+                load=running.load,
+                slots=running.slots,
+            )
+        )
