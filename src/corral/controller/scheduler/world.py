@@ -1,5 +1,5 @@
-"""What the scheduler looks at: nodes, models and the replicas there are or will be. Records only; whoever acts on what is
-decided (`controller/loads`, `controller/replicas`) fills them in from the store and from what the nodes told.
+"""What the scheduler looks at: nodes, models and the replicas there are or will be. Records only; whoever acts on the
+decisions (`controller/loads`, `controller/replicas`) fills them in from the store and from what the nodes told.
 
 Sizes are bytes and 0 means "nobody said", as in the rows they come from. Times are the database's. Nothing in here is a
 belief about what should be: a replica that was ordered and does not show yet is in `World.replicas` as STARTING, so
@@ -159,6 +159,7 @@ class Model:
     memory: Memory = Memory()
     files: tuple[ModelFile, ...] | None = None  # None: not known before they were fetched
     tensor_parallel: int = 0  # equal devices one process is spread over; 0: one, or as many as it takes
+    device_share: float = 0.0  # the engine takes so much of each device, whatever it needs (vLLM); 0: it does not
     in_ram: bool = False  # its definition keeps it off accelerators (gpu_layers: 0)
     concurrency_groups: tuple[str, ...] = ()
     pinned: bool = False
