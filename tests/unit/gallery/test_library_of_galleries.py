@@ -11,8 +11,9 @@ import pytest
 from corral.gallery.catalogue import AliasGroup, Unknown
 from corral.gallery.entries import BackendEntry, Index, read_index
 from corral.gallery.galleries import BUILT_IN, Gallery
-from corral.gallery.library import Library, LibraryOptions, usable_candidates
+from corral.gallery.library import Library, LibraryOptions
 from corral.gallery.sharing import SharedWork
+from corral.gallery.shelves import usable_candidates
 from corral.kit.errors import Failed, Unavailable, Unreachable
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until
