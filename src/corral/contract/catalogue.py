@@ -1,0 +1,121 @@
+"""Models and schedules as the admin API shows and takes them, for the API, the client and the CLI.
+
+Schedules are the contract's (http.md §3.1); models have no form there but `config_revision` and `pending_cleanup`
+(§6.1), so the rest is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from corral.contract.codec import Message, always
+
+
+class ScheduleView(Message, frozen=True):
+    """A stored scheduling config, as the contract has it."""
+
+    id: str = always(str)
+    model_name: str = always(str)
+    node_selector: str = always(str)  # JSON of the map, inside a text; empty: any node
+    min_replicas: int = always(int)
+    max_replicas: int = always(int)  # 0: no bound
+    spread_all: bool = always(bool)
+    route_policy: str = always(str)
+    balance_abs_threshold: int = always(int)
+    balance_rel_threshold: float = always(float)
+    min_prefix_match: float = always(float)
+    unsatisfiable_until: str = ""
+    unsatisfiable_ticks: int = always(int)
+    created_at: str = always(str)
+    updated_at: str = always(str)
+
+
+class ScheduleBody(Message, frozen=True):
+    """`POST /api/nodes/scheduling`. What stands before `route_policy` is replaced whole; from there on, what is left
+    out stays as it is stored."""
+
+    model_name: str = always(str)
+    node_selector: dict[str, str] | None = None
+    min_replicas: int = 0
+    max_replicas: int = 0
+    spread_all: bool = False
+    route_policy: str | None = None  # "", round_robin, prefix_cache
+    balance_abs_threshold: int | None = None
+    balance_rel_threshold: float | None = None
+    min_prefix_match: float | None = None
+
+
+class ModelView(Message, frozen=True):
+    id: str = always(str)
+    backend: str = always(str)
+    config_revision: str = always(str)
+    origin: str = always(str)  # person, gallery, file
+    created_at: str = always(str)
+    updated_at: str = always(str)
+    row_version: int = always(int)
+    source: str = ""  # gallery@entry, or the file
+    created_by: str = ""
+    alias: str = ""
+    description: str = ""
+    context_size: int = 0
+    files: int = 0
+    size_bytes: int = 0  # of its files, as far as the definition says
+    tags: tuple[str, ...] = ()
+    pinned: bool = False
+    disabled: bool = False
+    ready: int = always(int)  # replicas that can answer now
+    schedule: ScheduleView | None = None
+    definition: dict[str, Any] = msgspec.field(default_factory=dict)  # whole; only where one model is shown
+
+
+class InstallModel(Message, frozen=True):
+    """`POST /api/models`: out of a gallery, or a definition of one's own."""
+
+    model: str = ""  # name in a gallery, or gallery@name
+    variant: str = ""  # this one of its variants; empty: the one that suits the fleet; its own name: itself
+    definition: dict[str, Any] = msgspec.field(default_factory=dict)
+    text: str = ""  # the definition as YAML
+    name: str = ""  # what it shall be called here
+    overrides: dict[str, Any] = msgspec.field(default_factory=dict)  # laid over the definition; null takes a key away
+    replace: bool = False  # though there is one of that name
+    recreate: bool = False  # of a replacement: do not wait for the new revision before the old one goes
+
+
+class EditModel(Message, frozen=True):
+    """`PUT` with `definition` or `text`: exactly this. `PATCH` with `changes`: laid over what is there."""
+
+    definition: dict[str, Any] = msgspec.field(default_factory=dict)
+    text: str = ""
+    changes: dict[str, Any] = msgspec.field(default_factory=dict)
+    recreate: bool = False
+    row_version: int = 0  # only if it is still this one; 0: whichever it is
+
+
+class ModelChanged(Message, frozen=True):
+    """What installing, editing and deleting answer."""
+
+    id: str = always(str)
+    config_revision: str = always(str)
+    pending_cleanup: bool = always(bool)  # processes of another revision are still there; they go by themselves
+    message: str = always(str)
+    changed: bool = always(bool)  # False: it was so already
+    notes: tuple[str, ...] = ()  # what a person should know: a backend nobody has, an alias of nothing
+
+
+class AvailableModel(Message, frozen=True):
+    """An entry of a gallery, as far as people are shown it."""
+
+    name: str = always(str)
+    id: str = always(str)  # gallery@name
+    gallery: str = always(str)
+    description: str = ""
+    license: str = ""
+    backend: str = ""  # as far as the entry itself says
+    size: str = ""
+    urls: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    files: int = 0
+    variants: tuple[str, ...] = ()
+    installed: bool = always(bool)

@@ -1,0 +1,308 @@
+"""The models of the fleet: installed, edited, deleted, shown. A model is its definition and nothing else; that it runs
+somewhere, and where, is the business of `loads/` and `replicas/`, which look here for what should be.
+
+Every change raises the counter `models` (`store.revisions`): whoever must know is woken by it, gateways included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
+from corral.contract.messages.replicas import ReplicaState
+from corral.contract.models import Definition, deleted_revision, read_definition
+from corral.controller.models.catalogue import ModelCatalogue
+from corral.controller.models.edits import Origin, check_alias, next_row
+from corral.controller.models.near import unknown_model
+from corral.controller.models.schedules import COUNTER as SCHEDULES
+from corral.controller.models.views import available_view, definition_of, model_view, ready_by_model
+from corral.gallery.models.documents import read_mapping
+from corral.gallery.models.merging import merged
+from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
+from corral.kit.log import get_log
+from corral.store import model_schedules, models, node_backends, revisions
+from corral.store.api import Store, Transaction
+from corral.store.backend_rules import Asked
+from corral.store.models import Model
+
+log = get_log(__name__)
+
+COUNTER = "models"
+_NOTES_S = 2.0  # nobody waits longer for a gallery only to be told that it does not know a backend
+
+
+class Changes(Protocol):
+    def touched(self, kind: str, id: str = "") -> None:
+        """After a changing transaction has committed."""
+
+
+class BackendNames(Protocol):
+    async def look_up(self, asked: Asked) -> object:
+        """Raises NotFound for a backend no gallery has."""
+
+
+class Models:
+    def __init__(
+        self, store: Store, changes: Changes, catalogue: ModelCatalogue, backends: BackendNames | None = None
+    ) -> None:
+        """`backends`: to tell people early that nobody has the one a definition names."""
+        self._store = store
+        self._changes = changes
+        self._catalogue = catalogue
+        self._backends = backends
+
+    async def definition(self, model_id: str) -> Definition | None:
+        """Of exactly that model: an alias is one that stands for another."""
+        async with self._store.read() as tx:
+            model = await models.find(tx, model_id)
+        return definition_of(model) if model is not None else None
+
+    async def definitions(self) -> dict[str, Definition]:
+        """Of all that can be used, by name."""
+        async with self._store.read() as tx:
+            rows = await models.list_(tx)
+        return {row.id: found for row in rows if (found := definition_of(row)) is not None}
+
+    async def ensure(self, name: str, *, by: str = "") -> Definition:
+        """The model somebody asks for, of itself if `name` is an alias; installed out of a gallery when it is not there
+        yet. Raises NotFound with names that are near, Unavailable while a gallery that may have it is silent."""
+        found = await self.definition(name)
+        if found is None:
+            try:
+                called = (await self.install(InstallModel(model=name), by=by)).id
+            except Conflict:  # somebody else made one of that name in between
+                called = _own_name(name)
+            except NotFound as error:
+                raise NotFound(await self._not_there(name, error.message)) from error
+            found = await self.definition(called)
+        if found is not None and found.alias:
+            found = await self.definition(found.alias)
+        if found is None:
+            raise NotFound(await self._not_there(name))
+        return found
+
+    async def install(self, asked: InstallModel, *, by: str = "") -> ModelChanged:
+        """Raises Conflict when there is another model of that name, unless it is to be replaced."""
+        definition, origin, source = await self._asked_for(asked)
+        async with self._store.write() as tx:
+            before = await models.find(tx, definition.name)
+            _refuse_if_of_a_file(before)
+            same = before is not None and (before.source == source or before.definition == definition.whole)
+            if before is not None and not asked.replace:
+                if not same:
+                    raise Conflict(
+                        f"there is a model {definition.name} already; edit it, replace it, or give this another name"
+                    )
+                # What was edited since stays as it was edited: asking twice must not undo that.
+                after = None
+            else:
+                after = await self._write(
+                    tx, before, definition, origin=origin, source=source, by=by, recreate=asked.recreate
+                )
+                await self._bump(tx, after)
+        verb = "installed" if before is None else "replaced"
+        return await self._changed(before, after, verb, definition)
+
+    async def edit(self, model_id: str, asked: EditModel, *, by: str = "") -> ModelChanged:
+        """Raises Conflict when `row_version` is not the model's any more."""
+        whole = _whole_of(asked.definition, asked.text)
+        if bool(whole) == bool(asked.changes):
+            raise Invalid("give either a whole definition or changes to it")
+        async with self._store.write() as tx:
+            before = await self._get(tx, model_id)
+            _refuse_if_of_a_file(before)
+            if asked.row_version and asked.row_version != before.row_version:
+                raise Conflict(f"{model_id} was changed meanwhile: read it again")
+            wanted = {"name": model_id} | (whole or merged(before.definition, asked.changes))
+            definition = read_definition(wanted)
+            if definition.name != model_id:
+                raise Invalid("a model keeps its name: install it under the other name, then delete this one")
+            after = await self._write(
+                tx, before, definition, origin=Origin(before.origin), source=before.source, recreate=asked.recreate
+            )
+            await self._bump(tx, after)
+        log.info("model edited", model=model_id, by=by, changed=after is not None)
+        return await self._changed(before, after, "edited", definition)
+
+    async def delete(self, model_id: str, *, force: bool = False, by: str = "") -> ModelChanged:
+        """With its schedule. Refused while other models stand for it, or a file defines it, unless forced."""
+        async with self._store.write() as tx:
+            before = await self._get(tx, model_id)
+            if not force:
+                _refuse_if_of_a_file(before)
+                if pointing := await self._aliases_of(tx, model_id):
+                    raise Conflict(f"{', '.join(pointing)} stand for {model_id}: delete them first, or force it")
+            await models.delete(tx, model_id)
+            scheduled = await model_schedules.delete(tx, model_id)
+            if scheduled:
+                await revisions.bump(tx, SCHEDULES)
+            await revisions.bump(tx, COUNTER)
+        log.info("model deleted", model=model_id, by=by)
+        self._changes.touched(COUNTER, model_id)
+        return ModelChanged(
+            id=model_id,
+            config_revision=deleted_revision(model_id),
+            pending_cleanup=await self._pending(model_id, ""),
+            message=f"{model_id} deleted" + (", with its schedule" if scheduled else ""),
+            changed=True,
+        )
+
+    async def put_of_file(self, tx: Transaction, definition: Definition, source: str) -> bool:
+        """A file says so, and takes over whatever was there. False when it was so; else the caller raises the counter
+        when it has done with the file."""
+        before = await models.find(tx, definition.name)
+        after = await self._write(tx, before, definition, origin=Origin.FILE, source=source)
+        return after is not None
+
+    async def list_views(self) -> list[ModelView]:
+        async with self._store.read() as tx:
+            rows = await models.list_(tx)
+            schedules = {row.model: row for row in await model_schedules.list_(tx)}
+            ready = ready_by_model(await node_backends.list_(tx))
+        return [model_view(row, schedules.get(row.id), ready=ready.get(row.id, 0)) for row in rows]
+
+    async def view(self, model_id: str) -> ModelView:
+        async with self._store.read() as tx:
+            row = await self._get(tx, model_id)
+            schedule = await model_schedules.find(tx, model_id)
+            ready = ready_by_model(await node_backends.list_(tx))
+        return model_view(row, schedule, ready=ready.get(model_id, 0), with_definition=True)
+
+    async def available(self, term: str = "") -> list[AvailableModel]:
+        entries = await self._catalogue.available()
+        async with self._store.read() as tx:
+            installed = {row.source for row in await models.list_(tx) if row.origin == Origin.GALLERY}
+        words = term.lower().split()
+        shown = [available_view(entry, installed) for entry in entries]
+        return [each for each in shown if all(word in _searched(each) for word in words)]
+
+    async def users_of(self, backend: str) -> list[str]:
+        """Models that name this backend."""
+        return [name for name, found in (await self.definitions()).items() if found.backend == backend]
+
+    async def _asked_for(self, asked: InstallModel) -> tuple[Definition, Origin, str]:
+        whole = _whole_of(asked.definition, asked.text)
+        if bool(whole) == bool(asked.model):
+            raise Invalid("say which model of a gallery, or give a definition")
+        if asked.model:
+            entry = await self._catalogue.find(asked.model)
+            definition = await self._catalogue.define(
+                entry, variant=asked.variant, name=asked.name, overrides=asked.overrides
+            )
+            return definition, Origin.GALLERY, entry.id
+        if asked.variant:
+            raise Invalid("variants are a gallery's")
+        whole = merged(whole, asked.overrides)
+        return read_definition(whole | {"name": asked.name} if asked.name else whole), Origin.PERSON, ""
+
+    async def _write(
+        self,
+        tx: Transaction,
+        before: Model | None,
+        definition: Definition,
+        *,
+        origin: Origin,
+        source: str,
+        by: str = "",
+        recreate: bool = False,
+    ) -> Model | None:
+        row = next_row(before, definition, origin=origin, source=source, by=by, recreate=recreate)
+        if row is None:
+            return None
+        others = {each.id: _alias_of(each) for each in await models.list_(tx) if each.id != row.id}
+        check_alias(definition, others)
+        return await models.put(tx, row)
+
+    async def _bump(self, tx: Transaction, written: Model | None) -> None:
+        if written is not None:
+            await revisions.bump(tx, COUNTER)
+
+    async def _changed(
+        self, before: Model | None, after: Model | None, verb: str, definition: Definition
+    ) -> ModelChanged:
+        name = definition.name
+        current = after or before
+        assert current is not None
+        if after is not None:
+            log.info(f"model {verb}", model=name, revision=after.revision[:12], origin=after.origin)
+            self._changes.touched(COUNTER, name)
+        return ModelChanged(
+            id=name,
+            config_revision=current.revision,
+            pending_cleanup=await self._pending(name, current.revision) if after is not None else False,
+            message=f"{name} {verb}" if after is not None else f"{name} is as it was",
+            changed=after is not None,
+            notes=await self._notes(definition),
+        )
+
+    async def _notes(self, definition: Definition) -> tuple[str, ...]:
+        """What does not keep it from being stored, but from answering."""
+        if definition.alias:
+            target = await self.definition(definition.alias)
+            return () if target is not None else (f"there is no model {definition.alias} yet for it to stand for",)
+        if not definition.backend:
+            return ("its definition names no backend, so nothing can serve it",)
+        if self._backends is None:
+            return ()
+        try:
+            async with asyncio.timeout(_NOTES_S):
+                await self._backends.look_up(Asked(definition.backend))
+        except NotFound as error:
+            async with self._store.read() as tx:
+                inventories = await node_backends.list_(tx)
+            there = any(backend.name == definition.backend for row in inventories for backend in row.backends)
+            return () if there else (error.message,)
+        except (CorralError, TimeoutError):
+            return ()  # a gallery that is silent now says nothing about the model
+        return ()
+
+    async def _pending(self, model_id: str, revision: str) -> bool:
+        async with self._store.read() as tx:
+            inventories = await node_backends.list_(tx)
+        return any(
+            process.model == model_id and process.revision != revision and process.state != ReplicaState.FAILED
+            for row in inventories
+            for process in row.processes
+        )
+
+    async def _aliases_of(self, tx: Transaction, model_id: str) -> list[str]:
+        return [row.id for row in await models.list_(tx) if _alias_of(row) == model_id]
+
+    async def _get(self, tx: Transaction, model_id: str) -> Model:
+        row = await models.find(tx, model_id)
+        if row is None:
+            raise NotFound(unknown_model(model_id, [each.id for each in await models.list_(tx)]))
+        return row
+
+    async def _not_there(self, name: str, why: str = "") -> str:
+        async with self._store.read() as tx:
+            there = unknown_model(name, [row.id for row in await models.list_(tx)])
+        return f"{there}; {why}" if why else there
+
+
+def _whole_of(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
+    if definition and text:
+        raise Invalid("give the definition once: as a mapping or as text")
+    return read_mapping(text.encode()) if text else dict(definition)
+
+
+def _refuse_if_of_a_file(model: Model | None) -> None:
+    if model is not None and model.origin == Origin.FILE:
+        file = model.source.partition("/")[2]
+        raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
+
+
+def _own_name(query: str) -> str:
+    """gallery@name is called name here."""
+    return query.rpartition("@")[2]
+
+
+def _alias_of(model: Model) -> str:
+    alias = model.definition.get("alias")
+    return alias.strip() if isinstance(alias, str) else ""
+
+
+def _searched(entry: AvailableModel) -> str:
+    return " ".join((entry.id, entry.description, entry.backend, *entry.tags)).lower()

@@ -1,0 +1,155 @@
+"""Models and schedules as people and gateways see them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
+from corral.contract.messages.replicas import ReplicaState
+from corral.contract.models import Definition, read_definition
+from corral.contract.view import ViewModel, ViewPolicy
+from corral.controller.registry.views import rfc3339
+from corral.gallery.models.entries import ModelEntry
+from corral.kit.errors import Invalid
+from corral.kit.log import get_log
+from corral.store.model_schedules import Schedule
+from corral.store.models import Model
+from corral.store.node_backends import Inventory
+
+log = get_log(__name__)
+
+_ROUND_ROBIN = "round_robin"
+
+
+def definition_of(model: Model) -> Definition | None:
+    """None for one that an earlier release stored and this one cannot mean; it is told in the log."""
+    try:
+        return read_definition(model.definition)
+    except Invalid as error:
+        log.warning("stored model cannot be used", model=model.id, error=error.message)
+        return None
+
+
+def model_view(
+    model: Model, schedule: Schedule | None = None, *, ready: int = 0, with_definition: bool = False
+) -> ModelView:
+    definition = definition_of(model) or Definition(name=model.id, whole=model.definition, disabled=True)
+    described = model.definition.get("description")
+    tags = model.definition.get("tags")
+    return ModelView(
+        id=model.id,
+        backend=definition.backend,
+        config_revision=model.revision,
+        origin=model.origin,
+        created_at=rfc3339(model.created_at),
+        updated_at=rfc3339(model.updated_at),
+        row_version=model.row_version,
+        source=model.source,
+        created_by=model.created_by,
+        alias=definition.alias,
+        description=described.strip() if isinstance(described, str) else "",
+        context_size=definition.context_size,
+        files=len(definition.files),
+        size_bytes=sum(file.size_bytes for file in definition.files),
+        tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
+        pinned=definition.pinned,
+        disabled=definition.disabled,
+        ready=ready,
+        schedule=schedule_view(schedule) if schedule is not None else None,
+        definition=model.definition if with_definition else {},
+    )
+
+
+def schedule_view(schedule: Schedule) -> ScheduleView:
+    selector = schedule.node_selector
+    return ScheduleView(
+        id=schedule.id,
+        model_name=schedule.model,
+        node_selector=msgspec.json.encode(selector, order="sorted").decode() if selector else "",
+        min_replicas=schedule.min_replicas,
+        max_replicas=schedule.max_replicas,
+        spread_all=schedule.spread_all,
+        route_policy=schedule.route_policy,
+        balance_abs_threshold=schedule.balance_abs_threshold,
+        balance_rel_threshold=schedule.balance_rel_threshold,
+        min_prefix_match=schedule.min_prefix_match,
+        unsatisfiable_until=rfc3339(schedule.unsatisfiable_until),
+        unsatisfiable_ticks=schedule.unsatisfiable_ticks,
+        created_at=rfc3339(schedule.created_at),
+        updated_at=rfc3339(schedule.updated_at),
+    )
+
+
+def available_view(entry: ModelEntry, installed: Collection[str]) -> AvailableModel:
+    return AvailableModel(
+        name=entry.name,
+        id=entry.id,
+        gallery=entry.gallery.name,
+        description=entry.description,
+        license=entry.license,
+        backend=entry.backend,
+        size=entry.size,
+        urls=entry.urls,
+        tags=entry.tags,
+        files=len(entry.files),
+        variants=entry.variants,
+        installed=entry.id in installed,
+    )
+
+
+def ready_by_model(inventories: Iterable[Inventory]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for inventory in inventories:
+        for process in inventory.processes:
+            if process.model and process.state == ReplicaState.READY:
+                found[process.model] = found.get(process.model, 0) + 1
+    return found
+
+
+def view_models(models: Iterable[Model], schedules: Mapping[str, Schedule]) -> tuple[ViewModel, ...]:
+    """As gateways are told. One that cannot be used is left out: whoever asks for it is told there is none."""
+    told = []
+    for model in models:
+        if (definition := definition_of(model)) is not None:
+            told.append(_view_model(model, definition, schedules.get(definition.alias or model.id)))
+    return tuple(told)
+
+
+def _view_model(model: Model, definition: Definition, schedule: Schedule | None) -> ViewModel:
+    waiting = definition.while_loading
+    return ViewModel(
+        id=model.id,
+        created=int(model.created_at.timestamp()),
+        alias=definition.alias,
+        revision=model.revision,
+        disabled=definition.disabled,
+        while_loading="refuse" if waiting.refuse else "use" if waiting.use else "",
+        stand_in=waiting.use,
+        load_wait_s=definition.load_wait_s,
+        policy=policy_of(schedule) if schedule is not None else None,
+        queue_limit=_queue_limit(model),
+    )
+
+
+def policy_of(schedule: Schedule) -> ViewPolicy | None:
+    """None: nothing of it differs from the fleet's. Where only a threshold is set, the policy is the contract's own."""
+    told = (schedule.balance_abs_threshold, schedule.balance_rel_threshold, schedule.min_prefix_match)
+    if not schedule.route_policy and not any(told):
+        return None
+    usual = ViewPolicy()
+    return ViewPolicy(
+        prefix_cache=schedule.route_policy != _ROUND_ROBIN,
+        min_match=schedule.min_prefix_match or usual.min_match,
+        abs_slack=schedule.balance_abs_threshold or usual.abs_slack,
+        rel_factor=schedule.balance_rel_threshold or usual.rel_factor,
+    )
+
+
+def _queue_limit(model: Model) -> int:
+    """`limits.max_concurrent` of the contract bounds what is under way and what waits together; 0: no bound of its
+    own."""
+    limits = model.definition.get("limits")
+    most = limits.get("max_concurrent") if isinstance(limits, Mapping) else 0
+    return most if isinstance(most, int) and not isinstance(most, bool) and most > 0 else 0
