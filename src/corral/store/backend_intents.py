@@ -82,7 +82,11 @@ _LOCK_ALL = _ALL.with_for_update(key_share=True)
 _LOCK_OF_NODES = _OF_NODES.with_for_update(key_share=True)
 _OF_GENERATION = _ALL.where(table.c.generation == bindparam("generation"))
 _OF_OPERATION = _ALL.where(table.c.operation_id == bindparam("operation_id")).with_for_update(key_share=True)
-_SENT_TO = select(table.c.node_id).where(table.c.stage == "sent", among(table.c.node_id, "node_ids")).distinct()
+_SENT_TO = (
+    select(table.c.node_id)
+    .where((table.c.stage == "sent") | table.c.sent_at.is_not(None), among(table.c.node_id, "node_ids"))
+    .distinct()
+)
 _ACTIVE = table.c.stage.in_(("waiting", "sent"))
 _DUE = select(table.c.node_id).where(_ACTIVE, table.c.next_try_at <= bindparam("now", type_=Instant())).distinct()
 _NEXT = select(func.min(table.c.next_try_at)).where(_ACTIVE, table.c.next_try_at > bindparam("now", type_=Instant()))
@@ -112,7 +116,7 @@ async def put(tx: Transaction, intents: Iterable[BackendIntent]) -> None:
 
 
 async def list_sent_to(tx: Transaction, node_ids: Sequence[str]) -> set[str]:
-    """Those among the nodes that may be at an order."""
+    """Those among the nodes that may be at an order, or have been without our having heard what came of it."""
     return {row[0] for row in await tx.fetch_all(_SENT_TO, {"node_ids": node_ids})}
 
 

@@ -51,6 +51,10 @@ table = Table(
 
 _TOLD = ("boot_id", "seq", "backends", "orders", "processes")
 _INSERT = insert_whole(table).values(seen_at=now())
+# An answer to a question tells no orders, and therefore no time; it is of this moment.
+_NOT_OLDER = or_(
+    table.c.told_at.is_(None), _INSERT.excluded.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at
+)
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.node_id],
     set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
@@ -59,12 +63,9 @@ _PUT = _INSERT.on_conflict_do_update(
     where=or_(
         and_(
             _INSERT.excluded.boot_id == table.c.boot_id,
-            or_(_INSERT.excluded.seq == 0, _INSERT.excluded.seq >= table.c.seq),
+            or_(_INSERT.excluded.seq > table.c.seq, and_(_INSERT.excluded.seq.in_((0, table.c.seq)), _NOT_OLDER)),
         ),
-        and_(
-            _INSERT.excluded.boot_id != table.c.boot_id,
-            or_(table.c.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at),
-        ),
+        and_(_INSERT.excluded.boot_id != table.c.boot_id, _NOT_OLDER),
     ),
 )
 _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))

@@ -222,7 +222,14 @@ def test_what_is_on_file_is_no_proof_while_an_earlier_order_may_have_changed_it(
     told = replace(stale, heard_at=NOON + 61 * SECOND)
     assert steps(told, again) == [done("sha256:new", "op9", 9)], "it never arrived: the node has told since"
     restarted = replace(stale, boot_id="b2")
-    assert steps(restarted, again) == [done("sha256:new", "op9", 9)], "nor has the one that runs now got it"
+    waits = Hold("vllm", "op9", Kind.INSTALL, Why.TURN, "waits for the node's inventory")
+    assert steps(restarted, again) == [waits], "it may still be on its way, to the one that runs now"
+    later = replace(restarted, heard_at=NOON + 6 * SECOND)
+    assert steps(later, again) == [done("sha256:new", "op9", 9)], "nor has the one that runs now got it"
+    failed = intent("waiting", "delete", sent_at=NOON + SECOND, digest="")
+    before = having("", "monday", LOCALAI, intents={"vllm": failed})
+    assert steps(before, again) == [waits], "the first of its tries may have done it"
+    assert steps(replace(before, heard_at=NOON + 2 * SECOND), again) == [done("", "op9", 9)]
 
 
 def test_where_there_is_nothing_to_do_what_was_left_of_an_earlier_rule_goes() -> None:

@@ -144,11 +144,15 @@ class Inventories:
         if not news:
             return
         async with self._store.write() as tx:
-            there = {outline.id for outline in await nodes.list_outlines(tx, [told.node_id for told in news])}
-            kept = [told for told in news if told.node_id in there]
+            outlines = {each.id: each for each in await nodes.list_outlines(tx, [told.node_id for told in news])}
+            kept = [told for told in news if told.node_id in outlines]
+            before = await node_backends.list_boots(tx, list(outlines))
             await node_backends.put_all(tx, kept)
-            # Else their workers would look restarted until the heartbeats themselves are written.
-            await nodes.set_boot_ids(tx, await node_backends.list_boots(tx, [told.node_id for told in kept]))
+            now = await node_backends.list_boots(tx, list(outlines))
+            # A worker that follows the one on file would look restarted until its heartbeat itself is written.
+            await nodes.set_boot_ids(
+                tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
+            )
             await revisions.bump(tx, COUNTER)
         self._watch.touched(COUNTER)
 

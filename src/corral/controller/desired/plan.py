@@ -22,6 +22,10 @@ STALE_NEWS = timedelta(seconds=30)
 # A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
 FORGOTTEN = timedelta(seconds=60)
 
+# An order may be on its way for so long, also to a worker that is not the one it was meant for: what a node told before
+# that says nothing about what comes of it.
+ARRIVED = timedelta(seconds=5)
+
 # A call of ours whose time is over by so much was given up, whatever became of the word about it.
 OVERDUE = timedelta(seconds=60)
 
@@ -99,6 +103,7 @@ class NodeWorld:
     boot_id: str = ""
     heard_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
     known: bool = True  # False: its inventory has not been read since it started
+    looked: bool = False  # it was read just now, after what was heard of its orders
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
     intents: Mapping[str, Intent] = field(default_factory=dict)
@@ -286,6 +291,8 @@ class _Backend:
                 pass
         there = self.node.find(self.name, build.variant)
         if self.node.known and there is not None and self._is_it(there, build, want):
+            if not self._is_proof(want):
+                return self._hold(want, Kind.INSTALL, Why.TURN, "waits for the node's inventory")
             return self._done(want, Kind.INSTALL, there.digest)
         fetched = there is not None and bool(build.digest) and build.digest in there.beside
         order = Send(
@@ -313,10 +320,26 @@ class _Backend:
     def _unwanted(self, want: Unwanted, wanted: Mapping[str, Wanted | Unwanted]) -> Step | None:
         there = self.node.find(self.name)
         if self.node.known and not has_to_go(self.node.backends, self.name, wanted):
+            if not self._is_proof(want):
+                return self._hold(want, Kind.DELETE, Why.TURN, "waits for the node's inventory")
             return self._done(want, Kind.DELETE)
         if self.node.known and there is not None and there.system:
             return Skip(self.name, want.operation, "it belongs to the system there and cannot be removed")
         return self._send_or_hold(want, Send(self.name, Kind.DELETE, None, want.generation, want.operation, 0))
+
+    def _is_proof(self, want: Wanted | Unwanted) -> bool:
+        """Whether what is on file was told after the last order can have done anything. One of our own rule brings about
+        what is looked for; one of an earlier rule may have undone it since."""
+        intent = self.intent
+        if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.looked:
+            return True
+        if (intent.operation, intent.attempt) in self.node.orders:  # told in the same breath
+            return True
+        if self.node.heard_at is None:
+            return False
+        # Who answers only when it is done has the call itself in its hands, or nobody has.
+        on_its_way = ARRIVED if self.node.accepts else timedelta()
+        return self.node.heard_at - intent.sent_at > on_its_way
 
     def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
         intent = self.intent if self._is_mine(want) else None

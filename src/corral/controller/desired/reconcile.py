@@ -9,7 +9,7 @@ attempt. Safe to call at any time, any number of times, for any reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -196,7 +196,7 @@ class Reconciler:
         self.targets.look_up(world.missing)
 
     async def _decide_and_write(
-        self, heard: list[Observation], looked: Iterable[Looked], everybody: bool
+        self, heard: list[Observation], looked: Collection[Looked], everybody: bool
     ) -> tuple[World | None, Decided | None]:
         told = False
         async with self._store.write() as tx:
@@ -209,7 +209,7 @@ class Reconciler:
             if node_ids is not None and not node_ids:
                 await self._set_alarm(tx, now)
                 return None, None
-            world = await read_world(tx, node_ids, self.targets.looking)
+            world = await read_world(tx, node_ids, self.targets.looking, {each.node_id for each in looked})
             terms = Terms(
                 self._leadership.epoch(LEASE), self._calls.answer_within_s, self.dispatch.free_lines, self._pace.retry
             )

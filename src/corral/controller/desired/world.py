@@ -5,7 +5,7 @@ Called in the transaction that will also write what was decided: an intent that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -97,8 +97,11 @@ class World:
 Looking = Callable[[TargetKey], NotLookedUp]
 
 
-async def read_world(tx: Transaction, node_ids: Sequence[str] | None, looking: Looking) -> World:
-    """Of these nodes, or all. `looking` says how far the search for a build is that is not on file."""
+async def read_world(
+    tx: Transaction, node_ids: Sequence[str] | None, looking: Looking, looked: Collection[str] = ()
+) -> World:
+    """Of these nodes, or all. `looking` says how far the search for a build is that is not on file; `looked` are those
+    whose inventory was read just now."""
     world = World(await tx.now())
     rules = await backend_rules.list_live(tx)
     world.asked = {rule.generation: rule.asked for rule in rules}
@@ -117,7 +120,7 @@ async def read_world(tx: Transaction, node_ids: Sequence[str] | None, looking: L
     for outline in world.outlines.values():
         inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
         stops = stopping.get(outline.id, frozenset()), keeping.get(outline.id, frozenset())
-        node = _node_world(outline, inventory, own, stops)
+        node = _node_world(outline, inventory, own, stops, looked=outline.id in looked)
         world.nodes[outline.id] = node
         world.results[outline.id] = _results(inventory)
         world.processes[outline.id] = inventory.processes if inventory is not None and node.known else ()
@@ -209,6 +212,8 @@ def _node_world(
     inventory: Inventory | None,
     intents: dict[str, Intent],
     stops: tuple[frozenset[str], frozenset[str]],
+    *,
+    looked: bool,
 ) -> NodeWorld:
     known = is_current(inventory, outline)
     return NodeWorld(
@@ -220,6 +225,7 @@ def _node_world(
         boot_id=outline.boot_id,
         heard_at=_heard_at(outline, inventory) if known else None,
         known=known,
+        looked=looked,
         backends=inventory.backends if inventory is not None else (),
         orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
         if inventory is not None and known
