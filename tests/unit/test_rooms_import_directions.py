@@ -70,6 +70,7 @@ PURE = [
     "worker/installer/names.py",
     "inference/asked.py",
     "inference/grammars.py",
+    "inference/load_options.py",
     "inference/messages.py",
     "inference/predict_options.py",
     "inference/refusals.py",

@@ -54,13 +54,31 @@ def test_weights_the_definition_names(tmp_path: Path) -> None:
 def test_a_grpc_backend_is_told_what_to_load(tmp_path: Path) -> None:
     definition = {"model": "org/name", "context_size": 64, "options": {"Threads": 2, "ContextSize": 99}}
     spec = spec_of(order(definition=definition), build(tmp_path, LOCALAI), tmp_path)
-    assert json.loads(spec.load) == {
-        "Model": "org/name",
-        "ModelPath": str(tmp_path),
-        "ContextSize": 99,  # what the definition says in the backend's own words counts
-        "Threads": 2,
-    }
+    told = json.loads(spec.load)
+    assert (told["Model"], told["ModelPath"], "ModelFile" in told) == ("org/name", str(tmp_path), False)
+    assert (told["ContextSize"], told["Threads"]) == (99, 2)  # what it says in the backend's own words counts
+    assert spec.definition == definition  # requests take their defaults from it
     assert json.loads(spec_of(order(), build(tmp_path, LOCALAI), tmp_path).load)["Model"] == "m"
+    assert spec_of(order(definition=definition), build(tmp_path), tmp_path).load == ""
+
+
+def test_weights_among_the_files_of_an_order(tmp_path: Path) -> None:
+    for name in ("m/proj.gguf", "m/sub/w.gguf", "m/hub/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    files = tuple(ReplicaFile(name) for name in ("m/proj.gguf", "m/sub/w.gguf", "m/hub/config.json"))
+
+    def told(**definition: Any) -> tuple[str, str, str, str]:
+        spec = spec_of(order(files=files, definition=definition), build(tmp_path, LOCALAI), tmp_path)
+        load = json.loads(spec.load)
+        where = (load["ModelFile"], load["ModelPath"], load.get("MMProj", ""))
+        return spec.model_file, *(path.removeprefix(str(tmp_path)) for path in where)
+
+    weights = str(tmp_path / "m" / "sub" / "w.gguf")
+    named = told(parameters={"model": "sub/w.gguf"}, mmproj="proj.gguf")
+    assert named == (weights, "/m/sub/w.gguf", "/m", "/m/proj.gguf")
+    assert told(parameters={"model": "hub"})[1:3] == ("/m/hub", "/m")  # a folder with what it needs
+    assert told(parameters={"model": "org/elsewhere"})[1:3] == ("/m/proj.gguf", "/m")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +86,7 @@ def test_a_grpc_backend_is_told_what_to_load(tmp_path: Path) -> None:
     [
         ({"protocol": "grpc"}, Invalid),
         ({"definition": {"context_size": "many"}}, Invalid),
+        ({"definition": {"context_size": -2}}, Invalid),
         ({"definition": {"parallel": -1}}, Invalid),
         ({"definition": {"parallel": True}}, Invalid),
         ({"definition": {"env": ["a"]}}, Invalid),

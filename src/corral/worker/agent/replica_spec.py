@@ -1,21 +1,25 @@
 """From an order for a replica to the process to start. Pure, but for the look at files that must be there.
 
-Of the model's definition the worker reads a few names and leaves the rest to the engine: `model` (the weights, a path
-below the models folder, unless `files` says it), `context_size`, `parallel`, `env`, and for gRPC backends `options`,
-which are LoadModel's own fields, verbatim.
+Of the model's definition the worker reads a few names and leaves the rest to the engine: `parameters.model` (the
+weights, a path below the models folder, or one of `files`), `context_size`, `parallel`, `env`. What a gRPC backend is
+told of the rest when it loads is `inference/load_options.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from corral.contract.manifest import GRPC
 from corral.contract.messages.replicas import ReplicaFile, StartReplica
 from corral.contract.sources import is_safe_path
+from corral.inference.load_options import Place, load_options, weights_of
 from corral.kit.errors import Invalid, NotFound
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.spec import ProcessSpec, load_timeout_s
@@ -27,8 +31,8 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
     if order.protocol and order.protocol != protocol:
         raise Invalid(f"{order.backend} speaks {protocol} here, not {order.protocol}")
     files = [find_file(models, file) for file in order.files]
-    weights = files[0] if files else _named_weights(order.definition, models)
     definition = order.definition
+    weights = _weights(files, definition, models)
     return ProcessSpec(
         backend=order.backend,
         directory=str(build.directory),
@@ -40,12 +44,13 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         process_id=order.process_id,
         model_file=str(weights) if weights is not None else "",
         model_dir=str(weights.parent) if weights is not None else str(models),
-        context_size=_number(definition, "context_size"),
+        context_size=_context_size(definition),
         slots=_number(definition, "parallel"),
         devices=order.devices,
         memory_bytes=order.memory_bytes,
         env=_environment(definition),
-        load=_load_options(order, weights, models) if protocol == GRPC else "",
+        load=_load_options(order, weights, _folder(files, weights, definition, models)) if protocol == GRPC else "",
+        definition=dict(definition) if protocol == GRPC else {},
         load_timeout_s=load_timeout_s(sum(file.stat().st_size for file in files if file.is_file())),
     )
 
@@ -67,27 +72,47 @@ def find_file(models: Path, file: ReplicaFile) -> Path:
     return path
 
 
-def _named_weights(definition: Mapping[str, Any], models: Path) -> Path | None:
-    named = definition.get("model")
-    if not isinstance(named, str) or not named:
-        return None
-    path = models / named if is_safe_path(named) else None
-    return path if path is not None and path.exists() else None  # else it is a name only the engine understands
+def _weights(files: Sequence[Path], definition: Mapping[str, Any], models: Path) -> Path | None:
+    """Of the files that were ordered the one the definition names, or the folder it names that holds them, or the
+    first; with none ordered, what lies in the models folder already. None: only the engine understands the name."""
+    named = weights_of(definition)
+    safe = bool(named) and is_safe_path(named)
+    if not files:
+        path = models / named if safe else None
+        return path if path is not None and path.exists() else None
+    if safe:
+        wanted, root = Path(named).parts, models.resolve()
+        for file in files:
+            for path in (file, *file.parents):
+                if root in path.parents and path.parts[-len(wanted) :] == wanted:
+                    return path
+    return files[0]
 
 
-def _load_options(order: StartReplica, weights: Path | None, models: Path) -> str:
-    named = order.definition.get("model")
-    fields: dict[str, Any] = {
-        "Model": named if isinstance(named, str) and named else order.model,
-        "ModelFile": str(weights) if weights is not None else "",
-        "ModelPath": str(models),
-        "ContextSize": _number(order.definition, "context_size"),
-    }
-    options = order.definition.get("options") or {}
-    if not isinstance(options, Mapping):
-        raise Invalid("the definition's options are not a table of LoadModel's fields")
-    merged = {key: value for key, value in fields.items() if value} | dict(options)
-    return msgspec.json.encode(merged).decode()
+def _folder(files: Sequence[Path], weights: Path | None, definition: Mapping[str, Any], models: Path) -> Path:
+    """From where the definition's other names count: the weights' path without their own name."""
+    if not files or weights is None:
+        return models
+    wanted = Path(weights_of(definition)).parts
+    if wanted and weights.parts[-len(wanted) :] == wanted:
+        return Path(*weights.parts[: -len(wanted)])
+    return weights.parent
+
+
+def _load_options(order: StartReplica, weights: Path | None, folder: Path) -> str:
+    place = Place(
+        folder=str(folder),
+        model_file=str(weights) if weights is not None else "",
+        threads=psutil.cpu_count(logical=False) or os.cpu_count() or 4,
+        seed=random.getrandbits(31),
+        exists=os.path.exists,
+    )
+    return msgspec.json.encode(load_options(order.definition, order.model, order.backend, place)).decode()
+
+
+def _context_size(definition: Mapping[str, Any]) -> int:
+    """-1 stands for all the model was trained for, which the engine knows; 0 says nothing, and so it decides."""
+    return 0 if definition.get("context_size") == -1 else _number(definition, "context_size")
 
 
 def _number(definition: Mapping[str, Any], name: str) -> int:

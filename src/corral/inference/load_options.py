@@ -1,0 +1,263 @@
+"""What LoadModel is told of a model's definition (contract: grpc.md §4, gallery.md §13). Pure; needs no gRPC.
+
+The result is `ModelOptions` as JSON would have it, names verbatim. `options` of the definition is the contract's list
+of `key:value` texts; as a mapping it is fields of LoadModel in the backend's own words, and these count above all else.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from corral.contract.codec import encode
+from corral.contract.sources import is_safe_path
+from corral.kit.errors import Invalid
+
+CONTEXT_SIZE = 4096
+BATCH = 512
+WIDEST_BATCH = 8192
+ALL_LAYERS = 99_999_999
+_INT32 = 2**31
+
+# Alias of a backend -> the Type it stands for (contract: grpc.md §8).
+_TYPES = {
+    "huggingface-embeddings": "SentenceTransformer",
+    "sentencetransformers": "SentenceTransformer",
+    "mamba": "Mamba",
+    "transformers-musicgen": "MusicgenForConditionalGeneration",
+}
+_LLAMA_CPP = ("llama-cpp", "ik-llama-cpp", "llama", "go-llama", "ik_llama", "ik-llama")
+
+_TEXTS = {
+    "MainGPU": "main_gpu",
+    "TensorSplit": "tensor_split",
+    "PipelineType": "diffusers.pipeline_type",
+    "SchedulerType": "diffusers.scheduler_type",
+    "CLIPSubfolder": "diffusers.clip_subfolder",
+    "Quantization": "quantization",
+    "RopeScaling": "rope_scaling",
+    "ControlNet": "diffusers.control_net",
+    "Type": "type",
+    "LoadFormat": "load_format",
+    "CacheTypeKey": "cache_type_k",
+    "CacheTypeValue": "cache_type_v",
+    "DType": "dtype",
+}
+# Names of files or folders: where one is there, its path is told; else the word stays, a hub's name perhaps.
+_COMPANIONS = {
+    "CLIPModel": "diffusers.clip_model",
+    "Tokenizer": "parameters.tokenizer",
+    "LoraBase": "lora_base",
+    "LoraAdapter": "lora_adapter",
+    "AudioPath": "tts.audio_path",
+}
+_PATHS = {"MMProj": "mmproj", "DraftModel": "draft_model"}  # always below the models folder
+_FLAGS = {
+    "F16Memory": "f16",
+    "MLock": "mmlock",
+    "LowVRAM": "low_vram",
+    "Embeddings": "embeddings",
+    "NUMA": "numa",
+    "IMG2IMG": "diffusers.img2img",
+    "NoMulMatQ": "no_mulmatq",
+    "TrustRemoteCode": "trust_remote_code",
+    "EnforceEager": "enforce_eager",
+    "NoKVOffload": "no_kv_offloading",
+    "DisableLogStatus": "disable_log_stats",
+    "Reranking": "reranking",
+}
+_WHOLE = {
+    "NGQA": "ngqa",
+    "CLIPSkip": "diffusers.clip_skip",
+    "SwapSpace": "swap_space",
+    "MaxModelLen": "max_model_len",
+    "LimitImagePerPrompt": "limit_mm_per_prompt.image",
+    "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
+    "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",
+}
+_NUMBERS = {
+    "RopeFreqBase": "parameters.rope_freq_base",
+    "RopeFreqScale": "parameters.rope_freq_scale",
+    "RMSNormEps": "rms_norm_eps",
+    "CFGScale": "cfg_scale",
+    "LoraScale": "lora_scale",
+    "YarnExtFactor": "yarn_ext_factor",
+    "YarnAttnFactor": "yarn_attn_factor",
+    "YarnBetaFast": "yarn_beta_fast",
+    "YarnBetaSlow": "yarn_beta_slow",
+    "GPUMemoryUtilization": "gpu_memory_utilization",
+}
+_PROXY = {
+    "upstream_url": str,
+    "mode": str,
+    "provider": str,
+    "api_key_env": str,
+    "api_key_file": str,
+    "upstream_model": str,
+    "request_timeout_seconds": int,
+    "cache_prompt": bool,
+}
+
+
+class Place(NamedTuple):
+    """The machine the model is loaded on."""
+
+    folder: str  # absolute: relative names of the definition count from here
+    model_file: str = ""  # absolute; empty: the weights are no file here, and the backend knows them by name
+    threads: int = 4
+    seed: int = 0  # for a model that names none
+    exists: Callable[[str], bool] = lambda _path: False
+
+
+def weights_of(definition: Mapping[str, Any]) -> str:
+    """The name of the weights, as the definition has it."""
+    return _Told(definition).text("parameters.model") or _Told(definition).text("model")
+
+
+def load_options(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> dict[str, Any]:
+    """Raises Invalid for a value that cannot be meant, naming its key. What is zero is left out."""
+    told = _Told(definition)
+    name = (told.text("backend") or backend).lower()
+    fields: dict[str, Any] = {
+        "Model": weights_of(definition) or model,
+        "ModelFile": place.model_file,
+        "ModelPath": place.folder,
+        "ContextSize": max(0, told.whole("context_size")) or CONTEXT_SIZE,
+        "Seed": place.seed if told.whole("parameters.seed", -1) == -1 else told.whole("parameters.seed"),
+        "MMap": told.flag("mmap", not ("intel" in name or "sycl" in name)),
+        "NGPULayers": told.whole("gpu_layers", ALL_LAYERS),
+        "Threads": told.whole("threads") or place.threads,
+        "CUDA": told.flag("cuda") or told.flag("diffusers.cuda"),
+        "FlashAttention": told.switch("flash_attention") or "auto",
+        "TensorParallelSize": told.whole("tensor_parallel_size") or told.whole("tensor_parallel"),
+        "LoraAdapters": [_found(adapter, place) for adapter in told.texts("lora_adapters")],
+        "LoraScales": told.numbers("lora_scales"),
+        "Options": _options(told, name),
+        "Overrides": told.texts("overrides"),
+        "GrammarTriggers": _triggers(told),
+        "EnableScore": "score" in told.texts("known_usecases"),
+        "EngineArgs": encode(args).decode() if (args := told.mapping("engine_args")) else "",
+        "Proxy": _proxy(told) if name == "cloud-proxy" else {},
+    }
+    fields |= {field: told.text(key) for field, key in _TEXTS.items()}
+    fields |= {field: _found(told.text(key), place) for field, key in _COMPANIONS.items()}
+    fields |= {field: _below(told.text(key), key, place) for field, key in _PATHS.items()}
+    fields |= {field: told.flag(key) for field, key in _FLAGS.items()}
+    fields |= {field: told.whole(key) for field, key in _WHOLE.items()}
+    fields |= {field: told.number(key) for field, key in _NUMBERS.items()}
+    fields["NBatch"] = told.whole("parameters.batch") or _batch(fields)
+    fields["Type"] = _TYPES.get(name) or fields["Type"]
+    own = told.get("options")
+    verbatim = dict(own) if isinstance(own, Mapping) else {}
+    return {field: value for field, value in fields.items() if value} | verbatim
+
+
+def _batch(fields: Mapping[str, Any]) -> int:
+    """A text that is embedded or ranked has to fit into one batch."""
+    if fields["Embeddings"] or fields["Reranking"] or fields["EnableScore"]:
+        return max(BATCH, min(int(fields["ContextSize"]), WIDEST_BATCH))
+    return BATCH
+
+
+def _options(told: _Told, backend: str) -> list[str]:
+    if isinstance(told.get("options"), Mapping):
+        return []
+    options = told.texts("options")
+    if backend.startswith(_LLAMA_CPP):
+        said = {option.partition(":")[0] for option in options}
+        slots = told.whole("parallel")
+        if slots > 1 and not said & {"parallel", "n_parallel"}:
+            options.append(f"parallel:{slots}")
+        if "cache_reuse" not in said:
+            options.append("cache_reuse:256")
+    return options
+
+
+def _triggers(told: _Told) -> list[dict[str, str]]:
+    listed = told.get("function.grammar.triggers") or []
+    if not isinstance(listed, list):
+        raise Invalid("function.grammar.triggers of the model's definition is no list")
+    words = [each.get("word") for each in listed if isinstance(each, Mapping)]
+    return [{"word": word} for word in words if isinstance(word, str) and word]
+
+
+def _proxy(told: _Told) -> dict[str, Any]:
+    proxy = told.mapping("proxy")
+    return {key: value for key, kind in _PROXY.items() if isinstance(value := proxy.get(key), kind) and value}
+
+
+def _found(named: str, place: Place) -> str:
+    path = posixpath.join(place.folder, named) if named and is_safe_path(named) else ""
+    return path if path and place.exists(path) else named
+
+
+def _below(named: str, key: str, place: Place) -> str:
+    if not named:
+        return ""
+    if not is_safe_path(named):
+        raise Invalid(f"{key} of the model's definition leads out of the models folder: {named!r}")
+    return posixpath.join(place.folder, named)
+
+
+class _Told:
+    """The definition, by dotted keys, each value as what it must be."""
+
+    def __init__(self, definition: Mapping[str, Any]) -> None:
+        self._definition = definition
+
+    def get(self, key: str) -> Any:
+        value: Any = self._definition
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        if value is None:
+            return ""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)  # main_gpu: 0
+        return str(value) if isinstance(value, str) else self._wrong(key, "a text", value)
+
+    def switch(self, key: str) -> str:
+        """A text that YAML may have read as a truth: `on`."""
+        value = self.get(key)
+        return ("on" if value else "off") if isinstance(value, bool) else self.text(key)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        return value if isinstance(value, bool) else self._wrong(key, "true or false", value)
+
+    def whole(self, key: str, default: int = 0) -> int:
+        value = self.get(key)
+        if value is None:
+            return default
+        good = isinstance(value, int) and not isinstance(value, bool) and -_INT32 <= value < _INT32
+        return int(value) if good else self._wrong(key, "a whole number", value)
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        if value is None:
+            return 0.0
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if good else self._wrong(key, "a number", value)
+
+    def texts(self, key: str) -> list[str]:
+        value = self.get(key) or []
+        good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return list(value) if good else self._wrong(key, "a list of texts", value)
+
+    def numbers(self, key: str) -> list[float]:
+        value = self.get(key) or []
+        good = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        return [float(item) for item in value] if good else self._wrong(key, "a list of numbers", value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.get(key) or {}
+        return value if isinstance(value, Mapping) else self._wrong(key, "a mapping", value)
+
+    def _wrong(self, key: str, what: str, value: object) -> Any:
+        raise Invalid(f"{key} of the model's definition is not {what}: {str(value)[:100]!r}")
