@@ -93,7 +93,14 @@ class BlobStore:
         return await self._runs.join(key, fetch, tell)
 
     async def write(
-        self, key: str, blocks: Callable[[], Iterator[bytes]], wanted: Wanted, name: str, tell: Tell = tell_nobody
+        self,
+        key: str,
+        blocks: Callable[[], Iterator[bytes]],
+        wanted: Wanted,
+        name: str,
+        tell: Tell = tell_nobody,
+        *,
+        phase: Phase = Phase.DOWNLOADING,
     ) -> Blob:
         """The blob these blocks make: read in a thread, once for all who ask under the same `key`. Raises what they
         raise, WrongDigest and NoSpace."""
@@ -102,7 +109,7 @@ class BlobStore:
         partial = self._incoming / f"{_url_key(key)}.part"
 
         async def copy(tell: Tell) -> Blob:
-            each = _from_thread(_as_at(tell, name), wanted.size)
+            each = _from_thread(_as_at(tell, name, phase), wanted.size)
             try:
                 return await in_thread(lambda stop: self._write(partial, blocks(), wanted, name, each, stop))
             except OSError as error:
@@ -227,9 +234,9 @@ def _url_key(key: str) -> str:
     return "url-" + hashlib.sha256(key.encode()).hexdigest()
 
 
-def _as_at(tell: Tell, name: str) -> At:
+def _as_at(tell: Tell, name: str, phase: Phase = Phase.DOWNLOADING) -> At:
     def at(have: int, total: int) -> None:
-        tell(Progress(Phase.DOWNLOADING, name, have, total))
+        tell(Progress(phase, name, have, total))
 
     return at
 

@@ -189,6 +189,15 @@ def is_safe_path(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and not hostile
 
 
+def file_name(uri: str) -> str:
+    """What a file is called that came from there, when nobody names it. Raises Invalid."""
+    path = unquote(urlsplit(uri).path) if "://" in uri else uri
+    name = PurePosixPath(path.partition("@")[0]).name
+    if not name or not is_safe_path(name):
+        raise Invalid(f"{uri[:200]!r} does not end in a file's name")
+    return name
+
+
 def github_url(text: str, base: str = RAW_GITHUB) -> str:
     """`org/repo/path@branch` as the raw file's URL; without a branch it is `main`."""
     path, _, branch = text.lstrip("/").partition("@")

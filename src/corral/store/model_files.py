@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, s
 
 from corral.store.api import Transaction
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, records
-from corral.store.types import Instant, among, now
+from corral.store.types import EPOCH, Instant, among, now
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     resolved: str  # what that meant: with the version, or the commit
     digest: str  # sha256:…
     size_bytes: int
-    fetched_at: datetime
+    fetched_at: datetime = EPOCH  # the database's; `put` writes it
 
 
 table = Table(

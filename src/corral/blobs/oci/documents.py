@@ -49,6 +49,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
     media_type: str = ""
     platform: _Platform | None = None
     urls: tuple[str, ...] = ()
+    annotations: dict[str, str] = {}
 
 
 class _Document(msgspec.Struct, frozen=True, rename="camel"):
@@ -101,8 +102,9 @@ class Manifest:
         return sum(layer.size for layer in self.layers)
 
 
-def read_document(body: bytes, digest: str, what: str) -> Index | Manifest:
-    """`digest` is that of `body`, which the caller has checked."""
+def read_document(body: bytes, digest: str, what: str, *, any_kind: bool = False) -> Index | Manifest:
+    """`digest` is that of `body`, which the caller has checked. With `any_kind` layers may be anything: an artifact's
+    are its files, and only an image's are unpacked."""
     document = _decode(body, _Document, what)
     if document.schema_version != 2:
         raise BadArchive(f"{what} is of schema {document.schema_version}; only schema 2 is taken")
@@ -113,7 +115,7 @@ def read_document(body: bytes, digest: str, what: str) -> Index | Manifest:
         return Index(digest, _images(document.manifests))
     if document.layers is not None and document.config is not None:
         for layer in document.layers:
-            _check_layer(layer, what)
+            _check_layer(layer, what, any_kind=any_kind)
         if len(document.layers) > MOST_LAYERS:
             raise BadArchive(f"{what} has {len(document.layers)} layers")
         return Manifest(digest, document.config, document.layers)
@@ -157,11 +159,11 @@ def _images(manifests: tuple[Descriptor, ...]) -> tuple[tuple[str, Descriptor], 
     return tuple(found)
 
 
-def _check_layer(layer: Descriptor, what: str) -> None:
+def _check_layer(layer: Descriptor, what: str, *, any_kind: bool) -> None:
     check_digest(layer.digest)
     if layer.urls or "foreign" in layer.media_type or "nondistributable" in layer.media_type:
         raise BadArchive(f"{what} has a layer that lives elsewhere ({layer.media_type}); such layers are not fetched")
-    if layer.media_type not in LAYERS:
+    if layer.media_type not in LAYERS and not any_kind:
         raise BadArchive(f"{what} has a layer of a kind we do not know: {layer.media_type[:100]!r}")
     if layer.size < 0:
         raise BadArchive(f"{what} has a layer of {layer.size} bytes")

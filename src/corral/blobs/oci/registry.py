@@ -108,6 +108,20 @@ class RegistryClient:
             raise Failed(f"{reference} points to an index of indexes")
         return Image(parsed, document.digest, manifest.digest, manifest.layers, document.platforms)
 
+    async def artifact(self, reference: str, platform: str) -> Image:
+        """Whatever the reference points to, an image or not: its layers may be of any kind. Of an index, the only one
+        in it, or the one for os/arch. Raises what `resolve` raises."""
+        parsed = parse_reference(reference)
+        document = await self._document(parsed, any_kind=True)
+        if isinstance(document, Manifest):
+            return Image(parsed, document.digest, document.digest, document.layers, ())
+        images = document.images
+        chosen = images[0][1] if len(images) == 1 else choose_image(document, platform, reference)
+        manifest = await self._document(_pinned(parsed, chosen.digest), any_kind=True)
+        if not isinstance(manifest, Manifest):
+            raise Failed(f"{reference} points to an index of indexes")
+        return Image(parsed, document.digest, manifest.digest, manifest.layers, document.platforms)
+
     def layer(self, image: Image, layer: Descriptor) -> RegistryBlob:
         return RegistryBlob(self, image.reference, layer.digest)
 
@@ -127,10 +141,10 @@ class RegistryClient:
             }
         return {digest: task.result() for digest, task in asked.items()}
 
-    async def _document(self, reference: ImageReference) -> Index | Manifest:
+    async def _document(self, reference: ImageReference, *, any_kind: bool = False) -> Index | Manifest:
         name = reference.digest or reference.tag
         body = await self._read(reference, f"manifests/{name}", {"Accept": ACCEPT}, reference.digest)
-        return read_document(body, digest_of(body), str(reference))
+        return read_document(body, digest_of(body), str(reference), any_kind=any_kind)
 
     async def _blob(self, reference: ImageReference, descriptor: Descriptor) -> bytes:
         return await self._read(reference, f"blobs/{descriptor.digest}", {}, descriptor.digest)

@@ -78,13 +78,13 @@ class BusIssuer:
         return node_user_key(self._account_seed, node_id, generation) if self._account_seed else ""
 
     def access(self, minted: MintedUser | None, reached_us_at: str) -> BusAccess:
-        urls = tuple(_with_host(url, reached_us_at) for url in self._place.urls)
+        urls = tuple(with_host(url, reached_us_at) for url in self._place.urls)
         if minted is None and self._shared is not None:
             return BusAccess(urls=urls, ca=self._place.ca_pem, user=self._shared.user, password=self._shared.password)
         return BusAccess(urls=urls, ca=self._place.ca_pem, inbox=minted.inbox if minted else "")
 
 
-def _with_host(url: str, reached_us_at: str) -> str:
+def with_host(url: str, reached_us_at: str) -> str:
     """Fill `{host}` with the host part of what the other side called us."""
     if "{host}" not in url:
         return url

@@ -21,7 +21,7 @@ from corral.contract.messages.nodes import (
     RegisterNode,
 )
 from corral.contract.protocol import PROTOCOL
-from corral.controller.access.bus_issuer import BusIssuer
+from corral.controller.access.bus_issuer import BusIssuer, with_host
 from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.join_tokens import check_join_token, claim_join_token
 from corral.controller.access.revocations import Revocations
@@ -88,7 +88,10 @@ class NodeApi:
         ca: Ca | None,
         clock: Clock,
         rules: AdmissionRules,
+        *,
+        blob_url: str = "",
     ) -> None:
+        """`blob_url`: where model files are served; `{host}` in it is filled in for each caller."""
         self._store = store
         self._changes = changes
         self._heartbeats = heartbeats
@@ -98,6 +101,7 @@ class NodeApi:
         self._ca = ca
         self._clock = clock
         self._rules = rules
+        self._blob_url = blob_url
 
     async def register(self, offer: RegisterNode, caller: Caller) -> NodeRegistered:
         if offer.token != caller.bearer:
@@ -340,6 +344,7 @@ class NodeApi:
             bus=self._issuer.access(minted, caller.reached_us_at) if node.approved and not localai else None,
             expires_in_s=(minted.expires_in_s or 0.0) if minted and not localai else 0.0,
             signing_key="" if localai else self._tokens.public_key,
+            blob_url="" if localai else with_host(self._blob_url, caller.reached_us_at),
             ingress=None if localai else self._grant(node, ingress),
             server_time=0.0 if localai else self._clock.now().timestamp(),
         )

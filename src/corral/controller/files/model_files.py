@@ -1,0 +1,235 @@
+"""`ModelFiles`: every file of a model is on this controller, by digest, before a worker is told to fetch it.
+
+What was fetched once is remembered in the database: from then on the model means these bytes. Each controller has its
+own copy on its own disk; one that lacks a file fetches it again, and then it must be the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.blobs.errors import WrongDigest
+from corral.blobs.partial import Wanted
+from corral.blobs.progress import Progress, Tell, tell_nobody
+from corral.blobs.sources.means import together
+from corral.blobs.space import Room
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.threads import to_the_end
+from corral.contract.access import Scope
+from corral.contract.messages.backends import Phase
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.models import Definition, ModelFile
+from corral.controller.access.signing import IngressTokens
+from corral.controller.files.origins import Origin, Origins
+from corral.controller.files.progress import Together
+from corral.controller.files.wanted import digest_of_file, on_a_worker, wanted_files
+from corral.kit.clock import Clock
+from corral.kit.errors import Conflict, CorralError, NotFound
+from corral.kit.log import get_log
+from corral.kit.tasks import run_every
+from corral.store import model_files
+from corral.store.api import Store
+from corral.store.model_files import StoredFile
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class FilesStatus:
+    """How it stands with one model's files, on this controller."""
+
+    progress: Progress | None = None  # None: nothing is being fetched
+    error: str = ""  # why the last try failed; empty when it did not
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    folder: Path | None = None  # where files without a source may lie: the controller's own models folder
+    unused_s: float = 3600.0  # blobs of no model are removed when they are that old
+    sweep_every_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class _Item:
+    file: ModelFile
+    pin: StoredFile | None  # what it turned out to be, when it was fetched before
+    known: ReplicaFile  # as far as one can say without asking anybody
+
+
+class ModelFiles:
+    name = "model files"
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: BlobStore,
+        origins: Origins,
+        tokens: IngressTokens,
+        clock: Clock,
+        *,
+        urls: tuple[str, ...] = (),
+        room: Room | None = None,
+        upkeep: Upkeep | None = None,
+    ) -> None:
+        """`urls` are where workers reach this controller's blobs; `{host}` in one is the worker's to fill in."""
+        self._store = store
+        self._blobs = blobs
+        self._origins = origins
+        self._tokens = tokens
+        self._clock = clock
+        self._urls = urls
+        self._room = room or Room()
+        self._upkeep = upkeep or Upkeep()
+        self._status: dict[str, FilesStatus] = {}
+
+    # For whoever loads models
+
+    async def ensure(self, definition: Definition, tell: Tell = tell_nobody) -> tuple[ReplicaFile, ...]:
+        """All files, as an order for a replica names them, the weights first; none for a model whose engine fetches by
+        itself. `tell` hears of all of them together. May be cancelled and called again: it goes on where it stopped.
+
+        Raises Invalid, NotFound, Denied and WrongDigest, which a person must mend, and Unreachable, Failed, NoSpace and
+        Unavailable, which may pass.
+        """
+
+        def heard(progress: Progress) -> None:
+            self._status[definition.name] = FilesStatus(progress)
+            tell(progress)
+
+        try:
+            files = await self._ensure(definition, heard)
+        except CorralError as error:
+            self._status[definition.name] = FilesStatus(error=error.message)
+            raise
+        except BaseException:
+            self._status.pop(definition.name, None)
+            raise
+        self._status.pop(definition.name, None)
+        return files
+
+    async def known(self, definition: Definition) -> tuple[ReplicaFile, ...] | None:
+        """What `ensure` would give, without fetching anything; None when that is not known of every file."""
+        found = [item.known for item in await self._items(definition)]
+        if not all(file.digest and file.size_bytes for file in found):
+            return None
+        return on_a_worker(definition.name, found)
+
+    def find(self, digest: str) -> Path | None:
+        """The file itself, where it is here: its head says how much memory it will need."""
+        blob = self._blobs.find(digest) if digest else None
+        return blob.path if blob is not None else None
+
+    def status(self, model: str) -> FilesStatus | None:
+        """None: nothing is under way, and the last try, if any, went well."""
+        return self._status.get(model)
+
+    def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
+        """Where that node may fetch files by digest, and what it shows there."""
+        return self._urls, self._tokens.sign(node_id, [Scope.BLOBS])
+
+    # Upkeep
+
+    async def run(self) -> None:
+        await run_every("sweep model files", self._upkeep.sweep_every_s, self.sweep, clock=self._clock)
+
+    async def sweep(self) -> None:
+        """Blobs of no model go: it was deleted, or its files are others now."""
+        async with self._store.read() as tx:
+            keep = await model_files.list_digests(tx)
+        gone = await self._blobs.sweep(older_than_s=self._upkeep.unused_s, keep=keep)
+        if gone:
+            log.info("files of no model were removed", count=gone)
+
+    # Inside
+
+    async def _ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+        items = await self._items(definition)
+        with self._blobs.hold(*(item.known.digest for item in items if item.known.digest)):
+            missing = {index: item for index, item in enumerate(items) if self.find(item.known.digest) is None}
+            if missing:
+                tell(Progress(Phase.RESOLVING, items[min(missing)].file.path, file_count=len(items)))
+            found = await self._locate(missing)
+            self._require_room(definition.name, found)
+            sizes = [
+                found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
+            ]
+            bar = Together(sizes, tell, time.monotonic)
+            for index in range(len(items)):
+                if index not in found:
+                    bar.there(index)
+            got = []
+            for index, item in enumerate(items):
+                if index in found:
+                    row = await self._fetch(definition.name, item, found[index], bar.watch(index))
+                    bar.there(index)
+                else:
+                    row = item.pin or _row(
+                        definition.name, item.file, item.file.uri, self._blobs.get(item.known.digest)
+                    )
+                if row != item.pin:
+                    await self._remember(row)
+                got.append(ReplicaFile(item.file.path, row.digest, row.size_bytes))
+        return on_a_worker(definition.name, got)
+
+    async def _items(self, definition: Definition) -> list[_Item]:
+        wanted = await to_the_end(wanted_files, definition, self._upkeep.folder)
+        if not wanted:
+            return []
+        async with self._store.read() as tx:
+            rows = {row.path: row for row in await model_files.list_of(tx, definition.name)}
+        return [self._item(file, rows.get(file.path)) for file in wanted]
+
+    def _item(self, file: ModelFile, row: StoredFile | None) -> _Item:
+        declared = digest_of_file(file)
+        # What it turned out to be before counts as long as the definition means the same by it.
+        if row is not None and row.uri == file.uri and declared in ("", row.digest):
+            return _Item(file, row, ReplicaFile(file.path, row.digest, row.size_bytes))
+        blob = self._blobs.find(declared) if declared else None
+        return _Item(file, None, ReplicaFile(file.path, declared, blob.size if blob is not None else file.size_bytes))
+
+    async def _locate(self, items: Mapping[int, _Item]) -> dict[int, Origin]:
+        async with together() as tasks:
+            asked = {index: tasks.create_task(self._find(item)) for index, item in items.items()}
+        return {index: task.result() for index, task in asked.items()}
+
+    async def _find(self, item: _Item) -> Origin:
+        if item.pin is not None and item.pin.resolved != item.file.uri:
+            try:
+                return await self._origins.find(item.file, item.pin.resolved)
+            except NotFound as error:
+                log.warning("the version that was fetched before is gone", file=item.file.path, reason=error.message)
+        return await self._origins.find(item.file)
+
+    def _require_room(self, model: str, found: Mapping[int, Origin]) -> None:
+        """Before the first byte: half a model helps nobody."""
+        need = sum(origin.room_bytes or origin.size_bytes for origin in found.values())
+        if found:
+            self._room.require(self._blobs.folder, need, f"the files of {model}")
+
+    async def _fetch(self, model: str, item: _Item, origin: Origin, tell: Tell) -> StoredFile:
+        known = item.known
+        try:
+            blob = await origin.fetch(self._blobs, Wanted(known.digest or origin.digest, known.size_bytes), tell)
+        except WrongDigest as error:
+            if item.pin is None or item.file.sha256:
+                raise
+            # Nobody vouched for the first bytes, and they are nowhere to be had any more: these must do.
+            log.warning("a file has changed at its source", model=model, file=known.path, reason=error.message)
+            origin = await self._origins.find(item.file)
+            blob = await origin.fetch(self._blobs, Wanted(origin.digest), tell)
+        log.info("model file fetched", model=model, file=known.path, digest=blob.digest, bytes=blob.size)
+        return _row(model, item.file, origin.resolved, blob)
+
+    async def _remember(self, row: StoredFile) -> None:
+        try:
+            async with self._store.write() as tx:
+                await model_files.put(tx, row)
+        except Conflict:
+            log.info("a model was deleted while its files were fetched", model=row.model)
+
+
+def _row(model: str, file: ModelFile, resolved: str, blob: Blob) -> StoredFile:
+    return StoredFile(model, file.path, file.uri, resolved, blob.digest, blob.size)

@@ -1,0 +1,74 @@
+"""Model files put together for a controller: sessions, tools, folders, and the door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.blobs.fetcher import Fetcher
+from corral.blobs.oci.credentials import DockerConfig
+from corral.blobs.oci.registry import RegistryClient, RegistrySettings
+from corral.blobs.remote import HttpTimes, open_session
+from corral.blobs.store import BlobStore
+from corral.controller.access.signing import IngressTokens
+from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.images import Images
+from corral.controller.files.model_files import ModelFiles, Upkeep
+from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.packages import Packages
+from corral.controller.settings import ControllerSettings
+from corral.gallery.pypi.finding import find_locker
+from corral.gallery.pypi.pip import own_platform, own_python
+from corral.gallery.pypi.sizes import WheelSizes
+from corral.kit.clock import Clock
+from corral.store.api import Store
+
+
+@dataclass(frozen=True)
+class OpenedFiles:
+    files: ModelFiles
+    url: str  # of the door, for workers; `{host}` is theirs to fill in
+
+
+@asynccontextmanager
+async def open_model_files(
+    settings: ControllerSettings,
+    store: Store,
+    tokens: IngressTokens,
+    registries: RegistrySettings,
+    *,
+    clock: Clock,
+    env: Mapping[str, str],
+) -> AsyncIterator[OpenedFiles]:
+    data = settings.data.expanduser()
+    # Where a person may put files for models to name, beside the definitions themselves.
+    own = (settings.models_folder or data / "models").expanduser()
+    async with open_session(HttpTimes(stall_s=settings.download_stall_s)) as session:
+        blobs = BlobStore((settings.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
+        locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
+        origins = Origins(
+            session,
+            Packages(session, locker, WheelSizes(session), platform=own_platform(), python=own_python()),
+            Images(
+                RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock),
+                platform=own_platform(),
+            ),
+            _origin_settings(settings, own),
+        )
+        door = DoorSettings(
+            settings.blob_host, settings.blob_port, settings.blob_url, settings.blob_tls_cert, settings.blob_tls_key
+        )
+        async with open_door(door, blobs, tokens.public_key, clock) as url:
+            upkeep = Upkeep(folder=own, unused_s=settings.keep_unused_files_s)
+            files = ModelFiles(store, blobs, origins, tokens, clock, urls=(url,), upkeep=upkeep)
+            yield OpenedFiles(files, url)
+
+
+def _origin_settings(settings: ControllerSettings, own: Path) -> OriginSettings:
+    return OriginSettings(
+        folders=(own, *(Path(folder).expanduser() for folder in settings.file_folders)),
+        hub=settings.huggingface_url,
+        hub_token=settings.huggingface_token,
+    )

