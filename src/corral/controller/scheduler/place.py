@@ -83,6 +83,7 @@ class NoRoom:
     text: str
     verdicts: tuple[Verdict, ...]
     ever: bool  # some node could take it if others ended, or came back; False: only a change by people helps
+    kept: tuple[str, ...] = ()  # who is in the way and may not go: a sentence each
 
     @property
     def why(self) -> tuple[str, ...]:
