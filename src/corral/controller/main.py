@@ -24,6 +24,7 @@ from corral.controller.api.server import serve_app
 from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
 from corral.controller.backends import Backends
 from corral.controller.bus_setup import set_up_bus
+from corral.controller.files.opening import open_model_files
 from corral.controller.galleries import open_galleries
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
@@ -81,6 +82,9 @@ async def serve(
         leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
         listening = Listening(bus, clock, longest_gap_s=max(settings.stale_after_s / 2, 2 * settings.heartbeat_flush_s))
         ingress_tokens = await open_ingress_tokens(store, clock)
+        opened_files = await opened.enter_async_context(
+            open_model_files(settings, store, ingress_tokens, registry_settings(settings), clock=clock, env=os.environ)
+        )
         issuer = bus_setup.issuer
         revoked = Revocations(
             store,
@@ -150,7 +154,18 @@ async def serve(
             {
                 "access": access,
                 "join_tokens": JoinTokens(store, watch, public_url=settings.public_url, ca=ca),
-                "node_api": NodeApi(store, changes, heartbeats, issuer, revoked, ingress_tokens, ca, clock, rules),
+                "node_api": NodeApi(
+                    store,
+                    changes,
+                    heartbeats,
+                    issuer,
+                    revoked,
+                    ingress_tokens,
+                    ca,
+                    clock,
+                    rules,
+                    blob_url=opened_files.url,
+                ),
                 "nodes": node_admin,
                 "ingresses": ingresses,
                 "watch": watch,
@@ -171,7 +186,17 @@ async def serve(
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
             housekeeping = Housekeeping(store, leadership, clock, keep_operations_s=settings.keep_operations_s)
-            parts = (watch, heartbeats, health, ingress_check, revoked, presence, housekeeping, *backends.parts)
+            parts = (
+                watch,
+                heartbeats,
+                health,
+                ingress_check,
+                revoked,
+                presence,
+                housekeeping,
+                *backends.parts,
+                opened_files.files,
+            )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with (
                 LogTunnels(access, node_admin, ingresses) as tunnels,

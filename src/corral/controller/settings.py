@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.controller.file_settings import FileSettings
 from corral.gallery.galleries import DEFAULT_GALLERIES, parse_galleries
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, Seconds, setting
@@ -46,7 +47,7 @@ def _galleries(value: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class ControllerSettings:
+class _ControllerSettings:
     data: Path = setting("folder of the controller's own files", default=Path("~/.local/share/corral/controller"))
     store: str = setting(
         "database: sqlite:///PATH or postgresql://…; empty = corral.db in the data folder",
@@ -249,3 +250,8 @@ class ControllerSettings:
 
     def store_url(self) -> str:
         return self.store or f"sqlite:///{(self.data.expanduser() / 'corral.db').absolute()}"
+
+
+@dataclass(frozen=True)
+class ControllerSettings(FileSettings, _ControllerSettings):
+    """All of them. The bases come in the reverse of the order in which people are shown them."""

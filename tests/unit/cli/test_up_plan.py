@@ -33,6 +33,7 @@ SITE = Site(
     lan=False,
     tls=False,
     address="127.0.0.1",
+    blob_port=8090,
 )
 LAN = dataclasses.replace(SITE, bind="0.0.0.0", lan=True, tls=True, address="192.168.7.5", node_name="attic")
 
@@ -56,6 +57,10 @@ def test_the_roles_read_back_what_was_meant() -> None:
     assert controller.bus_urls == ("tls://127.0.0.1:4222",)
     assert controller.bus_public_urls == ("tls://{host}:4222",)
     assert controller.ca_key == Path("/data/secrets/ca.key")
+    assert (controller.blob_host, controller.blob_port) == ("0.0.0.0", 8090)
+    assert controller.blob_url == "https://{host}:8090"
+    assert controller.blob_tls_key == Path("/data/secrets/server.key")
+    assert controller_settings(SITE)["blob_url"] == "http://127.0.0.1:8090"
     gateway = read_settings(GatewaySettings, flags={}, env=role_env(GatewaySettings, gateway_settings(LAN), {}))
     assert (gateway.host, gateway.port) == ("0.0.0.0", 8080)
     assert gateway.tls_cert == Path("/data/secrets/server.crt")

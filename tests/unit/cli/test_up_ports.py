@@ -28,11 +28,12 @@ def test_a_named_port_that_is_taken_is_refused_by_its_flag(taken: int) -> None:
 
 
 def test_a_port_nobody_named_moves_when_it_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.cli.up.ports._USUAL", {"--bus-port": taken, "--ingress-port": taken})
+    usual = dict.fromkeys(("--bus-port", "--blob-port", "--ingress-port"), taken)
+    monkeypatch.setattr("corral.cli.up.ports._USUAL", usual)
     ports = choose_ports(UpSettings(port=0), HERE, remembered={})
-    assert set(ports) == {"--port", "--bus-port", "--ingress-port"}
+    assert set(ports) == {"--port", "--bus-port", "--blob-port", "--ingress-port"}
     assert taken not in ports.values()
-    assert len(set(ports.values())) == 3
+    assert len(set(ports.values())) == 4
 
 
 def test_what_was_used_last_is_used_again(tmp_path: Path, taken: int) -> None:

@@ -41,6 +41,7 @@ class Site:
     tls: bool
     address: str  # how other machines reach this one
     node_name: str = ""
+    blob_port: int = 0  # of the controller's, for model files
 
     @property
     def socket(self) -> Path:
@@ -71,6 +72,12 @@ class Site:
         return f"{self._bus_scheme}://{{host}}:{self.bus_port}" if self.lan else self.bus_url
 
     @property
+    def blob_url(self) -> str:
+        """The same for model files; the worker fills in `{host}`."""
+        host = "{host}" if self.lan else in_url(loopback_of(self.bind))
+        return f"{self._scheme}://{host}:{self.blob_port}"
+
+    @property
     def _scheme(self) -> str:
         return "https" if self.tls else "http"
 
@@ -97,6 +104,11 @@ def controller_settings(site: Site) -> dict[str, str]:
         "bus_public_urls": site.bus_public_url,
         "bus_keys": str(folder.bus_keys),
         "bus_ca": str(folder.ca_cert) if site.tls else "",
+        "blob_host": site.bind,
+        "blob_port": str(site.blob_port),
+        "blob_url": site.blob_url,
+        "blob_tls_cert": str(folder.server_cert) if site.tls else "",
+        "blob_tls_key": str(folder.server_key) if site.tls else "",
     }
 
 

@@ -74,6 +74,7 @@ def settle(settings: UpSettings, folder: DataFolder) -> Site:
         port=ports["--port"],
         bus_port=ports["--bus-port"],
         ingress_port=ports.get("--ingress-port", 0),
+        blob_port=ports["--blob-port"],
         lan=settings.reaches_out,
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,

@@ -15,12 +15,16 @@ from corral.cli.up.settings import UpSettings
 from corral.kit.errors import Failed
 from corral.kit.files import write_atomically
 
-_USUAL = {"--bus-port": 4222, "--ingress-port": 50050}
+_USUAL = {"--bus-port": 4222, "--blob-port": 8090, "--ingress-port": 50050}
 
 
 def choose_ports(settings: UpSettings, bind: str, *, remembered: Mapping[str, int]) -> dict[str, int]:
     """By flag. Raises `Failed` with the line that names a port that was asked for and cannot be had."""
-    asked: dict[str, int | None] = {"--port": settings.port, "--bus-port": settings.bus_port}
+    asked: dict[str, int | None] = {
+        "--port": settings.port,
+        "--bus-port": settings.bus_port,
+        "--blob-port": settings.blob_port,
+    }
     if settings.worker:
         asked["--ingress-port"] = settings.ingress_port
     chosen: dict[str, int] = {}

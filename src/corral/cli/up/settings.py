@@ -34,6 +34,11 @@ class UpSettings:
     bus_port: int | None = setting(
         "port of the bus, for workers (4222, or a free one when that is taken)", default=None, check=_port
     )
+    blob_port: int | None = setting(
+        "port model files are fetched from, for workers (8090, or a free one when that is taken)",
+        default=None,
+        check=_port,
+    )
     ingress_port: int | None = setting(
         "port of this machine's worker, for gateways (50050, or a free one when that is taken)",
         default=None,
@@ -82,9 +87,10 @@ class UpSettings:
         faults = []
         if self.plain and not self.reaches_out:
             faults.append("--plain only makes sense with --lan: on this machine alone there is no TLS anyway")
-        ports = [port for port in (self.port, self.bus_port, self.ingress_port if self.worker else 0) if port]
+        given = (self.port, self.bus_port, self.blob_port, self.ingress_port if self.worker else 0)
+        ports = [port for port in given if port]
         if len(set(ports)) < len(ports):
-            faults.append("--port, --bus-port and --ingress-port must differ")
+            faults.append("--port, --bus-port, --blob-port and --ingress-port must differ")
         if faults:
             raise BadSettings(faults)
         object.__setattr__(self, "data", self.data.expanduser().absolute())
