@@ -10,26 +10,78 @@ from collections.abc import Awaitable, Callable
 
 from corral.contract.codec import encode
 from corral.contract.http import BodyTooLarge, ClientGone, Request, Responder
-from corral.inference import generating
+from corral.inference import generating, listening, small_calls, speaking, vectors
 from corral.inference.asked import Asked
 from corral.inference.calling import Caller
 from corral.inference.refusals import JSON, Refused, not_bridged
+from corral.inference.request_files import RequestFiles
 from corral.inference.served import Served
 
 LARGEST_BODY = 64 * 1024 * 1024
-Answering = Callable[[Caller, Asked, Responder], Awaitable[int]]
+LONGEST_SHOWN = 100
 
-_JSON_ROUTES: dict[bytes, Answering] = {
+# A JSON object in, an answer out.
+_ASKED: dict[bytes, Callable[[Caller, Asked, Responder], Awaitable[int]]] = {
     b"/v1/chat/completions": generating.chat,
     b"/v1/completions": generating.complete,
+    b"/v1/embeddings": vectors.embed,
+    b"/v1/rerank": vectors.rerank,
+    b"/v1/tokenize": small_calls.tokenize,
+    b"/tokenize": small_calls.tokenize,
+    b"/v1/detokenize": small_calls.detokenize,
+    b"/detokenize": small_calls.detokenize,
+    b"/v1/vad": small_calls.find_speech,
+    b"/vad": small_calls.find_speech,
+}
+# A form with a file in it.
+_FORMS: dict[bytes, Callable[[Caller, Request, Responder, RequestFiles], Awaitable[int]]] = {
+    b"/v1/audio/transcriptions": listening.transcribe,
+    b"/v1/audio/translations": listening.translate,
+    b"/v1/audio/diarization": listening.diarize,
+}
+_LOOKS: dict[bytes, Callable[[Caller, Responder], Awaitable[int]]] = {
+    b"/health": small_calls.health,
+    b"/status": small_calls.status,
+}
+_SPEECH = b"/v1/audio/speech"
+# What is not translated, by the RPC it would be (contract: grpc.md §2). LocalAI's own paths.
+_NOT_BRIDGED = {
+    b"/v1/images/generations": "GenerateImage",
+    b"/v1/images/edits": "GenerateImage",
+    b"/v1/images/variations": "GenerateImage",
+    b"/v1/images/inpainting": "GenerateImage",
+    b"/v1/images/upscale": "UpscaleImage",
+    b"/v1/videos": "GenerateVideo",
+    b"/v1/videos/generations": "GenerateVideo",
+    b"/v1/3d/generations": "Generate3D",
+    b"/v1/sound-generation": "SoundGeneration",
+    b"/v1/audio/transform": "AudioTransform",
+    b"/v1/audio/classification": "SoundDetection",
+    b"/v1/realtime": "AudioTranscriptionLive",
+    b"/v1/detection": "Detect",
+    b"/v1/depth": "Depth",
+    b"/v1/score": "Score",
+    b"/v1/token-classification": "TokenClassify",
+    b"/v1/face/verify": "FaceVerify",
+    b"/v1/face/analyze": "FaceAnalyze",
+    b"/v1/voice/verify": "VoiceVerify",
+    b"/v1/voice/analyze": "VoiceAnalyze",
+    b"/v1/voice/embed": "VoiceEmbed",
+    b"/stores/set": "StoresSet",
+    b"/stores/delete": "StoresDelete",
+    b"/stores/get": "StoresGet",
+    b"/stores/find": "StoresFind",
+    b"/metrics": "GetMetrics",
 }
 
 
 class Bridge:
     """Of one process. `close` it when that process is gone: the last request under way closes it in truth."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, files: RequestFiles) -> None:
+        """`files`: on a disk that the process sees under the same paths."""
         self.served = served
+        self._files = files
         self._caller = Caller(served)
         self._open = 0
         self._closing = False
@@ -66,16 +118,24 @@ class Bridge:
         return refused.status
 
     async def _route(self, request: Request, responder: Responder) -> int:
-        route = request.route
-        if (answer := _JSON_ROUTES.get(route)) is not None:
-            if request.method != b"POST":
-                raise Refused(405, "Only POST is served here.", code="method_not_allowed")
-            return await answer(self._caller, await self._asked(request), responder)
+        route, caller = request.route, self._caller
+        if (ask := _ASKED.get(route)) is not None:
+            return await ask(caller, await self._asked(request), responder)
+        if (fill := _FORMS.get(route)) is not None:
+            _check_method(request, b"POST")
+            return await fill(caller, request, responder, self._files)
+        if route == _SPEECH:
+            return await speaking.speak(caller, await self._asked(request), responder, self._files)
+        if (look := _LOOKS.get(route)) is not None:
+            _check_method(request, b"GET")
+            return await look(caller, responder)
         if route == b"/v1/models":
+            _check_method(request, b"GET")
             return await self._models(responder)
-        raise not_bridged("none", route.decode("latin-1"))
+        raise not_bridged(_NOT_BRIDGED.get(route, ""), route[:LONGEST_SHOWN].decode("latin-1"))
 
     async def _asked(self, request: Request) -> Asked:
+        _check_method(request, b"POST")
         try:
             return Asked.read(await request.body.read(LARGEST_BODY))
         except BodyTooLarge as error:
@@ -86,6 +146,11 @@ class Bridge:
         rows = [{"id": self.served.model, "object": "model", "created": 0, "owned_by": self.served.backend}]
         await responder.send(200, (JSON,), encode({"object": "list", "data": rows}))
         return 200
+
+
+def _check_method(request: Request, method: bytes) -> None:
+    if request.method != method:
+        raise Refused(405, f"Only {method.decode()} is served here.", code="method_not_allowed")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

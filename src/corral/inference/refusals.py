@@ -6,7 +6,7 @@ gRPC's own errors are read in `calling.py`; here is only how they are told.
 from __future__ import annotations
 
 from corral.contract.codec import encode
-from corral.contract.http import Headers
+from corral.contract.http import Headers, RelayError
 
 JSON = (b"content-type", b"application/json")
 INVALID = "invalid_request_error"
@@ -38,13 +38,19 @@ class Refused(Exception):
         return (JSON,)
 
 
+class BrokenOff(RelayError):
+    """An answer that cannot be brought to its end, nor say so itself."""
+
+
 def bad(param: str, message: str) -> Refused:
     """The client can mend it, and this is the field."""
     return Refused(400, message, param=param)
 
 
 def not_bridged(rpc: str, what: str) -> Refused:
-    return Refused(501, f"{what} is not translated to gRPC here: it would be the RPC {rpc}.", code="not_implemented")
+    """`rpc` empty: the contract has none for it."""
+    why = f"its RPC, {rpc}, is not translated here" if rpc else "there is no RPC for it"
+    return Refused(501, f"{what} is not served by gRPC backends: {why}.", code="not_implemented")
 
 
 def not_implemented(backend: str, rpc: str) -> Refused:

@@ -40,6 +40,7 @@ from corral.worker.agent.waiting import alongside, unless_set
 from corral.worker.backends import open_backends
 from corral.worker.handover import HandOver, Successors, inherit, is_successor
 from corral.worker.hardware.probe import HardwareProbe
+from corral.worker.ingress.bridges import open_request_files
 from corral.worker.ingress.door import Door
 from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.server import Ingress
@@ -78,7 +79,8 @@ async def serve(
         tokens.trust(identity.current.signing_key, identity.current.node_id)
         wake = Wake()  # of the next heartbeat
         supervisor = Supervisor(settings.supervisor_settings(settings.data), clock=clock, changed=wake.set)
-        door = Door(standing, tokens, metrics, supervisor)
+        files = open_request_files(settings.data / "requests", settings.backend_user)
+        door = Door(standing, tokens, metrics, supervisor, files)
         certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
         join_token = read_join_token(settings)

@@ -5,16 +5,28 @@ of the worker, so only a worker with such a process does it, and only when it is
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from corral.inference.request_files import RequestFiles
+from corral.worker.supervisor.launch import find_user
 from corral.worker.supervisor.table import Running
 
 if TYPE_CHECKING:
     from corral.inference.bridge import Bridge
 
 
+def open_request_files(folder: Path, backend_user: str) -> RequestFiles:
+    """What an earlier worker left there is removed. Raises Invalid for a user nobody knows."""
+    user, _ = find_user(backend_user)
+    files = RequestFiles(folder, (user.uid, user.gid) if user is not None else None)
+    files.sweep()
+    return files
+
+
 class Bridges:
-    def __init__(self) -> None:
+    def __init__(self, files: RequestFiles) -> None:
+        self._files = files
         self._known: dict[str, tuple[Running, Bridge]] = {}
 
     async def of(self, running: Running, find: Callable[[str], Running | None]) -> Bridge:
@@ -48,5 +60,6 @@ class Bridges:
                 definition=running.definition,
                 load=running.load,
                 slots=running.slots,
-            )
+            ),
+            self._files,
         )

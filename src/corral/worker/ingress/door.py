@@ -12,10 +12,12 @@ from typing import Protocol
 from corral.contract.access import Scope
 from corral.contract.codec import encode
 from corral.contract.http import Request, Responder
+from corral.inference.request_files import RequestFiles
 from corral.kit.log import get_log
 from corral.worker.agent.standing import Standing
 from corral.worker.ingress import logs, replicas
 from corral.worker.ingress.answers import JSON, READING, TEXT, say_error, say_wrong_method
+from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.ingress.tokens import NotWelcome, TokenCheck
 from corral.worker.metrics import CONTENT_TYPE, WorkerMetrics
@@ -38,13 +40,21 @@ class Processes(Protocol):
 class Door:
     """A `Handler` of the relay."""
 
-    def __init__(self, standing: Standing, tokens: TokenCheck, metrics: WorkerMetrics, processes: Processes) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        tokens: TokenCheck,
+        metrics: WorkerMetrics,
+        processes: Processes,
+        files: RequestFiles,
+    ) -> None:
+        """`files`: of requests, where backends can read and write them."""
         self._standing = standing
         self._tokens = tokens
         self._metrics = metrics
         self._open_requests = 0
         self.inflight = InFlight()
-        self.replicas = replicas.Replicas(processes.find, self.inflight)
+        self.replicas = replicas.Replicas(processes.find, self.inflight, Bridges(files))
         self._logs = logs.LogDoor(processes.logs)
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {

@@ -34,11 +34,11 @@ class _Way(NamedTuple):
 
 
 class Replicas:
-    def __init__(self, find: Find, in_flight: InFlight, bridges: Bridges | None = None) -> None:
+    def __init__(self, find: Find, in_flight: InFlight, bridges: Bridges) -> None:
         """`find` gives the process of exactly that id, if it serves."""
         self._find = find
         self._in_flight = in_flight
-        self._bridges = bridges or Bridges()
+        self._bridges = bridges
         self._ways: dict[str, _Way] = {}
         self._retired: set[str] = set()
 
