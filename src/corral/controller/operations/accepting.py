@@ -118,6 +118,7 @@ def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
         target,
         operation.created_at,
         wish.asked,
+        wish.origin.value,
         force=wish.force,
         max_parallel=wish.max_parallel,
         excluded=tuple(sorted(excluded)),
@@ -151,8 +152,9 @@ async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:
     if not rules or wish.force:
         return None
     last = rules[-1]
-    asked = (prepared.want, wish.scope.kind, wish.scope.value, wish.max_parallel, wish.asked)
-    if (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.asked) != asked or last.force:
+    asked = (prepared.want, wish.scope.kind, wish.scope.value, wish.max_parallel, wish.asked, wish.origin)
+    said = (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.asked, last.origin)
+    if said != asked or last.force:
         return None
     if not await _has_builds(tx, last.target, prepared.builds):
         return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from corral.contract.labels import parse_selector
 from corral.controller.desired.rollout import DEFAULT, parse_max_parallel
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.desired.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.store import nodes
 from corral.store.api import Transaction
@@ -46,6 +46,7 @@ class Wish:
     force: bool = False
     max_parallel: str = ""
     by: str = ""  # the API key; empty = Corral itself
+    origin: Origin = Origin.PERSON
 
 
 def make_wish(
@@ -56,6 +57,7 @@ def make_wish(
     force: bool = False,
     max_parallel: str = "",
     by: str = "",
+    origin: Origin = Origin.PERSON,
 ) -> Wish:
     """Raises Invalid for what cannot be meant."""
     if not asked.backend and not asked.uri:
@@ -75,7 +77,7 @@ def make_wish(
         max_parallel = parse_max_parallel(max_parallel)
     elif kind is OperationKind.UPGRADE:
         max_parallel = DEFAULT
-    return Wish(kind, asked, scope, force, max_parallel, by)
+    return Wish(kind, asked, scope, force, max_parallel, by, origin)
 
 
 async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> Scope:

@@ -13,7 +13,9 @@ from corral.kit.tasks import Wake
 from corral.worker.ingress.inflight import InFlight
 
 log = get_log(__name__)
-AGAIN_S = 2.0  # what was told last is told once more: messages get lost, and no other may follow for a long time
+# What was told last is told once more: messages get lost, and no other may follow for a long time. And as long as there
+# are requests under way: a controller that begins to listen must not take silence for idleness.
+AGAIN_S = 2.0
 
 
 class LoadReports:
@@ -35,7 +37,7 @@ class LoadReports:
             changed = await self._wake.wait(self._again_s)
             if not (changed or due):
                 continue
-            due = changed
+            due = changed or bool(self._in_flight.counts())
             try:
                 await bus.publish(NODE_LOAD, self._report(), node=node)
             except CorralError as error:

@@ -1,0 +1,55 @@
+"""Orders about replicas on their way to one worker, and what the answers mean (DESIGN §3). Corral workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from corral.bus.api import Bus
+from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA, ReplicaReply, StartReplica, StopReplica
+from corral.controller.replicas.life import Accepted, Ended, Heard, NotReached, NotSent, OrderId, Unsure
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+
+class ReplicaCalls:
+    def __init__(self, bus: Bus, clock: Clock, *, accept_s: float = 10.0, second_try_s: float = 0.25) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._accept_s = accept_s
+        self._second_try_s = second_try_s
+
+    async def start(self, node_id: str, order: StartReplica) -> Heard:
+        """Never raises for what the other side or the bus does."""
+        named = OrderId(node_id, order.op_id, order.attempt)
+        try:
+            reply = await self._twice(
+                lambda: self._bus.call(START_REPLICA, order, timeout_s=self._accept_s, node=node_id)
+            )
+        except Unreachable:
+            return NotReached(named)
+        except OutcomeUnknown:
+            return Unsure(named)
+        except (Failed, Invalid) as error:  # it did answer, and it is not what we know
+            return Ended(named, success=False, error=error.message)
+        except CorralError as error:
+            log.warning("order not sent", node=node_id, model=order.model, error=error.message)
+            return NotSent(named)
+        return Accepted(named) if reply.accepted else Ended(named, reply.success, reply.error)
+
+    async def stop(self, node_id: str, order: StopReplica) -> None:
+        """Whether it worked, the node's list tells; it is told again until it has."""
+        try:
+            await self._twice(lambda: self._bus.call(STOP_REPLICA, order, timeout_s=self._accept_s, node=node_id))
+        except CorralError as error:
+            log.warning("stop not accepted", node=node_id, process=order.process_id, error=error.message)
+
+    async def _twice(self, ask: Callable[[], Awaitable[ReplicaReply]]) -> ReplicaReply:
+        """ "Nobody listens" counts only when it is so twice."""
+        try:
+            return await ask()
+        except Unreachable:
+            await self._clock.sleep(self._second_try_s)
+            return await ask()

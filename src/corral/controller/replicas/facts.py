@@ -1,0 +1,55 @@
+"""What deciding about replicas takes, and what comes of it. Records only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from corral.contract.messages.replicas import ReplicaFile
+from corral.controller.loads.jobs import Cooldown, Job, Moved
+from corral.controller.replicas.life import Heard, Intended, Place, Ready, Start, Times
+from corral.controller.scheduler.world import World
+
+Key = tuple[str, str, int]  # node, model, replica
+
+
+@dataclass(frozen=True)
+class Files:
+    """How far the files of one revision of a model are on the controller."""
+
+    files: tuple[ReplicaFile, ...] | None = None  # None: they are being fetched, or nobody has begun
+    trouble: str = ""
+    moved: Moved = field(default_factory=Moved)
+
+
+@dataclass(frozen=True)
+class Facts:
+    now: datetime
+    epoch: int
+    world: World  # nodes and models; its replicas are made from the rows
+    places: Mapping[str, Place]
+    rows: Sequence[Intended] = ()
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    heard: Sequence[Heard] = ()
+    backends: Mapping[tuple[str, str], Ready] = field(default_factory=dict)  # by node and backend
+    files: Mapping[tuple[str, str], Files] = field(default_factory=dict)  # by model and revision
+    moved: Mapping[Key, Moved] = field(default_factory=dict)  # what nodes tell about an order under way
+    formers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model: may answer until the present can
+    strays: Mapping[str, datetime] = field(default_factory=dict)  # by process nobody wants: since when it is seen
+    looking: frozenset[str] = frozenset()  # backends for which builds are being looked up
+    times: Times = field(default_factory=Times)
+    cooldown: Cooldown = field(default_factory=Cooldown)
+
+
+@dataclass
+class Decided:
+    rows: dict[Key, Intended] = field(default_factory=dict)  # as they are now, all of them
+    jobs: dict[str, Job] = field(default_factory=dict)  # the same
+    starts: list[Start] = field(default_factory=list)
+    stops: list[tuple[Intended, str]] = field(default_factory=list)  # with the process
+    clear: list[tuple[str, str]] = field(default_factory=list)  # node and process: nobody wants it
+    strays: dict[str, datetime] = field(default_factory=dict)
+    ready: dict[str, str] = field(default_factory=dict)  # by model: its present revision, of which one can answer
+    unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: looks, and until when
+    events: list[tuple[str, Intended]] = field(default_factory=list)  # for the log

@@ -1,0 +1,99 @@
+"""Has the files of models fetched to the controller, in the background, each revision once at a time.
+
+How they are fetched is `controller/files`; this remembers what came of it until the next look at the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+from corral.blobs.progress import Progress, Tell
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.models import Definition
+from corral.controller.loads.jobs import Moved
+from corral.controller.replicas.facts import Files
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+
+class FilesOfModels(Protocol):
+    """What we need of `controller/files`."""
+
+    async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+        """All of them on the controller, verified. Raises what keeps them from it."""
+
+    def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
+        """Where a node fetches them by digest, and what opens it."""
+
+
+def _is_open(files: Files | None) -> bool:
+    return files is None or (files.files is None and not files.trouble)
+
+
+class Fetching:
+    """`async with` it. `moved` is called when something is new."""
+
+    def __init__(self, files: FilesOfModels, *, moved: Callable[[], None]) -> None:
+        self._files = files
+        self._moved = moved
+        self._known: dict[tuple[str, str], Files] = {}
+        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Fetching:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for task in list(self._under_way.values()):
+            task.cancel()
+        if tasks is not None:
+            await tasks.__aexit__(kind, error, trace)
+
+    def known(self) -> dict[tuple[str, str], Files]:
+        return dict(self._known)
+
+    def want(self, wanted: dict[tuple[str, str], Definition]) -> None:
+        """These are needed, and no others: what is not wanted any more stops, and what failed is forgotten."""
+        for key, task in list(self._under_way.items()):
+            if key not in wanted:
+                task.cancel()
+        self._known = {key: files for key, files in self._known.items() if key in wanted}
+        for key, definition in wanted.items():
+            if key not in self._under_way and self._tasks is not None and _is_open(self._known.get(key)):
+                task = self._tasks.create_task(self._fetch(key, definition), name=f"files of {definition.name}")
+                self._under_way[key] = task
+                task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._under_way.get(key) is task:
+            del self._under_way[key]
+
+    async def _fetch(self, key: tuple[str, str], definition: Definition) -> None:
+        def tell(progress: Progress) -> None:
+            text = f"{progress.phase} {progress.file}".strip()
+            moved = Moved(progress.current_bytes, progress.total_bytes, progress.file_index, progress.file_count, text)
+            self._known[key] = Files(moved=moved)
+
+        try:
+            self._known[key] = Files(files=await self._files.ensure(definition, tell))
+        except CorralError as error:
+            log.warning("files of a model could not be fetched", model=definition.name, error=error.message)
+            self._known[key] = Files(trouble=f"its files could not be fetched: {error.message}")
+        except asyncio.CancelledError:
+            self._known.pop(key, None)
+            raise
+        except Exception:
+            log.exception("files of a model could not be fetched", model=definition.name)
+            self._known[key] = Files(trouble="its files could not be fetched; the controller's log says why")
+        finally:
+            self._moved()

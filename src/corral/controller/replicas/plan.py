@@ -1,0 +1,390 @@
+"""What should run where, compared with what does: for every model, from one look at the world. Pure.
+
+First each replica by itself (`life.py`), then each model: is one wanted, is there one too many, does an old revision
+still serve, is its node to be emptied. Where a new one goes, what makes room for it and how many there should be are
+the scheduler's to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from msgspec.structs import replace as changed
+
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
+from corral.controller.loads import jobs
+from corral.controller.loads.jobs import Job, Moved
+from corral.controller.replicas.facts import Decided, Facts, Files
+from corral.controller.replicas.life import (
+    DRAINING,
+    OFFLINE,
+    Broke,
+    Gone,
+    Intended,
+    Keep,
+    Place,
+    Quiet,
+    Ready,
+    Stage,
+    Start,
+    Stop,
+    hear,
+    leave,
+    next_of,
+)
+from corral.controller.replicas.mirror import mirror
+from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
+from corral.controller.scheduler.place import NoRoom, Placed, place
+from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, plan_scale
+from corral.controller.scheduler.world import Model, World
+
+MOST_STEPS = 16  # of one model in one look
+
+
+def decide(facts: Facts) -> Decided:
+    decided = Decided(rows={row.key: row for row in facts.rows}, jobs=dict(facts.jobs))
+    failures = _step(facts, decided)
+    _take_in_strays(facts, decided)
+    names = {key[1] for key in decided.rows} | set(decided.jobs) | set(failures)
+    names |= {name for name, model in facts.world.models.items() if model.schedule.scales}
+    for name in sorted(names):
+        model = facts.world.models.get(name)
+        if model is None or model.disabled:
+            _end(facts, decided, name, "the model was deleted" if model is None else "the model was disabled")
+        else:
+            _ModelPlan(facts, decided, model, failures.get(name, [])).carry_out()
+    return decided
+
+
+# Each replica by itself.
+
+
+def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
+    """By model, what broke."""
+    failures: dict[str, list[Broke]] = {}
+    for key, row in list(decided.rows.items()):
+        after = _heard(facts, row)
+        where = facts.places.get(row.node_id)
+        if isinstance(after, Intended):
+            after, ready = _prepared(facts, after)
+            following = next_of(after, where, ready, facts.now, facts.epoch, facts.times)
+        else:
+            following = after
+        match following:
+            case Keep(row=kept):
+                if kept.stage is Stage.RUNNING and row.stage is not Stage.RUNNING:
+                    decided.events.append(("replica ready", kept))
+                decided.rows[key] = kept
+            case Start(row=sent):
+                decided.rows[key] = sent
+                decided.starts.append(following)
+            case Stop(row=sent, process_id=process_id):
+                decided.rows[key] = sent
+                decided.stops.append((sent, process_id))
+            case Gone():
+                del decided.rows[key]
+                decided.events.append((following.why or "replica gone", row))
+            case Broke():
+                del decided.rows[key]
+                failures.setdefault(row.model, []).append(following)
+                left = where.process_of(row) if where is not None and where.known else None
+                if left is not None:
+                    decided.clear.append((row.node_id, left.process_id))
+    return failures
+
+
+def _heard(facts: Facts, row: Intended) -> Intended | Broke:
+    for told in facts.heard:
+        if (told.order.node_id, told.order.op_id) == (row.node_id, row.op_id):
+            after = hear(row, told, facts.now, facts.times)
+            if isinstance(after, Broke):
+                return after
+            row = after
+    return row
+
+
+def _prepared(facts: Facts, row: Intended) -> tuple[Intended, Ready]:
+    ready = facts.backends.get((row.node_id, row.backend), Ready())
+    if row.stage is not Stage.PLACED:
+        return row, ready
+    files = facts.files.get((row.model, row.revision), Files())
+    if files.trouble:
+        return row, replace(ready, trouble=files.trouble, everywhere=True)
+    if row.files is None and files.files is not None:
+        row = changed(row, files=files.files, updated_at=facts.now)
+    return row, ready
+
+
+# Processes without a row.
+
+
+def _take_in_strays(facts: Facts, decided: Decided) -> None:
+    """Those that serve what is wanted are taken in; the rest ends after a while, when it has nothing to do."""
+    cleared = {process_id for _, process_id in decided.clear}
+    mine = {process.process_id for row in decided.rows.values() for process in _of_row(facts, row)}
+    for where in facts.places.values():
+        if not (where.accepts and where.known and where.reachable):
+            continue
+        for process in where.processes:
+            if not process.model or process.process_id in cleared | mine:
+                continue
+            if _is_wanted(facts, decided, where, process):
+                row = _adopted(facts, where, process)
+                decided.rows[row.key] = row
+                decided.events.append(("replica taken in", row))
+                continue
+            since = facts.strays.get(process.process_id, facts.now)
+            decided.strays[process.process_id] = since
+            idle = where.quiet.get(process.process_id, Quiet())
+            if facts.now - since >= facts.times.orphan and idle.known and idle.in_flight == 0:
+                decided.clear.append((where.id, process.process_id))
+
+
+def _of_row(facts: Facts, row: Intended) -> list[ReplicaProcess]:
+    """Every process that may be this row's: the one it has, and one it had."""
+    where = facts.places.get(row.node_id)
+    if where is None:
+        return []
+    own = where.process_of(row)
+    return [process for process in where.processes if process is own or process.process_id == row.process_id]
+
+
+def _is_wanted(facts: Facts, decided: Decided, where: Place, process: ReplicaProcess) -> bool:
+    model = facts.world.models.get(process.model)
+    if model is None or model.disabled or (where.id, process.model, process.replica) in decided.rows:
+        return False
+    allowed = (model.revision, *facts.formers.get(model.name, ()))
+    return process.state == ReplicaState.READY and process.revision in allowed
+
+
+def _adopted(facts: Facts, where: Place, process: ReplicaProcess) -> Intended:
+    return Intended(
+        where.id,
+        process.model,
+        process.replica,
+        process.revision,
+        process.backend,
+        Stage.RUNNING,
+        f"adopted-{process.process_id}",
+        process.process_id,
+        facts.now,
+        facts.now,
+        attempt=1,
+        devices=process.devices,
+        memory_bytes=process.memory_bytes,
+        files=(),
+        reason="it was running",
+        boot_id=where.boot_id,
+        ready_at=facts.now,
+    )
+
+
+def _end(facts: Facts, decided: Decided, name: str, why: str) -> None:
+    decided.jobs.pop(name, None)
+    for row in [row for row in decided.rows.values() if row.model == name]:
+        _let_go(decided, row, why, facts)
+
+
+def _let_go(decided: Decided, row: Intended, why: str, facts: Facts) -> None:
+    if row.stage is Stage.PLACED:
+        del decided.rows[row.key]  # nothing was ordered yet
+    elif row.stage is not Stage.LEAVING:
+        decided.rows[row.key] = leave(row, why, facts.now)
+        decided.events.append((f"replica leaves: {why}", row))
+
+
+class _ModelPlan:
+    """One model's turn."""
+
+    def __init__(self, facts: Facts, decided: Decided, model: Model, broken: list[Broke]) -> None:
+        self._facts = facts
+        self._decided = decided
+        self._job = decided.jobs.get(model.name)
+        self._model = model
+        self._broken = broken
+
+    def carry_out(self) -> None:
+        self._give_up_what_is_stale()
+        self._note_failures()
+        serving = self._serving()
+        if serving:
+            self._decided.ready[self._model.name] = self._model.revision
+            if self._job is not None and self._job.active:
+                self._job = None
+        if self._job is not None and self._job.active and not self._present():
+            self._place(choose_place(self._world(), self._tried(), Purpose.COLD), Purpose.COLD)
+        else:
+            self._scale()
+        self._keep_job()
+
+    # What there is of it.
+
+    def _rows(self, *stages: Stage) -> list[Intended]:
+        rows = [row for row in self._decided.rows.values() if row.model == self._model.name]
+        return [row for row in rows if row.stage in stages] if stages else rows
+
+    def _present(self) -> list[Intended]:
+        """Of the present revision, there or on the way, where they may stay."""
+        rows = self._rows(Stage.PLACED, Stage.ORDERED, Stage.RUNNING)
+        own = [row for row in rows if row.revision == self._model.revision]
+        return [row for row in own if self._status(row) not in (DRAINING, OFFLINE)]
+
+    def _serving(self) -> list[Intended]:
+        """Of the present revision, able to answer."""
+        rows = self._rows(Stage.RUNNING)
+        return [row for row in rows if row.revision == self._model.revision and self._answers(row)]
+
+    def _status(self, row: Intended) -> str:
+        where = self._facts.places.get(row.node_id)
+        return where.status if where is not None else OFFLINE
+
+    def _answers(self, row: Intended) -> bool:
+        where = self._facts.places.get(row.node_id)
+        process = where.process_of(row) if where is not None else None
+        ready = process is not None and process.state == ReplicaState.READY
+        return ready and self._status(row) not in (OFFLINE, DRAINING)
+
+    def _tried(self) -> Model:
+        """With where it failed lately."""
+        return replace(self._model, failed_on=self._job.failed_on) if self._job is not None else self._model
+
+    def _world(self) -> World:
+        replicas = mirror(self._decided.rows.values(), self._facts.places)
+        return replace(self._facts.world, replicas=replicas)
+
+    # What becomes of it.
+
+    def _give_up_what_is_stale(self) -> None:
+        formers = self._facts.formers.get(self._model.name, ())
+        for row in self._rows():
+            if row.revision == self._model.revision:
+                continue
+            if row.stage in (Stage.PLACED, Stage.ORDERED):
+                _let_go(self._decided, row, "the model was changed", self._facts)
+            elif row.revision not in formers:
+                _let_go(self._decided, row, "it is of an earlier revision", self._facts)
+        job = self._job
+        if job is not None and job.revision != self._model.revision:
+            # Whoever waits, waits for the model, not for its revision; what failed before may work now.
+            before = changed(job, failures=0)
+            again = jobs.begin(self._model.name, self._model.revision, self._facts.now, before)
+            self._job = again if job.active else None
+
+    def _note_failures(self) -> None:
+        for broke in self._broken:
+            job = self._job or jobs.begin(self._model.name, self._model.revision, self._facts.now)
+            failed_on = {**job.failed_on, broke.row.node_id: broke.error}
+            others = [node_id for node_id in self._facts.world.nodes if node_id not in failed_on]
+            # While others answer there is no hurry: it waits, and what failed is not repeated at once.
+            elsewhere = (
+                not broke.everywhere
+                and not self._serving()
+                and isinstance(place(self._world(), self._tried(), only=others), Placed)
+            )
+            self._job = jobs.fail(
+                job, broke.row.node_id, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere
+            )
+            self._decided.events.append((f"replica failed: {broke.error}", broke.row))
+
+    def _scale(self) -> None:
+        """Step by step, as the scheduler says, as long as one leads to the next."""
+        for _ in range(MOST_STEPS):
+            step = plan_scale(self._world(), self._tried())
+            match step:
+                case Up(decision=decision, purpose=purpose):
+                    if self._is_cooling() or not self._place(decision, purpose):
+                        return
+                case Down(replica=replica, text=text):
+                    row = self._decided.rows.get(replica.key)
+                    if row is not None:
+                        _let_go(self._decided, row, text, self._facts)
+                    return
+                case Unsatisfied(ticks=ticks, until=until, why=why):
+                    self._decided.unsatisfied[self._model.name] = (ticks, until)
+                    self._no_room(why)
+                    return
+                case Hold(satisfied=satisfied):
+                    schedule = self._model.schedule
+                    if satisfied and (schedule.unsatisfiable_ticks or schedule.unsatisfiable_until is not None):
+                        self._decided.unsatisfied[self._model.name] = (0, None)
+                    return
+
+    def _is_cooling(self) -> bool:
+        return self._job is not None and not self._job.active and not self._job.may_try(self._facts.now)
+
+    def _place(self, decision: Decision, purpose: Purpose) -> bool:
+        """True: it has a place now."""
+        if purpose is not Purpose.GROWTH and not self._serving() and (self._job is None or not self._job.active):
+            self._job = jobs.begin(self._model.name, self._model.revision, self._facts.now, self._job)
+        match decision:
+            case Placed():
+                self._take(decision)
+                return True
+            case MakeRoom(victims=victims, text=text):
+                for victim in victims:
+                    row = self._decided.rows.get(victim.key)
+                    if row is not None:
+                        _let_go(self._decided, row, f"it makes room for {self._model.name}", self._facts)
+                self._wait(text)
+            case WaitForRoom(text=text):
+                self._wait(text)
+            case NoRoom():
+                self._no_room(decision)
+        return False
+
+    def _take(self, found: Placed) -> None:
+        now = self._facts.now
+        named = f"{self._model.name}\0{found.node_id}\0{found.index}\0{now.isoformat()}"
+        row = Intended(
+            found.node_id,
+            self._model.name,
+            found.index,
+            self._model.revision,
+            self._model.backend,
+            Stage.PLACED,
+            hashlib.sha256(named.encode()).hexdigest()[:20],  # nobody else's, at no other moment
+            "",
+            now,
+            now,
+            devices=found.fit.devices,
+            memory_bytes=found.fit.memory_bytes,
+            reason=found.text,
+        )
+        self._decided.rows[row.key] = row
+        self._decided.events.append(("replica placed", row))
+
+    def _no_room(self, found: NoRoom) -> None:
+        """What only people can change is told at once; the rest may pass."""
+        if found.ever or not found.verdicts or self._model.backend in self._facts.looking:
+            self._wait(found.text)
+        elif self._job is not None and self._job.active:
+            why = "\n".join((found.text, *(found.why if len(found.verdicts) > 1 else ())))
+            self._job = jobs.fail(self._job, "", why, self._facts.now, self._facts.cooldown, elsewhere=False)
+
+    def _wait(self, text: str) -> None:
+        if self._job is not None and self._job.active:
+            self._job = jobs.waits(self._job, text, self._facts.now)
+
+    def _keep_job(self) -> None:
+        job = self._job
+        if job is not None and job.active:
+            job = self._followed(job)
+        if job is None or jobs.is_over(job, self._facts.now, self._facts.cooldown):
+            self._decided.jobs.pop(self._model.name, None)
+        else:
+            self._decided.jobs[self._model.name] = job
+
+    def _followed(self, job: Job) -> Job:
+        """The furthest of its replicas is the one that is waited for."""
+        coming = [row for row in self._present() if row.stage is Stage.ORDERED]
+        coming = coming or [row for row in self._present() if row.stage is Stage.PLACED]
+        if not coming:
+            return jobs.follow(job, None, "", installed=False, moved=Moved(), now=self._facts.now)
+        row = min(coming, key=lambda row: row.created_at)
+        where = self._facts.places[row.node_id]
+        installed = self._facts.backends.get((row.node_id, row.backend), Ready()).backend
+        moved = self._facts.moved.get(row.key)
+        if moved is None and row.stage is Stage.PLACED and installed:
+            moved = self._facts.files.get((row.model, row.revision), Files()).moved
+        return jobs.follow(job, row, where.name, installed=installed, moved=moved or Moved(), now=self._facts.now)

@@ -1,0 +1,70 @@
+"""Which processes have requests under way, as the nodes' ingresses tell (`nodes.{node}.load`).
+
+A node with requests under way tells so every two seconds, one that has none falls silent. So a process is known to be
+idle only once we have listened for a while: a controller that has just come must not take silence for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
+from corral.controller.replicas.life import Quiet
+from corral.kit.clock import Clock
+
+HEARD_WITHIN_S = 7.0  # three times as far apart as a busy node's words
+
+
+@dataclass
+class _Node:
+    boot_id: str = ""
+    seq: int = 0
+    heard_at: float = 0.0
+    in_flight: dict[str, int] = field(default_factory=dict)
+
+
+class Quietness:
+    def __init__(self, bus: Bus, clock: Clock, *, heard_within_s: float = HEARD_WITHIN_S) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._heard_within_s = heard_within_s
+        self._listening_since: float | None = None
+        self._nodes: dict[str, _Node] = {}
+        self._used: dict[str, float] = {}  # by process: when it was last heard of
+
+    async def listen(self) -> None:
+        await self._bus.subscribe(NODE_LOAD, self.heard)
+        self._bus.on_change(self._bus_changed)
+        self._bus_changed(self._bus.connected)
+
+    def _bus_changed(self, connected: bool) -> None:
+        """What was said while we were away was not heard."""
+        self._listening_since = self._clock.monotonic() if connected else None
+
+    async def heard(self, load: NodeLoad, tokens: Tokens) -> None:
+        node = self._nodes.setdefault(tokens["node"], _Node())
+        if load.boot_id == node.boot_id and load.seq <= node.seq:
+            return  # overtaken
+        now = self._clock.monotonic()
+        # One that had some and has none now was in use until a moment ago.
+        for process_id in {*load.in_flight, *node.in_flight}:
+            self._used[process_id] = now
+        node.boot_id, node.seq, node.in_flight, node.heard_at = load.boot_id, load.seq, dict(load.in_flight), now
+
+    def find(self, node_id: str, process_id: str) -> Quiet:
+        now, node = self._clock.monotonic(), self._nodes.get(node_id)
+        count = node.in_flight.get(process_id, 0) if node is not None and self._is_fresh(node.heard_at, now) else 0
+        sure = self._listening_since is not None and not self._is_fresh(self._listening_since, now)
+        return Quiet(count, count > 0 or sure)
+
+    def used_s_ago(self, process_id: str) -> float | None:
+        """None: not while we listened."""
+        at = self._used.get(process_id)
+        return self._clock.monotonic() - at if at is not None else None
+
+    def forget_all_but(self, process_ids: set[str]) -> None:
+        self._used = {process_id: at for process_id, at in self._used.items() if process_id in process_ids}
+
+    def _is_fresh(self, moment: float, now: float) -> bool:
+        return now - moment < self._heard_within_s

@@ -1,0 +1,415 @@
+"""Brings about that the models that should answer do: reads the world, asks `plan`, writes, and sends.
+
+One controller does it at a time, under a lease; every write is fenced by it. Nothing is held while we think: what only
+we write is read again before it is changed, and if somebody asked for something meanwhile, we look again. Orders go out
+after the commit; if we die in between, whoever holds the lease next finds them claimed under an older epoch and sends
+them again, as the same attempt. Safe to call at any time, any number of times, for any reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.replicas import START_REPLICA_RESULT, ReplicaResult, StartReplica, StopReplica
+from corral.controller.desired.rules import Wanted
+from corral.controller.leadership import Leadership
+from corral.controller.loads.jobs import Cooldown
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.registry.transitions import NodeEvent
+from corral.controller.replicas.bringing import Bringing
+from corral.controller.replicas.builds import Builds
+from corral.controller.replicas.calls import ReplicaCalls
+from corral.controller.replicas.facts import Decided, Facts
+from corral.controller.replicas.fetching import Fetching, FilesOfModels
+from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Ready, Stage, Start, Times
+from corral.controller.replicas.plan import decide
+from corral.controller.replicas.quiet import Quietness
+from corral.controller.replicas.world import (
+    FindMemory,
+    Read,
+    anything_to_do,
+    job_row_of,
+    read_all,
+    read_own,
+    row_of,
+)
+from corral.controller.scheduler.world import Memory, Policy, World
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store import load_jobs, model_schedules, models, replicas, revisions
+from corral.store.api import Store
+
+log = get_log(__name__)
+
+LEASE = "replicas"
+LOADS = "loads"  # the counter of what whoever waits for a model sees
+REPLICAS = "replicas"  # the counter of what gateways may ask
+WAKES = ("inventory", "nodes", "models", "schedules", LOADS)
+_USED_COUNTS = timedelta(seconds=5)  # when it was last used is written down no finer than this
+
+
+@dataclass(frozen=True)
+class Pace:
+    every_s: float = 5.0  # while nothing is heard
+    busy_s: float = 0.5  # the same while something is under way
+    rest_s: float = 0.1  # between two looks, so that what comes together is handled together
+    strays_every_s: float = 30.0  # a look at everything, though nothing is wanted
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    pace: Pace = field(default_factory=Pace)
+    times: Times = field(default_factory=Times)
+    cooldown: Cooldown = field(default_factory=Cooldown)
+    policy: Policy = field(default_factory=Policy)
+    idle_unload_s: float = 0.0
+    stop_grace_s: float = 0.0  # 0: the worker's own
+
+
+class ReplicaLoop:
+    name = "replicas"
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        calls: ReplicaCalls,
+        leadership: Leadership,
+        changes: NodeChanges,
+        watch: Watch,
+        clock: Clock,
+        *,
+        builds: Builds,
+        bringing: Bringing,
+        fetching: Fetching,
+        files: FilesOfModels,
+        quiet: Quietness,
+        memory: FindMemory = lambda definition, files: Memory(),
+        options: ReplicaOptions | None = None,
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._calls = calls
+        self._leadership = leadership
+        self._changes = changes
+        self._watch = watch
+        self._clock = clock
+        self._builds = builds
+        self._bringing = bringing
+        self._fetching = fetching
+        self._files = files
+        self._quiet = quiet
+        self._memory = memory
+        self._options = options or ReplicaOptions()
+        self._wake = Wake()
+        self._heard: list[Heard] = []
+        self._strays: dict[str, datetime] = {}
+        self._busy_since: dict[str, float] = {}  # by model: since when all that can answer are busy
+        self._looked_at = float("-inf")
+        self._room_may_have_come = False
+        self._at_work = False
+        self._in_doubt = False  # whether our last claims were written
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        for counter in WAKES:
+            self._watch.on(counter, self.wake)
+        for counter in ("nodes", "schedules"):
+            self._watch.on(counter, self._look_for_room_again)
+        forget = self._bus.on_change(lambda _: self.wake())
+        try:
+            async with AsyncExitStack() as stack:
+                for part in (self._builds, self._bringing, self._fetching):
+                    await stack.enter_async_context(part)
+                await self._quiet.listen()
+                await self._bus.subscribe(START_REPLICA_RESULT, self._result)
+                async with asyncio.TaskGroup() as tasks:
+                    self._tasks = tasks
+                    tasks.create_task(self._tick())
+                    await run_every(
+                        self.name, self._options.pace.every_s, self._paced, clock=self._clock, wake=self._wake
+                    )
+        finally:
+            self._tasks = None
+            forget()
+
+    def _look_for_room_again(self) -> None:
+        """A node joined, has other labels or another budget: what found no place before may find one."""
+        self._room_may_have_come = True
+
+    async def _tick(self) -> None:
+        """What waits for a moment, and not for news, is looked at soon."""
+        while True:
+            await self._clock.sleep(self._options.pace.busy_s)
+            if self._at_work:
+                self.wake()
+
+    async def _paced(self) -> None:
+        await self.look()
+        await self._clock.sleep(self._options.pace.rest_s)
+
+    async def _result(self, result: ReplicaResult, tokens: Tokens) -> None:
+        # Whose subject it came on is certain; what it says of itself is not.
+        order = OrderId(tokens["node"], result.op_id, result.attempt)
+        self._hear(Ended(order, result.success, result.error))
+
+    def _hear(self, heard: Heard) -> None:
+        self._heard.append(heard)
+        self.wake()
+
+    async def look(self) -> None:
+        if self._in_doubt:
+            # They may stand there as sent by us, and never were. Under a new epoch they are anybody's: sent again.
+            await self._leadership.resign(LEASE)
+            self._in_doubt = False
+        if not await self._leadership.lead(LEASE, every_s=self._options.pace.every_s):
+            self._heard.clear()  # whoever leads finds it out from the heartbeats, or asks again
+            self._at_work = False
+            self._fetching.want({})
+            return
+        if self._bus.connected and await self._is_due():
+            await self._pass()
+
+    async def _is_due(self) -> bool:
+        async with self._store.read() as tx:
+            if await anything_to_do(tx):
+                return True
+        self._at_work = False
+        return self._clock.monotonic() - self._looked_at >= self._options.pace.strays_every_s
+
+    async def _pass(self) -> None:
+        self._looked_at = self._clock.monotonic()
+        heard, self._heard = self._heard, []
+        try:
+            async with self._store.read() as tx:
+                read = await read_all(
+                    tx,
+                    idle_unload_s=self._options.idle_unload_s,
+                    build=self._builds.of,
+                    quiet=self._quiet.find,
+                    memory=self._memory,
+                )
+            decided = decide(self._facts(read, heard))
+            if not await self._write(read, decided):
+                self._heard = heard + self._heard
+                self.wake()
+                return
+        except BaseException as error:
+            self._in_doubt = isinstance(error, OutcomeUnknown)
+            self._heard = heard + self._heard
+            raise
+        self._strays = decided.strays
+        self._send(read, decided)
+        self._want(read, decided)
+        active = any(job.active for job in decided.jobs.values())
+        self._at_work = active or any(row.stage is not Stage.RUNNING for row in decided.rows.values())
+        self._quiet.forget_all_but(read.process_ids)
+
+    def _facts(self, read: Read, heard: list[Heard]) -> Facts:
+        backends = dict(read.backends)
+        for key, why in self._bringing.refused.items():
+            backends[key] = Ready(trouble=f"{key[1]} cannot be installed there: {why}")
+        rows = [self._used(row, read) for row in read.rows]
+        known = {
+            name: replace(model, busy_for_s=self._busy_for_s(name, rows, read)) for name, model in read.models.items()
+        }
+        return Facts(
+            read.now,
+            self._leadership.epoch(LEASE),
+            World(read.now, read.nodes, known, policy=self._options.policy),
+            read.places,
+            rows,
+            read.jobs,
+            heard,
+            backends,
+            self._fetching.known(),
+            read.installing,
+            read.formers,
+            self._strays,
+            frozenset(model.backend for model in known.values() if self._builds.is_looking(model.backend)),
+            self._options.times,
+            self._options.cooldown,
+        )
+
+    def _used(self, row: Intended, read: Read) -> Intended:
+        where = read.places.get(row.node_id)
+        process = where.process_of(row) if where is not None else None
+        ago_s = self._quiet.used_s_ago(process.process_id) if process is not None else None
+        if ago_s is None:
+            return row
+        at = read.now - timedelta(seconds=ago_s)
+        return changed(row, last_used_at=at) if row.last_used_at is None or row.last_used_at < at else row
+
+    def _busy_for_s(self, model: str, rows: list[Intended], read: Read) -> float:
+        ready = [row for row in rows if row.model == model and row.stage is Stage.RUNNING]
+        busy = False
+        for row in ready:
+            where = read.places.get(row.node_id)
+            process = where.process_of(row) if where is not None else None
+            if where is None or process is None:
+                continue
+            busy = where.quiet[process.process_id].in_flight >= max(1, process.slots)
+            if not busy:
+                break
+        if not busy:
+            self._busy_since.pop(model, None)
+            return 0.0
+        now = self._clock.monotonic()
+        return now - self._busy_since.setdefault(model, now)
+
+    async def _write(self, read: Read, decided: Decided) -> bool:
+        """False: somebody else wrote meanwhile."""
+        before = {row.key: row for row in read.rows}
+        put = [row for key, row in decided.rows.items() if not _is_same(before.get(key), row)]
+        gone = [row for key, row in before.items() if key not in decided.rows]
+        jobs = [job for name, job in decided.jobs.items() if read.jobs.get(name) != job]
+        done = sorted(read.jobs.keys() - decided.jobs.keys())
+        settled = {name: revision for name, revision in decided.ready.items() if read.formers.get(name)}
+        scheduled = {name: found for name, found in decided.unsatisfied.items() if read.models[name].schedule.scales}
+        clear, self._room_may_have_come = self._room_may_have_come, False
+        if not (put or gone or jobs or done or settled or scheduled or clear):
+            return True
+        routing = bool(gone or settled) or any(_changes_routing(before.get(row.key), row) for row in put)
+        async with self._store.write() as tx:
+            await self._leadership.require(tx, LEASE)
+            rows, known = await read_own(tx)
+            if rows != read.rows or known != read.jobs:
+                return False
+            await replicas.delete(tx, [row_of(row) for row in gone])
+            await replicas.put(tx, [row_of(row) for row in put])
+            await load_jobs.put(tx, [job_row_of(job) for job in jobs])
+            await load_jobs.delete(tx, done)
+            for name, revision in sorted(settled.items()):
+                await models.forget_formers(tx, name, revision)
+            if clear:
+                await model_schedules.clear_unsatisfiable(tx)
+            for name, (ticks, until) in sorted(scheduled.items()):
+                await model_schedules.mark_unsatisfiable(tx, name, ticks, until)
+            if jobs or done:
+                await revisions.bump(tx, LOADS)
+            if routing:
+                await revisions.bump(tx, REPLICAS)
+        if jobs or done:
+            self._watch.touched(LOADS)
+        if routing:
+            self._watch.touched(REPLICAS)
+        return True
+
+    def _send(self, read: Read, decided: Decided) -> None:
+        for words, row in decided.events:
+            where = read.places.get(row.node_id)
+            name = where.name if where is not None else row.node_id
+            log.info(words.splitlines()[0][:200], model=row.model, node=name, replica=row.replica, why=row.reason)
+        for start in decided.starts:
+            definition = read.definitions.get(start.row.model)
+            if definition is not None:
+                self._start(self._order_start(start, definition.whole))
+        for row, process_id in decided.stops:
+            self._start(self._order_stop(row.node_id, process_id, row.op_id, row.stop_attempt, row.force))
+        for node_id, process_id in decided.clear:
+            self._start(self._order_stop(node_id, process_id, f"clear-{process_id}", 0, True))
+
+    def _want(self, read: Read, decided: Decided) -> None:
+        placed = [row for row in decided.rows.values() if row.stage is Stage.PLACED]
+        lacking = {
+            (row.node_id, row.backend)
+            for row in placed
+            if not read.backends.get((row.node_id, row.backend), Ready()).backend
+            and not isinstance(read.wanted.get((row.node_id, row.backend)), Wanted)
+        }
+        self._bringing.want(lacking)
+        self._fetching.want(
+            {
+                (row.model, row.revision): read.definitions[row.model]
+                for row in placed
+                if row.files is None and row.model in read.definitions
+            }
+        )
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._tasks is None:
+            work.close()
+            return
+        task = self._tasks.create_task(self._whatever_happens(work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never begun
+
+    async def _whatever_happens(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except CorralError as error:
+            log.warning("order failed on the way", error=error.message, code=error.code)
+        except Exception:
+            log.exception("order failed on the way")
+
+    async def _order_start(self, start: Start, definition: dict[str, Any]) -> None:
+        row = start.row
+        urls, token = self._files.sources_for(row.node_id)
+        heard = await self._calls.start(
+            row.node_id,
+            StartReplica(
+                op_id=row.op_id,
+                attempt=row.attempt,
+                process_id=row.process_id,
+                model=row.model,
+                replica=row.replica,
+                backend=row.backend,
+                revision=row.revision,
+                definition=definition,
+                files=row.files or (),
+                devices=row.devices,
+                memory_bytes=row.memory_bytes,
+                sources=urls,
+                source_token=token,
+                accept=True,
+            ),
+        )
+        log.info("replica ordered", model=row.model, node=row.node_id, answer=type(heard).__name__)
+        if isinstance(heard, NotReached):
+            await self._not_reached(row.node_id)
+        self._hear(heard)
+
+    async def _order_stop(self, node_id: str, process_id: str, op_id: str, attempt: int, force: bool) -> None:
+        order = StopReplica(
+            process_id=process_id, grace_s=self._options.stop_grace_s, op_id=op_id, attempt=attempt, accept=attempt > 0
+        )
+        await self._calls.stop(node_id, order)
+        self.wake()
+
+    async def _not_reached(self, node_id: str) -> None:
+        """Twice nobody listened: the node is unhealthy until its next heartbeat."""
+        try:
+            await self._changes.apply(node_id, NodeEvent.DID_NOT_ANSWER)
+        except (Conflict, NotFound):
+            return  # it moved by itself meanwhile
+        except CorralError as error:
+            log.warning("node could not be marked as unreachable", node=node_id, error=error.message)
+
+
+def _is_same(before: Intended | None, after: Intended) -> bool:
+    """Apart from when it was last used, if that has hardly moved."""
+    if before is None or before == after:
+        return before is not None
+    if changed(before, last_used_at=after.last_used_at) != after or after.last_used_at is None:
+        return False
+    return before.last_used_at is not None and after.last_used_at - before.last_used_at < _USED_COUNTS
+
+
+def _changes_routing(before: Intended | None, after: Intended) -> bool:
+    return (before is not None and before.stage is Stage.LEAVING) != (after.stage is Stage.LEAVING)

@@ -1,0 +1,266 @@
+"""Reads from the store what `plan` looks at: one moment of the whole database. Before anything is written the rows are
+read again and must still be the same; so nobody waits for us while we think."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from corral.contract.labels import selector_of_map
+from corral.contract.loads import LoadState
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.contract.models import Definition
+from corral.controller.desired.catalogue import MachineKind
+from corral.controller.desired.inventory import find_installed, names_in
+from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
+from corral.controller.desired.world import rule_of
+from corral.controller.loads.jobs import Job, Moved
+from corral.controller.models.views import definition_of
+from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
+from corral.controller.scheduler import world as seen
+from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
+from corral.store import (
+    backend_intents,
+    backend_rules,
+    load_jobs,
+    model_files,
+    model_schedules,
+    models,
+    node_backends,
+    node_labels,
+    nodes,
+    operation_nodes,
+    replicas,
+)
+from corral.store.api import Transaction
+from corral.store.backend_intents import BackendIntent
+from corral.store.load_jobs import LoadJob
+from corral.store.model_files import StoredFile
+from corral.store.node_backends import Inventory
+from corral.store.nodes import Node
+from corral.store.replicas import Replica
+from corral.store.types import storable
+
+T = TypeVar("T")
+
+FindBuild = Callable[[str, MachineKind], Build]
+FindQuiet = Callable[[str, str], Quiet]
+FindMemory = Callable[[Definition, Sequence[StoredFile]], Memory]
+
+
+@dataclass
+class Read:
+    """What the store said."""
+
+    now: datetime
+    rows: list[Intended] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    nodes: dict[str, seen.Node] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    definitions: dict[str, Definition] = field(default_factory=dict)
+    formers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    backends: dict[tuple[str, str], Ready] = field(default_factory=dict)
+    wanted: dict[tuple[str, str], Wanted | Unwanted | None] = field(default_factory=dict)  # by node and backend
+    installing: dict[tuple[str, str, int], Moved] = field(default_factory=dict)  # by replica: how far its backend is
+    process_ids: set[str] = field(default_factory=set)
+
+
+async def read_own(tx: Transaction) -> tuple[list[Intended], dict[str, Job]]:
+    """What only we write. In a write transaction it is ours until its end."""
+    rows = [record(Intended, row, stage=Stage(row.stage)) for row in await replicas.list_(tx)]
+    return rows, {row.model: job_of(row) for row in await load_jobs.list_(tx)}
+
+
+async def anything_to_do(tx: Transaction) -> bool:
+    """Cheap: without any of these nothing is wanted."""
+    rows, jobs = await read_own(tx)
+    return bool(rows or jobs or await model_schedules.list_(tx))
+
+
+async def read_all(
+    tx: Transaction,
+    *,
+    idle_unload_s: float,
+    build: FindBuild,
+    quiet: FindQuiet,
+    memory: FindMemory,
+) -> Read:
+    read = Read(await tx.now())
+    read.rows, read.jobs = await read_own(tx)
+    inventories = {row.node_id: row for row in await node_backends.list_(tx)}
+    labels = await node_labels.list_for(tx)
+    found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
+    await _read_models(tx, read, idle_unload_s, memory)
+    backends = _backends_at_stake(read)
+    rules = [rule_of(rule) for rule in await backend_rules.list_live(tx)]
+    pure = without_overruled(rule for rule in rules if rule.backend in backends)
+    for node in found:
+        inventory = inventories.get(node.id)
+        read.places[node.id] = _place(node, inventory, quiet)
+        read.process_ids.update(process.process_id for process in read.places[node.id].processes)
+        read.nodes[node.id] = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, build)
+    await _read_backends(tx, read)
+    return read
+
+
+def record(kind: type[T], row: Any, **changes: Any) -> T:
+    """A row of the store as the pure record of the same fields."""
+    return kind(**({name: getattr(row, name) for name in row.__struct_fields__} | changes))
+
+
+def row_of(intended: Intended) -> Replica:
+    texts = {"reason": storable(intended.reason), "error": storable(intended.error), "stage": intended.stage.value}
+    return record(Replica, intended, **texts)
+
+
+def job_of(row: LoadJob) -> Job:
+    return record(Job, row, state=LoadState(row.state))
+
+
+def job_row_of(job: Job) -> LoadJob:
+    failed_on = {node_id: storable(why, 1000) for node_id, why in job.failed_on.items()}
+    texts = {"message": storable(job.message), "error": storable(job.error, 8000), "failed_on": failed_on}
+    return record(LoadJob, job, state=job.state.value, **texts)
+
+
+async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory: FindMemory) -> None:
+    schedules = {row.model: row for row in await model_schedules.list_(tx)}
+    files: dict[str, list[StoredFile]] = {}
+    for file in await model_files.list_(tx):
+        files.setdefault(file.model, []).append(file)
+    for row in await models.list_(tx):
+        definition = definition_of(row)
+        if definition is None or definition.alias:
+            continue
+        stored = files.get(row.id, [])
+        schedule = schedules.get(row.id)
+        job = read.jobs.get(row.id)
+        read.definitions[row.id] = definition
+        read.formers[row.id] = row.formers
+        read.models[row.id] = Model(
+            row.id,
+            definition.backend,
+            row.revision,
+            memory(definition, stored),
+            files=tuple(ModelFile(file.digest, file.size_bytes) for file in stored)
+            if len(stored) == len(definition.files)
+            else None,
+            tensor_parallel=definition.tensor_parallel,
+            in_ram=definition.whole.get("gpu_layers") == 0 and "gpu_layers" in definition.whole,
+            concurrency_groups=definition.concurrency_groups,
+            pinned=definition.pinned,
+            disabled=definition.disabled,
+            schedule=_schedule(schedule) if schedule is not None else Schedule(),
+            idle_unload_s=definition.idle_unload_s or idle_unload_s,
+            waiting=1 if job is not None and job.active else 0,
+        )
+
+
+def _schedule(row: model_schedules.Schedule) -> Schedule:
+    return Schedule(
+        selector_of_map(row.node_selector),
+        row.min_replicas,
+        row.max_replicas,
+        row.spread_all,
+        row.unsatisfiable_until,
+        row.unsatisfiable_ticks,
+    )
+
+
+def _backends_at_stake(read: Read) -> set[str]:
+    """Of models for which a place may have to be found."""
+    names = {row.model for row in read.rows} | set(read.jobs)
+    names |= {name for name, model in read.models.items() if model.schedule.scales}
+    return {read.models[name].backend for name in names if name in read.models} - {""}
+
+
+def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet) -> Place:
+    processes: tuple[ReplicaProcess, ...] = inventory.processes if inventory is not None else ()
+    return Place(
+        node.id,
+        node.name,
+        node.status,
+        node.bus_down,
+        accepts=node.protocol >= 1,
+        boot_id=node.boot_id,
+        known=inventory is not None and inventory.boot_id in ("", node.boot_id),
+        processes=processes,
+        quiet={process.process_id: quiet(node.id, process.process_id) for process in processes},
+    )
+
+
+def _node(
+    read: Read,
+    node: Node,
+    inventory: Inventory | None,
+    labels: Mapping[str, str],
+    rules: Sequence[Rule],
+    backends: set[str],
+    build: FindBuild,
+) -> seen.Node:
+    installed = inventory.backends if inventory is not None else ()
+    needs_labels = any(rule.scope.kind is ScopeKind.SELECTOR for rule in rules)
+    folded = fold(rules, node_id=node.id, labels=labels if needs_labels else {}, installed=names_in(installed))
+    machine = MachineKind(node.capability, f"{node.os}/{node.arch}" if node.os else "", node.python)
+    builds: dict[str, Build] = {}
+    for backend in backends:
+        want = folded.get(backend)
+        read.wanted[(node.id, backend)] = want
+        there = find_installed(installed, backend) is not None
+        if isinstance(want, Unwanted):
+            builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
+        else:
+            known = build(backend, machine)
+            builds[backend] = Build(BuildState.INSTALLED, devices=known.devices) if there else known
+        read.backends[(node.id, backend)] = Ready(backend=there)
+    vetoes = () if node.protocol >= 1 else ("its worker is LocalAI's: it takes no orders for replicas",)
+    return seen.Node(
+        node.id,
+        node.name,
+        node.status,
+        labels,
+        node.capability,
+        node.devices,
+        node.gpu_vendor,
+        node.total_vram,
+        node.available_vram,
+        node.total_ram,
+        node.available_ram,
+        node.total_disk,
+        node.available_disk,
+        node.max_replicas_per_model,
+        budget_of(node.vram_budget),
+        node.bus_down,
+        vetoes,
+        builds,
+    )
+
+
+async def _read_backends(tx: Transaction, read: Read) -> None:
+    """How the installs stand that placed replicas wait for."""
+    waiting = [row for row in read.rows if row.stage is Stage.PLACED]
+    lacking = [row for row in waiting if not read.backends.get((row.node_id, row.backend), Ready()).backend]
+    if not lacking:
+        return
+    intents: dict[tuple[str, str], BackendIntent] = {
+        (intent.node_id, intent.backend): intent
+        for intent in await backend_intents.list_(tx, sorted({row.node_id for row in lacking}))
+    }
+    operations = sorted({intent.operation_id for intent in intents.values()})
+    progress = await operation_nodes.list_for(tx, operations)
+    for row in lacking:
+        intent = intents.get((row.node_id, row.backend))
+        want = read.wanted.get((row.node_id, row.backend))
+        if isinstance(want, Unwanted):
+            read.backends[(row.node_id, row.backend)] = Ready(trouble=f"{row.backend} was deleted there")
+        elif intent is not None and intent.failures and intent.stage in ("waiting", "parked"):
+            trouble = f"{row.backend} could not be installed: {intent.reason}"
+            read.backends[(row.node_id, row.backend)] = Ready(trouble=trouble)
+        if intent is not None:
+            shown = [each for each in progress.get(intent.operation_id, ()) if each.node_id == row.node_id]
+            for each in shown:
+                text = f"{each.phase or each.status} {each.file_name}".strip()
+                read.installing[row.key] = Moved(each.current_bytes, each.total_bytes, text=text)
