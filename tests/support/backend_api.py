@@ -26,12 +26,23 @@ from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
+from corral.controller.models.schedules import Schedules
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
+from tests.support.model_catalogue import models_of
 from tests.support.processes import free_port
 
-_UNUSED = ("join_tokens", "node_api", "nodes", "ingresses", "views", "overview", "readiness", "controller_metrics")
+_UNUSED = (
+    "join_tokens",
+    "node_api",
+    "nodes",
+    "ingresses",
+    "views",
+    "overview",
+    "readiness",
+    "controller_metrics",
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ class Api:
             "integrity": controller.backends.integrity,
             "upgrades": controller.backends.upgrades,
             "catalogue": controller.backends.catalogue,
+            "models": models_of(controller.store, controller.watch),
+            "schedules": Schedules(controller.store, controller.watch),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LitestarDeprecationWarning)

@@ -35,6 +35,7 @@ from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.leadership import Leadership
+from corral.controller.models.schedules import Schedules
 from corral.controller.overview import Overview
 from corral.controller.presence import Presence
 from corral.controller.registry.changes import NodeChanges
@@ -46,6 +47,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, node_labels, nodes, open_store, revisions
 from corral.store.nodes import Node
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, sqlite_url
+from tests.support.model_catalogue import models_of
 from tests.support.scripted_catalogue import ScriptedCatalogue
 
 GIB = 1024**3
@@ -153,6 +155,7 @@ def _page_app(
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
+    services |= {"models": models_of(store, watch), "schedules": Schedules(store, watch)}
     unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
     with warnings.catch_warnings():
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.

@@ -34,6 +34,7 @@ from corral.controller.housekeeping import Housekeeping
 from corral.controller.ingress_client import IngressClient
 from corral.controller.leadership import Leadership
 from corral.controller.metrics import ControllerMetrics
+from corral.controller.models.setup import open_models
 from corral.controller.overview import Overview
 from corral.controller.presence import Presence
 from corral.controller.readiness import Readiness
@@ -114,6 +115,7 @@ async def serve(
         )
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
+        catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
         heartbeats = Heartbeats(
             store,
             bus,
@@ -177,6 +179,8 @@ async def serve(
                 "upgrades": backends.upgrades,
                 "catalogue": catalogue,
                 "preparing": backends.preparing,
+                "models": catalogued.models,
+                "schedules": catalogued.schedules,
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
                 **web_dependencies(clock),
@@ -195,6 +199,7 @@ async def serve(
                 presence,
                 housekeeping,
                 *backends.parts,
+                *catalogued.parts,
                 opened_files.files,
             )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]

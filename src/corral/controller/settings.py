@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.controller.file_settings import FileSettings
-from corral.gallery.galleries import DEFAULT_GALLERIES, parse_galleries
+from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, parse_galleries
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, Seconds, setting
 
@@ -163,6 +163,28 @@ class _ControllerSettings:
         default=DEFAULT_GALLERIES,
         aliases=("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES"),
         check=_galleries,
+    )
+    model_galleries: str = setting(
+        "galleries of models besides the built-in one, read when first needed: a JSON list like that of galleries",
+        default=DEFAULT_MODEL_GALLERIES,
+        aliases=("LOCALAI_GALLERIES", "GALLERIES"),
+        check=_galleries,
+    )
+    models_folder: Path | None = setting(
+        "YAML files in here define models, as long as they are here; empty = models in the data folder",
+        default=None,
+        aliases=("LOCALAI_MODELS_PATH",),
+    )
+    models_folder_interval_s: Seconds = setting(
+        "how often that folder is looked at", default=Seconds(2), check=_positive, advanced=True
+    )
+    model_scheduling: str = setting(
+        "schedules set at every start, as a JSON list: model_name, min_replicas, max_replicas, replicas, node_selector",
+        default="",
+        aliases=("LOCALAI_MODEL_SCHEDULING",),
+    )
+    model_scheduling_config: Path | None = setting(
+        "the same from a YAML file", default=None, aliases=("LOCALAI_MODEL_SCHEDULING_CONFIG",)
     )
     gallery_folder: Path | None = setting(
         "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True

@@ -9,9 +9,10 @@ from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode
 from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.principal import Role
 from corral.controller.access.signing import IngressTokens
+from corral.controller.models.views import view_models
 from corral.controller.watch import WORK
 from corral.kit.clock import Clock
-from corral.store import api_keys, nodes, revisions
+from corral.store import api_keys, model_schedules, models, nodes, revisions
 from corral.store.api import Store
 from corral.store.api_keys import ApiKey
 from corral.store.nodes import Node
@@ -39,10 +40,13 @@ class Views:
             revision = _sum(await revisions.read_all(tx))
             keys = await api_keys.list_(tx)
             rows = await nodes.list_(tx)
+            defined = await models.list_(tx)
+            schedules = {row.model: row for row in await model_schedules.list_(tx)}
         return FleetView(
             revision=revision,
             keys=tuple(_view_key(key) for key in keys if key.revoked_at is None and key.role != Role.GATEWAY),
             nodes=await self._nodes([row for row in rows if row.approved]),
+            models=view_models(defined, schedules),
             server_time=self._clock.now().timestamp(),
         )
 

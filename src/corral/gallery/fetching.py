@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import platform
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import Literal, Protocol, overload
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 import aiohttp
 
@@ -18,6 +19,8 @@ from corral.kit.errors import Failed, Invalid, NotFound, Unreachable
 USER_AGENT = f"Corral/{__version__} ({sys.platform}; {platform.machine()})"
 _LONGEST_REF = 1024
 _BLOCK = 1 << 16
+_MOST_HOPS = 6
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class Download(Protocol):
@@ -76,15 +79,43 @@ class IndexFetcher:
 
 
 class HttpDownload:
-    """Over aiohttp. Redirects are followed; credentials in a URL do not travel to another host."""
+    """Over aiohttp. Redirects are followed; credentials in a URL do not travel to another host. `check` is asked about
+    every URL before anybody is sent there, and raises for one nobody may be sent to."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, most_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        most_bytes: int = 32 << 20,
+        check: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         self._session = session
         self._most_bytes = most_bytes
+        self._check = check
 
     async def __call__(self, url: str) -> bytes:
+        if self._check is None:
+            return await self._get(url)
+        for _ in range(_MOST_HOPS):
+            await self._check(url)
+            found = await self._get(url, follow=False)
+            if isinstance(found, bytes):
+                return found
+            url = urljoin(url, found)
+        raise Failed(f"{_shown(url)}: redirected more than {_MOST_HOPS} times")
+
+    @overload
+    async def _get(self, url: str) -> bytes: ...
+
+    @overload
+    async def _get(self, url: str, *, follow: Literal[False]) -> bytes | str: ...
+
+    async def _get(self, url: str, *, follow: bool = True) -> bytes | str:
+        """The body; without following, where it leads."""
         try:
-            async with self._session.get(url, headers={"User-Agent": USER_AGENT}) as answer:
+            async with self._session.get(url, headers={"User-Agent": USER_AGENT}, allow_redirects=follow) as answer:
+                if not follow and answer.status in _REDIRECTS and (place := answer.headers.get("Location")):
+                    return place
                 if answer.status == 404:
                     raise NotFound(f"{_shown(url)}: there is nothing (404)")
                 if answer.status >= 400:

@@ -17,6 +17,10 @@ DEFAULT_GALLERIES = (
     '[{"name":"localai","url":"https://index.localai.io/backends",'
     '"mirrors":["github:mudler/LocalAI/backend/index.yaml@master"]}]'
 )
+DEFAULT_MODEL_GALLERIES = (
+    '[{"name":"localai","url":"https://index.localai.io/models",'
+    '"mirrors":["github:mudler/LocalAI/gallery/index.yaml@master"]}]'
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 

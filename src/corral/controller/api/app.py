@@ -20,11 +20,13 @@ from corral.controller.api.backend_pages import BackendPages
 from corral.controller.api.backends import Backends
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
 from corral.controller.api.logs import NodeLogs
+from corral.controller.api.models import ModelsDoor, Scheduling
 from corral.controller.api.node import NodeSelfService
 from corral.controller.api.node_backends import NodeBackends
 from corral.controller.api.nodes import Nodes
 from corral.controller.api.operations import OperationsDoor
 from corral.controller.api.request_log import RequestLog
+from corral.controller.api.segments import keep_segments
 from corral.controller.web import routes as web
 from corral.kit.errors import CorralError
 
@@ -34,7 +36,7 @@ _LARGEST_BODY = 1024 * 1024
 def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str, settle_s: float = 60.0) -> Litestar:
     """`services` are handed to the doors by name, as their parameters ask. `settle_s`: how long a call that answers
     when all is done may take; after that it answers that it goes on."""
-    return Litestar(
+    return _App(
         route_handlers=[
             NodeSelfService,
             Nodes,
@@ -43,6 +45,8 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             OperationsDoor,
             Backends,
             BackendPages,
+            ModelsDoor,
+            Scheduling,
             *access.ROUTES,
             cluster.cluster,
             events.events,
@@ -71,6 +75,12 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
         debug=False,
         on_app_init=[_quiet],
     )
+
+
+class _App(Litestar):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        keep_segments(scope)
+        await super().__call__(scope, receive, send)
 
 
 def _giver(service: Any) -> Any:

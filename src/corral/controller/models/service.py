@@ -89,7 +89,7 @@ class Models:
         async with self._store.write() as tx:
             before = await models.find(tx, definition.name)
             _refuse_if_of_a_file(before)
-            same = before is not None and (before.source == source or before.definition == definition.whole)
+            same = before is not None and (before.source == source != "" or before.definition == definition.whole)
             if before is not None and not asked.replace:
                 if not same:
                     raise Conflict(
@@ -105,7 +105,7 @@ class Models:
         verb = "installed" if before is None else "replaced"
         return await self._changed(before, after, verb, definition)
 
-    async def edit(self, model_id: str, asked: EditModel, *, by: str = "") -> ModelChanged:
+    async def edit(self, model_id: str, asked: EditModel) -> ModelChanged:
         """Raises Conflict when `row_version` is not the model's any more."""
         whole = _whole_of(asked.definition, asked.text)
         if bool(whole) == bool(asked.changes):
@@ -123,10 +123,9 @@ class Models:
                 tx, before, definition, origin=Origin(before.origin), source=before.source, recreate=asked.recreate
             )
             await self._bump(tx, after)
-        log.info("model edited", model=model_id, by=by, changed=after is not None)
         return await self._changed(before, after, "edited", definition)
 
-    async def delete(self, model_id: str, *, force: bool = False, by: str = "") -> ModelChanged:
+    async def delete(self, model_id: str, *, force: bool = False) -> ModelChanged:
         """With its schedule. Refused while other models stand for it, or a file defines it, unless forced."""
         async with self._store.write() as tx:
             before = await self._get(tx, model_id)
@@ -139,7 +138,7 @@ class Models:
             if scheduled:
                 await revisions.bump(tx, SCHEDULES)
             await revisions.bump(tx, COUNTER)
-        log.info("model deleted", model=model_id, by=by)
+        log.info("model changed", model=model_id, change="deleted")
         self._changes.touched(COUNTER, model_id)
         return ModelChanged(
             id=model_id,
@@ -226,7 +225,7 @@ class Models:
         current = after or before
         assert current is not None
         if after is not None:
-            log.info(f"model {verb}", model=name, revision=after.revision[:12], origin=after.origin)
+            log.info("model changed", model=name, change=verb, revision=after.revision[:12], origin=after.origin)
             self._changes.touched(COUNTER, name)
         return ModelChanged(
             id=name,

@@ -1,0 +1,90 @@
+"""`/api/models/…`: the catalogue of models, and `/api/nodes/scheduling`: how many replicas of each, and where.
+
+A name with a slash in it is one segment of the path when the slash is written %2F (`api/segments.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from litestar import Controller, Request, delete, get, patch, post, put
+from litestar.params import Parameter
+
+from corral.contract.catalogue import (
+    AvailableModel,
+    EditModel,
+    InstallModel,
+    ModelChanged,
+    ModelView,
+    ScheduleBody,
+    ScheduleView,
+)
+from corral.controller.api.auth import admins, principal_of, viewers
+from corral.controller.api.segments import whole_name
+from corral.controller.models.schedules import Schedules
+from corral.controller.models.service import Models
+from corral.kit.errors import Invalid
+
+AnyRequest = Request[Any, Any, Any]
+Term = Annotated[str, Parameter(max_length=200, description="Only with these words in name, description or tags")]
+Force = Annotated[bool, Parameter(description="Though other models stand for it, or a file defines it")]
+
+
+class ModelsDoor(Controller):
+    path = "/api/models"
+    tags = ("models",)
+    guards = (viewers,)
+
+    @get("/", summary="Every model, in name order")
+    async def list_models(self, models: Models) -> list[ModelView]:
+        return await models.list_views()
+
+    @get("/available", summary="What the galleries have")
+    async def available(self, models: Models, term: Term = "") -> list[AvailableModel]:
+        return await models.available(term)
+
+    @get("/{model:str}", summary="One model, with its whole definition")
+    async def show(self, models: Models, model: str) -> ModelView:
+        return await models.view(whole_name(model))
+
+    @post("/", guards=(admins,), summary="Install a model out of a gallery, or by its definition")
+    async def install(self, request: AnyRequest, models: Models, data: InstallModel) -> ModelChanged:
+        return await models.install(data, by=principal_of(request).name)
+
+    @put("/{model:str}", guards=(admins,), summary="Give a model exactly this definition")
+    async def replace(self, models: Models, model: str, data: EditModel) -> ModelChanged:
+        if data.changes:
+            raise Invalid("changes are for PATCH; PUT takes a whole definition")
+        return await models.edit(whole_name(model), data)
+
+    @patch("/{model:str}", guards=(admins,), summary="Change these keys of a model's definition; null takes one away")
+    async def change(self, models: Models, model: str, data: EditModel) -> ModelChanged:
+        if not data.changes:
+            raise Invalid('say which keys change: {"changes": {…}}')
+        return await models.edit(whole_name(model), data)
+
+    @delete("/{model:str}", guards=(admins,), status_code=200, summary="Delete a model; its replicas end their work")
+    async def remove(self, models: Models, model: str, force: Force = False) -> ModelChanged:
+        return await models.delete(whole_name(model), force=force)
+
+
+class Scheduling(Controller):
+    path = "/api/nodes/scheduling"
+    tags = ("models",)
+    guards = (viewers,)
+
+    @get("/", summary="Every model's schedule")
+    async def list_schedules(self, schedules: Schedules) -> list[ScheduleView]:
+        return await schedules.list_views()
+
+    @get("/{model:str}", summary="How many replicas of a model there should be, and where")
+    async def show(self, schedules: Schedules, model: str) -> ScheduleView:
+        return await schedules.view(whole_name(model))
+
+    @post("/", guards=(admins,), status_code=200, summary="Say so")
+    async def put_schedule(self, schedules: Schedules, data: ScheduleBody) -> ScheduleView:
+        return await schedules.put(data)
+
+    @delete("/{model:str}", guards=(admins,), status_code=204, summary="As many as requests need, anywhere")
+    async def remove(self, schedules: Schedules, model: str) -> None:
+        await schedules.delete(whole_name(model))

@@ -1,0 +1,30 @@
+"""Names of models may have slashes in them (`org/model`) and still be one segment of a path, written `org%2Fmodel`.
+
+Servers decode a path before anybody asks where its segments end. So, where names of models are, the segments are found
+in the path as it was sent: a slash that was written %2F stays so, until the door that takes the name undoes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+_PLACES = (b"/api/models/", b"/api/nodes/scheduling/", b"/internal/loads/")
+_SLASH = re.compile(b"%2f", re.IGNORECASE)
+
+
+def keep_segments(scope: MutableMapping[str, Any]) -> None:
+    """Called with every request before it is routed."""
+    if scope["type"] != "http":
+        return
+    raw: bytes = scope.get("raw_path") or b""
+    raw = raw.partition(b"?")[0]
+    if raw.startswith(_PLACES) and _SLASH.search(raw):
+        scope["path"] = "%2F".join(unquote(part.decode("latin-1")) for part in _SLASH.split(raw))
+
+
+def whole_name(segment: str) -> str:
+    """The name a segment stands for."""
+    return segment.replace("%2F", "/")

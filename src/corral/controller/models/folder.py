@@ -1,0 +1,214 @@
+"""The watched folder: a file that is saved there is a model, a file that goes takes its models with it.
+
+Looked at again and again rather than listened to: a folder may be on a network, and a look missed is made up by the
+next. A change counts when it was seen twice, so that nobody meets a file half written, nor one an editor is just
+putting in another's place. A file that is not YAML keeps the models it had. Each folder has a name of its own, kept in
+it, and its controller touches only models of files in it: another controller's folder is another folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from corral.contract.models import Definition, read_definition
+from corral.controller.models.edits import Origin
+from corral.controller.models.service import COUNTER, Changes, Models
+from corral.gallery.models.documents import MOST_BYTES, read_document
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Invalid
+from corral.kit.log import get_log
+from corral.kit.tasks import run_every
+from corral.store import models, revisions
+from corral.store.api import Store
+
+log = get_log(__name__)
+
+_MARK = ".corral-folder"
+_COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
+
+Print = tuple[int, int, int]  # inode, size, mtime: what differs when a file was changed
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is in the folder."""
+
+    id: str
+    prints: Mapping[str, Print]
+
+
+@dataclass
+class _File:
+    """What one file came to when it was last read."""
+
+    print: Print
+    definitions: tuple[Definition, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+
+class ModelsFolder:
+    name = "models folder"
+
+    def __init__(
+        self, folder: Path, service: Models, store: Store, changes: Changes, clock: Clock, *, interval_s: float
+    ) -> None:
+        self._folder = folder
+        self._service = service
+        self._store = store
+        self._changes = changes
+        self._clock = clock
+        self._interval_s = interval_s
+        self._before: Look | None = None
+        self._files: dict[str, _File] = {}
+        self._seen = -1  # the counter of models when the folder and the store last agreed
+
+    async def run(self) -> None:
+        await run_every("models folder", self._interval_s, self.look, clock=self._clock)
+
+    @property
+    def problems(self) -> dict[str, tuple[str, ...]]:
+        """By file: what of it cannot be used."""
+        return {name: file.problems for name, file in sorted(self._files.items()) if file.problems}
+
+    async def look(self) -> None:
+        """Once. What is new, changed or gone counts from the second time on it is seen so."""
+        seen = await asyncio.to_thread(look_into, self._folder)
+        before, self._before = self._before, seen
+        if seen is None or before is None or before.id != seen.id:
+            return
+        steady = {name: mark for name, mark in seen.prints.items() if before.prints.get(name) == mark}
+        moving = seen.prints.keys() - steady.keys()
+        gone = {name for name in self._files if name not in seen.prints and name not in before.prints}
+        changed = {name for name, mark in steady.items() if name not in self._files or self._files[name].print != mark}
+        for name in changed:
+            self._files[name] = await asyncio.to_thread(
+                _read_file, self._folder / name, steady[name], self._files.get(name)
+            )
+            for problem in self._files[name].problems:
+                log.warning("model in a file cannot be used", file=name, problem=problem)
+        for name in gone:
+            del self._files[name]
+        if not moving:
+            await self._carry_over(seen.id, changed=bool(changed or gone))
+
+    async def _carry_over(self, folder_id: str, *, changed: bool) -> None:
+        """Also what somebody else changed meanwhile: what files say holds."""
+        async with self._store.read() as tx:
+            counter = (await revisions.read_all(tx)).get(COUNTER, 0)
+        if not changed and counter == self._seen:
+            return
+        written, removed = await self._write(wanted_of(folder_id, self._files), folder_id)
+        async with self._store.read() as tx:
+            self._seen = (await revisions.read_all(tx)).get(COUNTER, 0)
+        for name in (*written, *removed):
+            log.info("model of a file", model=name, change="removed" if name in removed else "written")
+            self._changes.touched(COUNTER, name)
+
+    async def _write(self, wanted: Mapping[str, tuple[Definition, str]], folder_id: str) -> tuple[list[str], list[str]]:
+        written, removed = [], []
+        async with self._store.write() as tx:
+            ours = [
+                row for row in await models.list_of_origin(tx, Origin.FILE) if row.source.startswith(f"{folder_id}/")
+            ]
+            for row in ours:
+                if row.id not in wanted:
+                    await models.delete(tx, row.id)
+                    removed.append(row.id)
+            for name, (definition, source) in wanted.items():
+                try:
+                    if await self._service.put_of_file(tx, definition, source):
+                        written.append(name)
+                except Invalid as error:
+                    log.warning("model in a file cannot be used", file=source, model=name, problem=error.message)
+            if written or removed:
+                await revisions.bump(tx, COUNTER)
+        return written, removed
+
+
+def wanted_of(folder_id: str, files: Mapping[str, _File]) -> dict[str, tuple[Definition, str]]:
+    """Every model of every file; of two of one name the file that comes first by its own name counts."""
+    found: dict[str, tuple[Definition, str]] = {}
+    for name in sorted(files):
+        for definition in files[name].definitions:
+            found.setdefault(definition.name, (definition, f"{folder_id}/{name}"))
+    return found
+
+
+def look_into(folder: Path) -> Look | None:
+    """None for a folder that is not there: one that could not be mounted has not lost its models."""
+    try:
+        prints = {}
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or not entry.name.endswith((".yaml", ".yml")) or not entry.is_file():
+                    continue
+                stat = entry.stat()
+                prints[entry.name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return Look(folder_id(folder), prints)
+    except FileNotFoundError:
+        return None
+
+
+def folder_id(folder: Path) -> str:
+    """Written into it the first time; where that is not allowed, made out of where it is."""
+    mark = folder / _MARK
+    try:
+        if known := mark.read_text(encoding="ascii").strip()[:64]:
+            return known
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError):
+        return _made_out(folder)
+    try:
+        with open(mark, "x", encoding="ascii") as file:
+            file.write(made := secrets.token_hex(8))
+        return made
+    except FileExistsError:  # another was quicker; the next look finds it
+        return _made_out(folder)
+    except OSError:
+        return _made_out(folder)
+
+
+def _made_out(folder: Path) -> str:
+    return hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:16]
+
+
+def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
+    """One that cannot be read as YAML keeps what it said before."""
+    kept = before.definitions if before is not None else ()
+    try:
+        if mark[1] > MOST_BYTES:
+            raise Invalid(f"has more than {MOST_BYTES} bytes")
+        document = read_document(path.read_bytes())
+    except (CorralError, OSError) as error:
+        return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),))
+    definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
+    return _File(mark, definitions, tuple(str(problem) for problem in document.problems))
+
+
+def with_local_files(definition: Definition, folder: Path) -> Definition:
+    """Weights that lie beside the file are its files too, though it need not say so: everybody else must be able to
+    fetch them."""
+    parameters = definition.whole.get("parameters")
+    named = [parameters.get("model") if isinstance(parameters, Mapping) else None]
+    named += [definition.whole.get(key) for key in _COMPANIONS]
+    listed = {file.path for file in definition.files}
+    found = [
+        {"filename": name, "uri": f"file://{(folder / name).resolve()}", "size": (folder / name).stat().st_size}
+        for name in dict.fromkeys(name for name in named if isinstance(name, str))
+        if name and "://" not in name and name not in listed and (folder / name).is_file()
+    ]
+    if not found:
+        return definition
+    there = definition.whole.get("download_files")
+    files = [*(there if isinstance(there, list) else []), *found]
+    return read_definition({**msgspec.to_builtins(definition.whole), "download_files": files})

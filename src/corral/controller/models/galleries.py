@@ -1,0 +1,80 @@
+"""What `gallery/models` knows, as the service of models asks for it (`catalogue.py`): variants are chosen for the nodes
+the fleet has now."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from corral.contract.capability import DEFAULT
+from corral.contract.messages.nodes import NodeStatus
+from corral.contract.models import Definition
+from corral.controller.models.near import nearest
+from corral.gallery.models.entries import ModelEntry
+from corral.gallery.models.library import ModelLibrary, make_model_library
+from corral.gallery.models.variants import FleetMachine
+from corral.gallery.opening import GalleryOptions
+from corral.kit.clock import Clock
+from corral.kit.errors import NotFound
+from corral.store import nodes
+from corral.store.api import Store
+
+
+class ModelGalleries:
+    """Fits `catalogue.ModelCatalogue`."""
+
+    def __init__(self, store: Store, library: ModelLibrary) -> None:
+        self._store = store
+        self._library = library
+
+    async def available(self) -> Sequence[ModelEntry]:
+        return await self._library.entries()
+
+    async def find(self, query: str) -> ModelEntry:
+        try:
+            return await self._library.find(query)
+        except NotFound as error:
+            near = nearest(query, [entry.name for entry in await self._library.entries()])
+            raise NotFound(error.message + (f"; near it: {', '.join(near)}" if near else "")) from error
+
+    async def define(
+        self, entry: ModelEntry, *, variant: str = "", name: str = "", overrides: Mapping[str, Any] | None = None
+    ) -> Definition:
+        machines = await self._machines() if entry.variants and not variant else ()
+        return await self._library.define(entry, machines, variant=variant, name=name, overrides=overrides)
+
+    async def refresh(self) -> None:
+        self._library.forget()
+
+    def unread(self) -> Mapping[str, str]:
+        return self._library.unread()
+
+    async def _machines(self) -> tuple[FleetMachine, ...]:
+        async with self._store.read() as tx:
+            rows = await nodes.list_(tx)
+        return tuple(
+            FleetMachine(
+                row.capability or DEFAULT, row.vram_budget_bytes or row.total_vram if row.total_vram else row.total_ram
+            )
+            for row in rows
+            if row.approved and row.status != NodeStatus.OFFLINE
+        )
+
+
+@asynccontextmanager
+async def open_model_galleries(store: Store, options: GalleryOptions, *, clock: Clock) -> AsyncIterator[ModelGalleries]:
+    """`options.galleries` are those of models."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        library = make_model_library(
+            session,
+            options.galleries,
+            clock=clock,
+            base_folder=options.base_folder,
+            cache_folder=options.cache_folder,
+            options=options.library,
+        )
+        yield ModelGalleries(store, library)

@@ -1,0 +1,188 @@
+"""The galleries of models in use: entries by name, and what one comes to with its base document and variants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from corral.contract.models import Definition
+from corral.contract.sources import github_url
+from corral.gallery.fetching import HttpDownload, IndexFetcher
+from corral.gallery.galleries import Gallery
+from corral.gallery.models.addresses import refuse_private, same_host
+from corral.gallery.models.builtin import read_built_in_models
+from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
+from corral.gallery.models.merging import Base, make_definition, read_base
+from corral.gallery.models.variants import FleetMachine, choose_variant
+from corral.gallery.shelves import OPTIONS, Fetch, LibraryOptions, Shelves
+from corral.kit.clock import Clock
+from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
+
+_MOST_BASES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fetchers:
+    """Three ways to a document, by how far whoever names it is trusted."""
+
+    index: Fetch  # where a gallery is: a person configured that
+    beside: Fetch  # on the host, or in the folder, of the index itself
+    elsewhere: Fetch  # anywhere but in our own network
+
+
+class ModelLibrary:
+    def __init__(
+        self,
+        galleries: Sequence[Gallery],
+        fetchers: Fetchers,
+        *,
+        clock: Clock,
+        cache_folder: Path | None = None,
+        options: LibraryOptions = OPTIONS,
+        built_in: Callable[[], ModelIndex] = read_built_in_models,
+    ) -> None:
+        self._shelves = Shelves(
+            galleries,
+            fetchers.index,
+            read_model_index,
+            clock=clock,
+            built_in=built_in,
+            cache_folder=cache_folder,
+            options=options,
+        )
+        self._fetchers = fetchers
+        self._clock = clock
+        self._options = options
+        self._bases: OrderedDict[str, tuple[float, Base]] = OrderedDict()  # by url: when it was read
+
+    @property
+    def galleries(self) -> tuple[Gallery, ...]:
+        return self._shelves.galleries
+
+    async def entries(self) -> list[ModelEntry]:
+        """All that can be read, in the order of the galleries; of two of one name both are there."""
+        read = await self._shelves.read(self.galleries)
+        return [entry for index in read if not isinstance(index, str) for entry in index.entries]
+
+    async def find(self, query: str) -> ModelEntry:
+        """By name or gallery@name, case does not matter; the first gallery wins. Galleries are read in their order and
+        no further than needed: what is built in waits for nobody's server."""
+        gallery, name = split_model_query(query)
+        wanted = [each for each in self.galleries if gallery in ("", each.name.lower())]
+        if not wanted:
+            there = ", ".join(each.name for each in self.galleries)
+            raise NotFound(f"no gallery of models is called {gallery!r}; there are {there}")
+        unread: dict[str, str] = {}
+        for each in wanted:
+            [index] = await self._shelves.read([each])
+            if isinstance(index, str):
+                unread[each.name] = index
+            elif (entry := _named(index, name)) is not None:
+                return entry
+        silent = "".join(f"; the gallery {name} could not be read ({why})" for name, why in unread.items())
+        message = f"no gallery has a model {query!r}{silent}"
+        raise Unavailable(message) if gallery and unread else NotFound(message)
+
+    async def define(
+        self,
+        entry: ModelEntry,
+        machines: Sequence[FleetMachine] = (),
+        *,
+        variant: str = "",
+        name: str = "",
+        overrides: Mapping[str, Any] | None = None,
+    ) -> Definition:
+        """A variant goes by the name of what was asked for: clients need not know which it became."""
+        chosen = await self._variant(entry, machines, variant)
+        base = await self._base(chosen) if chosen.url else None
+        try:
+            return make_definition(chosen, base, name=name or entry.name, overrides=overrides)
+        except Invalid as error:
+            raise Invalid(f"{chosen.id}: {error.message}") from error
+
+    def forget(self) -> None:
+        self._bases.clear()
+        self._shelves.forget()
+
+    def unread(self) -> dict[str, str]:
+        return self._shelves.unread()
+
+    async def _variant(self, entry: ModelEntry, machines: Sequence[FleetMachine], wanted: str) -> ModelEntry:
+        if not entry.variants or wanted.lower() == entry.name.lower():
+            if wanted and wanted.lower() != entry.name.lower():
+                raise NotFound(f"{entry.id} has no variants")
+            return entry
+        index = await self._shelves.index(entry.gallery)
+        variants = [found for name in entry.variants if (found := _named(index, name.lower())) is not None]
+        if not wanted:
+            return choose_variant(entry, variants, machines)
+        for found in variants:
+            if found.name.lower() == wanted.lower():
+                return found
+        raise NotFound(f"{entry.id} has no variant {wanted!r}; there are {', '.join(entry.variants)}")
+
+    async def _base(self, entry: ModelEntry) -> Base:
+        now = self._clock.monotonic()
+        known = self._bases.get(entry.url)
+        if known is not None and now - known[0] < self._options.fresh_s:
+            return known[1]
+        try:
+            async with asyncio.timeout(self._options.candidate_s):
+                body = await self._fetcher(entry).fetch(entry.url)
+        except TimeoutError as error:
+            raise Failed(f"{entry.url} took longer than {self._options.candidate_s:g} s") from error
+        base = read_base(body)
+        self._bases[entry.url] = now, base
+        while len(self._bases) > _MOST_BASES:
+            self._bases.popitem(last=False)
+        return base
+
+    def _fetcher(self, entry: ModelEntry) -> Fetch:
+        home = [_as_url(place) for place in entry.gallery.candidates]
+        if entry.url.startswith("file://"):
+            if not any(place.startswith("file://") for place in home):
+                raise Invalid(f"{entry.id} names a path on this machine; only a gallery that is a file itself may")
+            return self._fetchers.beside
+        at_home = any(same_host(_as_url(entry.url), place) for place in home)
+        return self._fetchers.beside if at_home else self._fetchers.elsewhere
+
+
+def make_model_library(
+    session: aiohttp.ClientSession,
+    galleries: Sequence[Gallery],
+    *,
+    clock: Clock,
+    base_folder: Path | None = None,
+    cache_folder: Path | None = None,
+    options: LibraryOptions = OPTIONS,
+) -> ModelLibrary:
+    trusted = IndexFetcher(HttpDownload(session), base_folder=base_folder)
+    careful = IndexFetcher(HttpDownload(session, check=refuse_private))
+    return ModelLibrary(
+        galleries,
+        Fetchers(trusted, trusted, careful),
+        clock=clock,
+        cache_folder=cache_folder / "models" if cache_folder is not None else None,
+        options=options,
+    )
+
+
+def split_model_query(query: str) -> tuple[str, str]:
+    """`gallery@name` in lower case. Only what stands before the first @ can be a gallery."""
+    gallery, at, name = query.strip().partition("@")
+    return (gallery.lower(), name.lower()) if at else ("", query.strip().lower())
+
+
+def _named(index: ModelIndex, name: str) -> ModelEntry | None:
+    # A name with a slash may be written as the file it would be kept in.
+    return next((each for each in index.entries if name in (low := each.name.lower(), low.replace("/", "__"))), None)
+
+
+def _as_url(place: str) -> str:
+    return github_url(place.removeprefix("github:").lstrip("/")) if place.startswith("github:") else place

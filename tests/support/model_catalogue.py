@@ -1,0 +1,45 @@
+"""The catalogue of models over galleries that are here in the test: `{gallery: YAML}`, besides the built-in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from corral.controller.models.galleries import ModelGalleries
+from corral.controller.models.service import Changes, Models
+from corral.gallery.galleries import Gallery
+from corral.gallery.models.library import Fetchers, ModelLibrary
+from corral.kit.clock import SystemClock
+from corral.kit.errors import NotFound
+from corral.store import Store
+
+
+class Shelf:
+    """Documents by URL."""
+
+    def __init__(self, documents: Mapping[str, str]) -> None:
+        self.documents = dict(documents)
+        self.asked: list[str] = []
+
+    async def fetch(self, url: str) -> bytes:
+        self.asked.append(url)
+        if url not in self.documents:
+            raise NotFound(f"there is no {url}")
+        return self.documents[url].encode()
+
+
+def model_library(
+    galleries: Mapping[str, str] | None = None, documents: Mapping[str, str] | None = None
+) -> ModelLibrary:
+    known = {f"https://{name}.test/index.yaml": text for name, text in (galleries or {}).items()}
+    shelf = Shelf(known | dict(documents or {}))
+    wanted = [Gallery(name, f"https://{name}.test/index.yaml") for name in galleries or {}]
+    return ModelLibrary(wanted, Fetchers(shelf, shelf, shelf), clock=SystemClock())
+
+
+def models_of(
+    store: Store,
+    changes: Changes,
+    galleries: Mapping[str, str] | None = None,
+    documents: Mapping[str, str] | None = None,
+) -> Models:
+    return Models(store, changes, ModelGalleries(store, model_library(galleries, documents)))
