@@ -15,7 +15,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,6 +172,10 @@ class BlobStore:
         to `keep`, and those that are linked elsewhere. How many went."""
         return await to_the_end(self._sweep, time.time() - older_than_s, frozenset(keep))
 
+    async def sweep_finished(self) -> None:
+        """Finished blobs that nobody holds and that are linked nowhere else, however young."""
+        await to_the_end(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset())
+
     async def verify(self, digest: str) -> bool:
         """Read it again. A blob that is no longer what its name says is removed."""
         path = self.get(digest).path
@@ -218,8 +222,11 @@ class BlobStore:
         return Blob(digest, size, path)
 
     def _sweep(self, before: float, keep: frozenset[str]) -> int:
+        return self._sweep_files([*self._incoming.iterdir(), *self._finished.iterdir()], before, keep)
+
+    def _sweep_files(self, paths: Sequence[Path], before: float, keep: frozenset[str]) -> int:
         gone = 0
-        for path in (*self._incoming.iterdir(), *self._finished.iterdir()):
+        for path in paths:
             name = PREFIX + path.name
             in_use = path.name.partition(".")[0] in self._runs or self._held[name] or name in keep
             with contextlib.suppress(FileNotFoundError):

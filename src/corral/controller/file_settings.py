@@ -56,6 +56,6 @@ class FileSettings:
         check=_positive,
         advanced=True,
     )
-    keep_unused_files_s: Seconds = setting(
+    keep_blobs_s: Seconds = setting(
         "files that no model needs are removed after so long", default=Seconds(3600), check=_positive, advanced=True
     )

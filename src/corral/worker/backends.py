@@ -5,6 +5,7 @@ The supervisor is handed in, with what it adopted; it outlives this."""
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ from corral.worker.agent.replica_orders import ReplicaOrders
 from corral.worker.agent.resolving import Resolving
 from corral.worker.agent.voice import Voice
 from corral.worker.agent.waiting import alongside
+from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders
 from corral.worker.metrics import WorkerMetrics
@@ -64,16 +66,28 @@ async def open_backends(
     env: Mapping[str, str],
     metrics: WorkerMetrics,
     wake: Wake,
+    controller: str = "",
+    trust: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Backends]:
-    """`report` is what this machine is now. Orders under way when this is left are given up, their bytes kept."""
+    """`report` is what this machine is now; `controller` the URL the cluster is reached by, `trust` whom to believe
+    there (None: whom the system believes). Orders under way when this is left are given up, their bytes kept."""
     outcomes = Outcomes(settings.data / "outcomes.json", clock)
     outcomes.load()
     async with (
         _open_means(settings, report().platform, clock, env) as means,
+        open_session(HttpTimes(stall_s=settings.download_stall_s), trust=trust, inside=True) as cluster,
         _open_resolving(settings, means, report, clock, env) as resolving,
         OrderRuns(outcomes, metrics=metrics, changed=wake.set) as runs,
         alongside(means.store.run(clock)),
     ):
+        files = WorkerFiles(
+            settings.models_dir,
+            cluster,
+            clock,
+            controller=controller,
+            in_use=supervisor.model_files,
+            upkeep=FilesUpkeep(unused_s=settings.keep_unused_files_s),
+        )
         installer = Installer(
             Contents(means),
             InstallFolders(settings.backends_dir, settings.system_backends),
@@ -87,8 +101,8 @@ async def open_backends(
         changes = BackendChanges(installer, supervisor, resolving, replacing)
         voice = Voice()
         backend_orders = BackendOrders(changes, installer, supervisor, runs, outcomes, voice, clock)
-        model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts)
-        replica_orders = ReplicaOrders(installer, supervisor, runs, voice, settings.models_dir)
+        model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts, tidy=files.tidy)
+        replica_orders = ReplicaOrders(installer, supervisor, runs, voice, settings.models_dir, files, clock)
         own_ports = supervisor.ports
 
         def work_for(peer: Peer) -> None:
@@ -97,14 +111,16 @@ async def open_backends(
 
         news = News(installer, backend_orders.reports, supervisor.list_processes, wake)
         try:
-            yield Backends(
-                voice=voice,
-                news=news,
-                orders=lambda leave: Orders(backend_orders, model_orders, replica_orders, leave=leave),
-                work_for=work_for,
-            )
+            async with alongside(files.run()):
+                yield Backends(
+                    voice=voice,
+                    news=news,
+                    orders=lambda leave: Orders(backend_orders, model_orders, replica_orders, leave=leave),
+                    work_for=work_for,
+                )
         finally:
             means.store.leave()
+            files.leave()
             await runs.end()
             await news.close()
 

@@ -50,6 +50,12 @@ class InstallSettings:
         check=_positive,
         advanced=True,
     )
+    keep_unused_files_s: Seconds = setting(
+        "files of models that nothing was started from for so long are removed; sooner when the disk is full",
+        default=Seconds(7 * 86400),
+        check=_positive,
+        advanced=True,
+    )
     grpc_max_port: int = setting(
         "last port of backends that a LocalAI controller calls; 0 = 65535",
         default=0,

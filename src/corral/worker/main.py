@@ -150,6 +150,8 @@ async def serve(
                         env=os.environ,
                         metrics=metrics,
                         wake=wake,
+                        controller=url,
+                        trust=trust,
                     ) as backends,
                 ):
                     agent = Agent(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.blob_source import blob_source
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import OrderedFleet, digest, mock_copy, ordered_worker, tiny_order
 from tests.support.waiting import until
@@ -85,6 +86,36 @@ async def test_what_is_missing_is_named(nats_server: NatsServer, tmp_path: Path)
         assert "has 4 bytes here, not 9" in short["error"]
         there = await start(fleet, "p6", files=[{"path": "weights.gguf", "size_bytes": 4}])
         assert there["success"], there
+
+
+async def test_files_are_fetched_before_the_process_starts(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet, blob_source(tmp_path) as source:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        file = source.add("m/0123456789ab/weights.gguf", b"w" * 3_000_000)
+        files = [{"path": file.path, "digest": file.digest, "size_bytes": file.size_bytes}]
+        lost = await start(fleet, "p1", files=files, sources=list(source.urls), source_token="wrong")
+        assert (lost["success"], "final" in lost) == (False, False)
+        assert "m/0123456789ab/weights.gguf" in lost["error"]
+        there = await start(fleet, "p2", files=files, sources=list(source.urls), source_token=source.token)
+        assert there["success"], there
+        assert (tmp_path / "w/models/m/0123456789ab/weights.gguf").stat().st_size == 3_000_000
+        told = fleet.told("replica.start.op-p2.progress")
+        assert told[-1] | {"seq": 0, "rate": 0} == {
+            "op_id": "op-p2",
+            "attempt": 1,
+            "seq": 0,
+            "process_id": "p2",
+            "phase": "starting",
+            "file": "m/0123456789ab/weights.gguf",
+            "file_index": 1,
+            "total_files": 1,
+            "current_bytes": 3_000_000,
+            "total_bytes": 3_000_000,
+            "rate": 0,
+        }
+        assert (await stop(fleet, "p2"))["success"]
+        assert (await fleet.ask("model.delete", {"model_name": "m"}))["success"]
+        assert list((tmp_path / "w/models/.blobs/sha256").iterdir()) == []
 
 
 async def test_a_process_that_crashes_tells_its_last_lines(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from corral.blobs.sources.means import together
 from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.threads import to_the_end
+from corral.blobs.together import Together
 from corral.contract.access import Scope
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.origins import Origin, Origins
-from corral.controller.files.progress import Together
 from corral.controller.files.wanted import digest_of_file, on_a_worker, wanted_files
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound

@@ -61,7 +61,7 @@ async def open_model_files(
             settings.blob_host, settings.blob_port, settings.blob_url, settings.blob_tls_cert, settings.blob_tls_key
         )
         async with open_door(door, blobs, tokens.public_key, clock) as url:
-            upkeep = Upkeep(folder=own, unused_s=settings.keep_unused_files_s)
+            upkeep = Upkeep(folder=own, unused_s=settings.keep_blobs_s)
             files = ModelFiles(store, blobs, origins, tokens, clock, urls=(url,), upkeep=upkeep)
             yield OpenedFiles(files, url)
 

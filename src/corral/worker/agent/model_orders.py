@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from corral.bus.api import Tokens
@@ -26,9 +26,18 @@ log = get_log(__name__)
 
 
 class ModelOrders:
-    def __init__(self, supervisor: Supervisor, models: Path, hosts: Callable[[], Collection[str]]) -> None:
-        """`hosts`: the names under which the controller knows this machine."""
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        models: Path,
+        hosts: Callable[[], Collection[str]],
+        *,
+        tidy: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`hosts`: the names under which the controller knows this machine. `tidy` gives back the room of files that
+        went."""
         self._supervisor = supervisor
+        self._tidy = tidy
         self._models = models
         self._hosts = hosts
 
@@ -41,6 +50,7 @@ class ModelOrders:
     async def delete(self, order: DeleteModel, _tokens: Tokens) -> DoneReply:
         try:
             await asyncio.to_thread(remove_model, self._models, order.model_name)
+            await self._tidy()
         except CorralError as error:
             log.warning("model not deleted", model=order.model_name, reason=error.message)
             return DoneReply(success=False, error=error.message)

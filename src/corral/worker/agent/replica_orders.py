@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from corral.blobs.progress import Progress
 from corral.bus.api import Tokens
+from corral.contract.messages.backends import InstallProgress, Phase
 from corral.contract.messages.replicas import (
+    START_REPLICA_PROGRESS,
     START_REPLICA_RESULT,
     STOP_REPLICA_RESULT,
+    ReplicaProgress,
     ReplicaReply,
     ReplicaResult,
     StartReplica,
     StopReplica,
 )
+from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.worker.agent.order_runs import OrderRuns, Run
 from corral.worker.agent.outcomes import OrderKey, Outcome
 from corral.worker.agent.replica_spec import spec_of
 from corral.worker.agent.voice import Voice
+from corral.worker.files.model_files import WorkerFiles
 from corral.worker.installer.installer import Installer
+from corral.worker.installer.progress import OrderName, ProgressPublisher
 from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
@@ -39,13 +47,22 @@ Order = StartReplica | StopReplica
 
 class ReplicaOrders:
     def __init__(
-        self, installer: Installer, supervisor: Supervisor, runs: OrderRuns, voice: Voice, models: Path
+        self,
+        installer: Installer,
+        supervisor: Supervisor,
+        runs: OrderRuns,
+        voice: Voice,
+        models: Path,
+        files: WorkerFiles,
+        clock: Clock,
     ) -> None:
         self._installer = installer
         self._supervisor = supervisor
         self._runs = runs
         self._voice = voice
         self._models = models
+        self._files = files
+        self._clock = clock
 
     async def start(self, order: StartReplica, _tokens: Tokens) -> ReplicaReply:
         return await self._answer(START, order, lambda: self._start(order))
@@ -60,6 +77,7 @@ class ReplicaOrders:
             which = f"{order.backend} {order.digest}".strip()
             raise NotYet(f"{which} is not installed on this machine")
         try:
+            await self._fetch_files(order)
             spec = await asyncio.to_thread(spec_of, order, build, self._models)
         except NotFound as error:
             raise NotYet(error.message) from error
@@ -69,6 +87,40 @@ class ReplicaOrders:
             # Nobody waits for it any more, and a start that goes on by itself would be nobody's.
             await self._stop_quietly(order.process_id)
             raise
+
+    async def _fetch_files(self, order: StartReplica) -> None:
+        """The order's progress is that of its files; once they are here, a process that starts tells by itself."""
+        last = Progress(Phase.RESOLVING)
+
+        async def publish(event: InstallProgress) -> None:
+            told = ReplicaProgress(
+                op_id=order.op_id,
+                attempt=order.attempt,
+                seq=event.seq,
+                process_id=order.process_id,
+                phase=event.phase,
+                file=event.file_name,
+                file_index=last.file_index,
+                total_files=last.file_count,
+                current_bytes=event.current_bytes,
+                total_bytes=event.total_bytes,
+                rate=event.rate,
+            )
+            await self._voice.say(START_REPLICA_PROGRESS, told, op=order.op_id)
+
+        name = OrderName(order.op_id if order.accept else "", self._voice.node_id, order.backend, order.attempt)
+        # The same attempt may be sent again after a restart: numbers go on from the clock, as those of installs do.
+        seq = int(self._clock.now().timestamp() * 1000)
+        async with ProgressPublisher(name, publish, self._clock, after_seq=seq) as progress:
+
+            def tell(heard: Progress) -> None:
+                nonlocal last
+                last = heard
+                progress.tell(heard)
+
+            await self._files.ensure(order.files, order.sources, order.source_token, tell)
+            if order.files:
+                tell(replace(last, phase=Phase.STARTING))
 
     async def _stop(self, order: StopReplica) -> str:
         try:

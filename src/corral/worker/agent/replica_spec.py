@@ -56,7 +56,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
 
 
 def find_file(models: Path, file: ReplicaFile) -> Path:
-    """Where a file the order names lies already. Fetching files is not this worker's yet."""
+    """Where a file the order names lies by now: what has a digest was brought here before (`worker/files/`)."""
     root = models.resolve()
     path = Path(file.path)
     if path.is_absolute():
@@ -66,7 +66,7 @@ def find_file(models: Path, file: ReplicaFile) -> Path:
         raise Invalid(f"{file.path[:200]!r} leads out of the models folder")
     path = root / path
     if not path.exists():
-        raise NotFound(f"{file.path} is not on this machine, and this worker does not fetch model files")
+        raise NotFound(f"{file.path} is not on this machine, and the order does not say what it is")
     if file.size_bytes and path.is_file() and path.stat().st_size != file.size_bytes:
         raise NotFound(f"{file.path} has {path.stat().st_size} bytes here, not {file.size_bytes}")
     return path

@@ -134,6 +134,11 @@ class Supervisor:
         alive = [entry for entry in self._table if entry.state is not ReplicaState.FAILED]
         return frozenset(Path(entry.spec.directory) for entry in alive)
 
+    def model_files(self) -> frozenset[Path]:
+        """The files they read, or will read when they are started again."""
+        alive = [entry for entry in self._table if entry.state is not ReplicaState.FAILED]
+        return frozenset(Path(entry.spec.model_file) for entry in alive if entry.spec.model_file)
+
     @property
     def ports(self) -> PortRange:
         return self._ports.ports

@@ -1,0 +1,235 @@
+"""Files of models are here, whole and verified, before anything is started that reads them.
+
+    <models>/<model>/<set>/<path>     what a backend reads: another name of the blob, never a file being written
+    <models>/.blobs/                  the same by digest, and what is on its way; on the same disk, so a link is enough
+
+So the same weights of two models, or of two revisions, are fetched and kept once. Fetching, resuming and verifying are
+`blobs/`'s; which files, and from where, is the order's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from corral.blobs.digests import check_digest, hash_file
+from corral.blobs.errors import NoSpace, from_os
+from corral.blobs.fetcher import Fetcher, FetchLimits
+from corral.blobs.partial import Wanted
+from corral.blobs.progress import Progress, Tell, tell_nobody
+from corral.blobs.remote import Page
+from corral.blobs.space import Room
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.threads import Stop, in_thread, to_the_end
+from corral.blobs.together import Together
+from corral.contract.messages.backends import Phase
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.sources import is_safe_path
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
+from corral.kit.log import get_log
+from corral.kit.tasks import run_every
+from corral.worker.files.sets import FileSets
+
+log = get_log(__name__)
+
+BLOBS = ".blobs"
+_HOST = "{host}"
+
+
+@dataclass(frozen=True)
+class FilesUpkeep:
+    unused_s: float = 7 * 86400.0  # a set nobody started anything from for so long goes
+    sweep_every_s: float = 3600.0
+    partial_s: float = 86400.0  # and what was never fetched to the end
+
+
+class WorkerFiles:
+    def __init__(
+        self,
+        models: Path,
+        session: aiohttp.ClientSession,
+        clock: Clock,
+        *,
+        controller: str = "",
+        in_use: Callable[[], Collection[Path]] = frozenset,
+        room: Room | None = None,
+        limits: FetchLimits | None = None,
+        upkeep: FilesUpkeep | None = None,
+    ) -> None:
+        """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host. `in_use` tells
+        which files processes read, or will again when they are restarted."""
+        self._models = models
+        self._session = session
+        self._clock = clock
+        self._host = _host_of(controller)
+        self._in_use = in_use
+        self._room = room or Room()
+        self._limits = limits or FetchLimits()
+        self._upkeep = upkeep or FilesUpkeep()
+        self._sets = FileSets(models / BLOBS / "sets", models)
+        self._opened: BlobStore | None = None
+        self._asked: dict[asyncio.Task[object] | None, frozenset[Path]] = {}
+
+    async def ensure(
+        self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: Tell = tell_nobody
+    ) -> None:
+        """All files that have a digest are in the models folder. May be cancelled and called again: it goes on.
+
+        Raises Invalid, NotFound (it is nowhere to be had), NoSpace, Unreachable, Denied, WrongDigest, Failed."""
+        wanted = [file for file in files if file.digest]
+        if not wanted:
+            return
+        for file in wanted:
+            check_digest(file.digest)
+            self._path(file)
+        task = asyncio.current_task()
+        self._asked[task] = frozenset(map(self._path, wanted))  # others may look for room meanwhile
+        try:
+            with self._store.hold(*(file.digest for file in wanted)):
+                await self._bring(wanted, [self._filled_in(source) for source in sources], token, tell)
+                await to_the_end(self._sets.use, [file.path for file in wanted])
+        except OSError as error:
+            raise from_os(error, f"writing into {self._models}") from error
+        finally:
+            del self._asked[task]
+
+    async def run(self) -> None:
+        await run_every("sweep model files", self._upkeep.sweep_every_s, self.sweep, clock=self._clock)
+
+    async def sweep(self) -> None:
+        """What nobody has used for long goes, and blobs that are under no other name any more."""
+        if not (self._models / BLOBS).is_dir():
+            return
+        before = time.time() - self._upkeep.unused_s
+        for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
+            await to_the_end(self._sets.remove, unused)
+        await self._store.sweep(older_than_s=self._upkeep.partial_s)
+
+    def leave(self) -> None:
+        """The worker ends: what is on its way is gone on with by the next."""
+        if self._opened is not None:
+            self._opened.leave()
+
+    async def tidy(self) -> None:
+        """A model was deleted: its blobs need not wait for the next sweep."""
+        if (self._models / BLOBS).is_dir():
+            await self._store.sweep_finished()
+
+    # Inside
+
+    @property
+    def _store(self) -> BlobStore:
+        """Made when first needed: a models folder that is only read needs none."""
+        if self._opened is None:
+            self._opened = BlobStore(
+                self._models / BLOBS, Fetcher(self._limits, room=self._room, clock=self._clock), open_to_all=True
+            )
+        return self._opened
+
+    async def _bring(self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: Tell) -> None:
+        missing = [file for file in files if not await self._is_here(file, tell)]
+        if not missing:
+            return
+        await self._make_room(missing)
+        bar = Together([file.size_bytes for file in files], tell, time.monotonic)
+        for index, file in enumerate(files):
+            if file in missing:
+                blob = await self._fetch(file, sources, token, bar.watch(index))
+                await to_the_end(self._place, blob, self._path(file))
+            bar.there(index)
+
+    async def _is_here(self, file: ReplicaFile, tell: Tell) -> bool:
+        path, blob = self._path(file), self._store.find(file.digest)
+        if blob is not None:
+            await to_the_end(self._place, blob, path)
+            return True
+        if not path.is_file() or (file.size_bytes and path.stat().st_size != file.size_bytes):
+            return False
+        # Somebody else put it there, or this disk knows no links: only reading it tells whether it is the one.
+        tell(Progress(Phase.VERIFYING, file.path, 0, file.size_bytes))
+        if await in_thread(lambda stop: _digest(path, stop)) != file.digest:
+            log.warning("a model file is not what it should be, and is fetched", file=file.path)
+            return False
+        await to_the_end(self._adopt, path, file.digest)
+        return True
+
+    async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, tell: Tell) -> Blob:
+        """From the first source that has it; what one sent before it failed, the next goes on from."""
+        if not sources:
+            raise NotFound(f"{file.path} is not on this machine, and the order names no place to fetch it from")
+        show = {"Authorization": f"Bearer {token}"} if token else {}
+        failure: CorralError | None = None
+        for source in sources:
+            page = Page(self._session, f"{source.rstrip('/')}/blobs/{file.digest}", show)
+            try:
+                return await self._store.obtain(
+                    page, Wanted(file.digest, file.size_bytes), lambda progress: tell(replace(progress, file=file.path))
+                )
+            except (Unreachable, NotFound, Denied, Failed) as error:
+                log.warning("a source does not give the file", file=file.path, source=source, reason=error.message)
+                failure = failure or error
+        assert failure is not None
+        raise type(failure)(f"{file.path}: {failure.message}") from failure
+
+    async def _make_room(self, missing: Sequence[ReplicaFile]) -> None:
+        """For all of them, before the first byte: what was not used for longest goes, if that is what it takes."""
+        need = sum({file.digest: file.size_bytes for file in missing}.values())
+        what = "the model's files"
+        for unused in [*await to_the_end(self._sets.unused, self._busy()), None]:
+            try:
+                self._room.require(self._models, need, what)
+                return
+            except NoSpace:
+                if unused is None:
+                    raise
+            await to_the_end(self._sets.remove, unused)
+            await self._store.sweep_finished()
+
+    def _busy(self) -> frozenset[Path]:
+        return frozenset(self._in_use()).union(*self._asked.values())
+
+    def _path(self, file: ReplicaFile) -> Path:
+        if not is_safe_path(file.path) or file.path.startswith(BLOBS):
+            raise Invalid(f"{file.path[:200]!r} does not stay inside the models folder")
+        return self._models / file.path
+
+    def _place(self, blob: Blob, path: Path) -> None:
+        if path.exists() and path.samefile(blob.path):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.resolve().is_relative_to(self._models.resolve()):
+            raise Invalid(f"{path} leads out of the models folder")
+        try:
+            self._store.link(blob, path)
+        except OSError as error:  # a file system without links: the file itself moves there, and is all there is
+            log.info("the models folder knows no links", reason=error.strerror)
+            os.replace(blob.path, path)
+
+    def _adopt(self, path: Path, digest: str) -> None:
+        try:
+            os.link(path, self._store.path(digest))
+        except OSError as error:
+            log.info("the models folder knows no links", reason=error.strerror)
+
+    def _filled_in(self, source: str) -> str:
+        return source.replace(_HOST, self._host)
+
+
+def _digest(path: Path, stop: Stop) -> str:
+    return hash_file(path, each=lambda _size: stop.check())
+
+
+def _host_of(url: str) -> str:
+    try:
+        host = urlsplit(url).hostname or "127.0.0.1"
+    except ValueError:
+        host = "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

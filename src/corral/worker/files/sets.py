@@ -1,0 +1,84 @@
+"""Which files were brought here together, and when they were last used. Blocking.
+
+A set is one small file that lists their paths; its own time is when it was last used. What is not in a set was not
+brought by us, and is never removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from corral.kit.files import write_atomically
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class FileSet:
+    record: Path
+    paths: tuple[str, ...]  # below the models folder
+    used_at: float  # seconds since the epoch
+
+
+class FileSets:
+    def __init__(self, folder: Path, models: Path) -> None:
+        """`folder` holds the records."""
+        self._folder = folder
+        self._models = models
+
+    def use(self, paths: Iterable[str]) -> None:
+        """These were asked for now."""
+        listed = sorted(paths)
+        name = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:24]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        record = self._folder / f"{name}.json"
+        try:
+            os.utime(record)
+        except FileNotFoundError:
+            write_atomically(record, msgspec.json.encode(listed))
+
+    def unused(self, in_use: Collection[Path], *, before: float | None = None) -> list[FileSet]:
+        """Those of which no file is in use, the longest unused first; only those last used `before` then."""
+        busy = {os.path.realpath(path) for path in in_use}
+        found = [each for each in self._all() if not any(self._real(path) in busy for path in each.paths)]
+        return sorted(
+            (each for each in found if before is None or each.used_at < before), key=lambda each: each.used_at
+        )
+
+    def remove(self, gone: FileSet) -> None:
+        """Its files, as far as no other set has them too, and folders that are empty then."""
+        others = {path for each in self._all() if each.record != gone.record for path in each.paths}
+        for path in gone.paths:
+            if path not in others:
+                file = self._models / path
+                file.unlink(missing_ok=True)
+                self._prune(file.parent)
+        gone.record.unlink(missing_ok=True)
+        log.info("model files nobody uses were removed", files=len(gone.paths), first=next(iter(gone.paths), ""))
+
+    def _prune(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # one that is not empty ends it
+            while folder != self._models and folder.is_relative_to(self._models):
+                folder.rmdir()
+                folder = folder.parent
+
+    def _real(self, path: str) -> str:
+        return os.path.realpath(self._models / path)
+
+    def _all(self) -> list[FileSet]:
+        found = []
+        for record in self._folder.glob("*.json"):
+            try:
+                paths = msgspec.json.decode(record.read_bytes(), type=tuple[str, ...])
+                found.append(FileSet(record, paths, record.stat().st_mtime))
+            except (OSError, msgspec.MsgspecError) as error:
+                log.warning("a list of model files cannot be read", file=record.name, reason=str(error))
+        return found

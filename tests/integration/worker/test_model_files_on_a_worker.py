@@ -1,0 +1,183 @@
+"""Files of models come to a worker whole, once, and go when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from corral.blobs.errors import NoSpace
+from corral.blobs.fetcher import FetchLimits
+from corral.blobs.progress import Progress
+from corral.blobs.remote import open_session
+from corral.blobs.space import Room
+from corral.contract.messages.replicas import ReplicaFile
+from corral.kit.clock import SystemClock
+from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
+from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
+from tests.support.blob_server import BlobServer
+from tests.support.blob_source import BlobSource, blob_source
+from tests.support.waiting import until
+
+WEIGHTS = os.urandom(2_500_000)
+
+
+@dataclass
+class Site:
+    models: Path
+    files: WorkerFiles
+    source: BlobSource
+    busy: set[Path] = field(default_factory=set)
+    free: Callable[[], int] = lambda: 100 << 30
+    told: list[Progress] = field(default_factory=list)
+
+    async def ensure(self, *files: ReplicaFile, urls: tuple[str, ...] | None = None, token: str | None = None) -> None:
+        urls = self.source.urls if urls is None else urls
+        await self.files.ensure(files, urls, self.source.token if token is None else token, self.told.append)
+
+    def blobs(self) -> list[str]:
+        return sorted(os.listdir(self.models / ".blobs" / "sha256"))
+
+    def age(self, seconds: float) -> None:
+        for path in (self.models / ".blobs").rglob("*"):
+            if path.is_file():
+                os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    models = tmp_path / "models"
+    models.mkdir()
+    async with blob_source(tmp_path) as source, open_session(inside=True) as session:
+        made: list[Site] = []
+        files = WorkerFiles(
+            models,
+            session,
+            SystemClock(),
+            controller="http://127.0.0.1:8080",
+            in_use=lambda: made[0].busy,
+            room=Room(reserve_bytes=0, look=lambda _folder: made[0].free()),
+            upkeep=FilesUpkeep(unused_s=1000.0, partial_s=1000.0),
+            limits=FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01),
+        )
+        made.append(Site(models, files, source))
+        yield made[0]
+
+
+async def test_files_come_once_and_are_shared(site: Site) -> None:
+    weights, extra = site.source.add("m/one/w.gguf", WEIGHTS), site.source.add("m/one/sub/tokenizer.json", b"{}")
+    await site.ensure(weights, extra)
+    assert (site.models / "m/one/w.gguf").read_bytes() == WEIGHTS
+    assert (site.models / "m/one/sub/tokenizer.json").read_bytes() == b"{}"
+    assert (site.models / "m/one/w.gguf").stat().st_mode & 0o777 == 0o644
+    last = site.told[-1]
+    assert (last.current_bytes, last.total_bytes) == (len(WEIGHTS) + 2, len(WEIGHTS) + 2)
+    assert (last.file_index, last.file_count) == (2, 2)
+    have = [progress.current_bytes for progress in site.told]
+    assert have == sorted(have)
+    sent = site.source.listener.sent_bytes
+    await site.ensure(weights, extra)
+    await site.ensure(ReplicaFile("other/two/same.gguf", weights.digest, weights.size_bytes))
+    assert site.source.listener.sent_bytes == sent
+    assert (site.models / "other/two/same.gguf").samefile(site.models / "m/one/w.gguf")
+
+
+async def test_a_transfer_that_is_cut_goes_on(site: Site) -> None:
+    file = site.source.add("m/one/w.gguf", WEIGHTS)
+    async with BlobServer() as server:
+        server.put(f"/blobs/{file.digest}", WEIGHTS)
+        server.cut_after = [1_000_000]
+        server.pause.clear()
+        asking = asyncio.create_task(site.ensure(file, urls=(server.url(""),)))
+        await until(lambda: server.asked)
+        server.pause.set()
+        await until(lambda: any(progress.current_bytes >= 1_000_000 for progress in site.told))
+        asking.cancel()
+        await asyncio.wait([asking])
+    assert not (site.models / "m").exists()
+    await site.ensure(file)
+    assert (site.models / "m/one/w.gguf").read_bytes() == WEIGHTS
+    assert site.source.listener.sent_bytes <= len(WEIGHTS) - 900_000
+
+
+async def test_the_next_source_is_asked(site: Site) -> None:
+    file = site.source.add("m/one/w.gguf", b"abc")
+    async with BlobServer() as empty:
+        await site.ensure(file, urls=(empty.url("/"), *site.source.urls))
+    assert (site.models / "m/one/w.gguf").read_bytes() == b"abc"
+
+
+async def test_what_cannot_be_had(site: Site) -> None:
+    absent = ReplicaFile("m/one/w.gguf", "sha256:" + "0" * 64, 3)
+    with pytest.raises(NotFound, match=r"m/one/w\.gguf"):
+        await site.ensure(absent)
+    with pytest.raises(NotFound, match="names no place"):
+        await site.ensure(absent, urls=())
+    with pytest.raises(Denied):
+        await site.ensure(absent, token="stolen")
+    for path in ("../x", "/etc/passwd", ".blobs/sha256/x"):
+        with pytest.raises(Invalid):
+            await site.ensure(ReplicaFile(path, "sha256:" + "0" * 64))
+    with pytest.raises(Invalid):
+        await site.ensure(ReplicaFile("m/x", "md5:1"))
+    assert not (site.models / "m").exists()
+
+
+async def test_wrong_bytes_never_get_a_name(site: Site) -> None:
+    file = site.source.add("m/one/w.gguf", WEIGHTS)
+    site.source.store.path(file.digest).write_bytes(WEIGHTS[:-1] + b"x")
+    with pytest.raises(Exception, match="twice"):
+        await site.ensure(file)
+    assert not (site.models / "m").exists()
+    assert site.blobs() == []
+
+
+async def test_a_file_somebody_put_there_is_taken_if_it_is_the_one(site: Site) -> None:
+    (site.models / "m").mkdir()
+    (site.models / "m" / "w.gguf").write_bytes(WEIGHTS)
+    file = site.source.add("m/w.gguf", WEIGHTS)
+    await site.ensure(file, urls=())
+    assert site.source.listener.sent_bytes == 0
+    (site.models / "m" / "v.gguf").write_bytes(WEIGHTS[:-1] + b"x")
+    other = site.source.add("m/v.gguf", WEIGHTS[:-1] + b"y")
+    await site.ensure(other)
+    assert (site.models / "m" / "v.gguf").read_bytes() == WEIGHTS[:-1] + b"y"
+
+
+async def test_what_was_not_used_for_long_goes(site: Site) -> None:
+    old, busy = site.source.add("old/one/w.gguf", b"old"), site.source.add("busy/one/w.gguf", b"busy")
+    (site.models / "mine.gguf").write_bytes(b"not brought by us")
+    await site.ensure(old)
+    await site.ensure(busy)
+    site.busy.add(site.models / "busy/one/w.gguf")
+    site.age(2000.0)
+    await site.files.sweep()
+    assert not (site.models / "old").exists()
+    assert (site.models / "busy/one/w.gguf").exists()
+    assert (site.models / "mine.gguf").exists()
+    assert site.blobs() == [busy.digest.removeprefix("sha256:")]
+
+
+async def test_room_is_made_by_the_longest_unused(site: Site) -> None:
+    first, second = site.source.add("a/one/w", b"a" * 1000), site.source.add("b/one/w", b"b" * 1000)
+    await site.ensure(first)
+    site.age(10.0)
+    await site.ensure(second)
+    third = site.source.add("c/one/w", b"c" * 1000)
+    site.free = lambda: 100 + 1000 * (2 - len(site.blobs()))
+    await site.ensure(third)
+    assert [name for name in ("a", "b", "c") if (site.models / name).exists()] == ["b", "c"]
+    site.busy.update({site.models / "b/one/w", site.models / "c/one/w"})
+    with pytest.raises(NoSpace):
+        await site.ensure(site.source.add("d/one/w", b"d" * 1000))
+    assert [name for name in ("b", "c", "d") if (site.models / name).exists()] == ["b", "c"]
+
+
+async def test_nobody_answers(site: Site) -> None:
+    file = site.source.add("m/one/w", b"x")
+    with pytest.raises(Unreachable):
+        await site.ensure(file, urls=("http://127.0.0.1:1",))
