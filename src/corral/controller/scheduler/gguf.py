@@ -1,0 +1,175 @@
+"""The head of a GGUF file: what it says about the shape of the model, without its weights.
+
+Files come from strangers: every count and length is bounded before it is believed, and nothing is kept but the few
+numbers asked for. Reading ends where the tokens begin: the shape stands before them, megabytes of vocabulary after.
+Deciding from it is `memory.py`'s; opening the file is the caller's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from corral.kit.errors import Invalid
+
+MAGIC = b"GGUF"
+MOST_BYTES = 64 * 1024**2  # of metadata; the largest vocabularies take a third of that
+MOST_KEYS = 65_536
+LONGEST_KEY = 65_535  # the format's own bound
+LONGEST_TEXT = 256  # that is kept
+LONGEST_LIST = 4_096  # that is kept: one number per layer
+TOKENS = "tokenizer.ggml.tokens"
+
+Value = int | float | bool | str | tuple[int | float | bool, ...]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_DEEPEST = 4  # lists of lists; the format allows them, nobody writes them
+
+
+@dataclass(frozen=True)
+class Head:
+    """What was found. Numbers are as the file has them: `memory.py` doubts them."""
+
+    version: int
+    architecture: str
+    values: Mapping[str, Value] = field(default_factory=dict)  # by the key without the architecture's name
+    vocabulary: int = 0  # tokens
+
+    def number(self, key: str) -> int:
+        """0: it does not say, or says nonsense."""
+        value = self.values.get(key, 0)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+    def numbers(self, key: str, count: int) -> tuple[int, ...]:
+        """One for each of so many layers, whether the file has a list or one number for all; empty: it does not say."""
+        value = self.values.get(key)
+        if isinstance(value, tuple):
+            return tuple(max(0, int(each)) for each in value[:count]) if len(value) >= count else ()
+        return (self.number(key),) * count if self.number(key) else ()
+
+
+def is_gguf(start: bytes) -> bool:
+    return start[:4] == MAGIC
+
+
+def read_head(file: BinaryIO) -> Head:
+    """From the file's beginning. Raises Invalid for what is no GGUF, or none that a sane program wrote."""
+    if file.read(4) != MAGIC:
+        raise Invalid("this is no GGUF file")
+    version_bytes = file.read(4)
+    order = "<" if version_bytes[2:] == b"\0\0" else ">"  # versions are small numbers: one order makes them huge
+    reader = _Reader(file, order)
+    version = reader.unpack("I", version_bytes)
+    if version not in (2, 3):
+        raise Invalid(f"GGUF version {version} is not known here")
+    reader.scalar("Q")  # tensors
+    count = reader.scalar("Q")
+    if count > MOST_KEYS:
+        raise Invalid(f"{count} keys: no GGUF file has so many")
+    values: dict[str, Value] = {}
+    vocabulary = 0
+    for _ in range(count):
+        key = reader.text(LONGEST_KEY, keep=True)
+        kind = reader.scalar("I")
+        if key == TOKENS:
+            vocabulary = reader.list_length(kind)
+            break
+        value = reader.value(kind)
+        if value is not None:
+            values[key] = value
+    return _head(version, values, vocabulary)
+
+
+def _head(version: int, values: Mapping[str, Value], vocabulary: int) -> Head:
+    architecture = values.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise Invalid("the GGUF file does not say its architecture")
+    prefix = f"{architecture}."
+    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return Head(version, architecture, own, vocabulary or Head(version, architecture, own).number("vocab_size"))
+
+
+class _Reader:
+    """Counts what it has read, and stops."""
+
+    def __init__(self, file: BinaryIO, order: str) -> None:
+        self._file = file
+        self._order = order
+        self._left = MOST_BYTES
+
+    def unpack(self, kind: str, data: bytes) -> int:
+        try:
+            (value,) = struct.unpack(self._order + kind, data)
+        except struct.error:
+            raise Invalid("the GGUF file ends in the middle of its head") from None
+        return value  # type: ignore[no-any-return]
+
+    def take(self, size: int) -> bytes:
+        self._count(size)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise Invalid("the GGUF file ends in the middle of its head")
+        return data
+
+    def skip(self, size: int) -> None:
+        """Past the end too: whatever comes next finds nothing there."""
+        self._count(size)
+        self._file.seek(size, 1)
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise Invalid(f"the head of the GGUF file is longer than {MOST_BYTES} bytes")
+
+    def scalar(self, kind: str) -> int:
+        return self.unpack(kind, self.take(struct.calcsize(self._order + kind)))
+
+    def text(self, longest: int, *, keep: bool) -> str:
+        length = self.scalar("Q")
+        if keep and length > longest:
+            raise Invalid(f"a key of {length} characters: no GGUF file has such")
+        if not keep and length > longest:
+            self.skip(length)
+            return ""
+        return self.take(length).decode("utf-8", "replace")
+
+    def value(self, kind: int, depth: int = 0) -> Value | None:
+        """None: it was passed over."""
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _TEXT:
+            return self.text(LONGEST_TEXT, keep=False)
+        if kind == _LIST and depth < _DEEPEST:
+            return self._list(depth)
+        raise Invalid(f"the GGUF file has a value of unknown kind {kind}")
+
+    def list_length(self, kind: int) -> int:
+        """Of a list whose members do not matter."""
+        if kind != _LIST:
+            raise Invalid("the GGUF file's tokens are no list")
+        self.scalar("I")
+        length = self.scalar("Q")
+        if length > MOST_BYTES:
+            raise Invalid(f"{length} tokens: no model has so many")
+        return length
+
+    def _list(self, depth: int) -> tuple[int | float | bool, ...] | None:
+        kind, length = self.scalar("I"), self.scalar("Q")
+        if kind in _SCALARS:
+            size = struct.calcsize(self._order + _SCALARS[kind]) * length
+            if length > LONGEST_LIST:
+                self.skip(size)
+                return None
+            data = self.take(size)
+            return struct.unpack(f"{self._order}{length}{_SCALARS[kind]}", data)
+        if kind not in (_TEXT, _LIST):
+            raise Invalid(f"the GGUF file has a list of unknown kind {kind}")
+        for _ in range(length):  # each takes at least eight bytes of what may be read in all
+            if kind == _TEXT:
+                self.text(0, keep=False)
+            else:
+                self.value(_LIST, depth + 1)
+        return None

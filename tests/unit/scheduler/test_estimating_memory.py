@@ -1,0 +1,166 @@
+"""What one process of a model needs, by what is known about it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from corral.contract.models import Definition, read_definition
+from corral.controller.scheduler.gguf import Head, read_head
+from corral.controller.scheduler.memory import device_share, estimate, lives_in_ram, memory_of
+from corral.controller.scheduler.world import GIB, MIB, Memory
+from tests.support.gguf_files import LLAMA, TOKENS, gguf
+
+
+def head(**changed: Any) -> Head:
+    architecture = changed.pop("architecture", "llama")
+    values = {
+        key.replace("llama", architecture, 1) if key.startswith("llama") else key: value for key, value in LLAMA.items()
+    }
+    values["general.architecture"] = architecture
+    values |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in changed.items()}
+    return read_head(io.BytesIO(gguf(values | TOKENS)))
+
+
+def definition(**more: Any) -> Definition:
+    return read_definition({"name": "m", "backend": "llama-cpp", "parameters": {"model": "m.gguf"}} | more)
+
+
+def cache(found: Memory | None, weights: int = 0) -> int:
+    """What of it is neither weights nor buffers."""
+    assert found is not None
+    return found.total_bytes - found.each_bytes - weights
+
+
+# Llama 3 8B: 32 layers, 8 of 32 heads kept, 128 numbers each, keys and values, two bytes: 128 KiB per token.
+@pytest.mark.parametrize(
+    ("context", "parallel", "types", "expected"),
+    [
+        (8192, 1, ("f16", "f16"), GIB),
+        (2048, 4, ("f16", "f16"), GIB),
+        (8192, 2, ("f16", "f16"), 2 * GIB),
+        (0, 1, ("f16", "f16"), GIB),
+        (0, 4, ("f16", "f16"), GIB),
+        (8192, 1, ("f32", "f32"), 2 * GIB),
+        (8192, 1, ("q8_0", "q8_0"), GIB * 34 // 64),
+        (8192, 1, ("f16", "q4_0"), GIB // 2 + GIB * 18 // 128),
+        (8192, 1, ("whatever", "f16"), GIB),
+    ],
+)
+def test_the_cache_grows_with_context_and_slots(
+    context: int, parallel: int, types: tuple[str, str], expected: int
+) -> None:
+    found = estimate(head(), 0, context_size=context, parallel=parallel, cache_types=types)
+    assert cache(found) == expected
+
+
+def test_weights_cache_and_buffers_are_told() -> None:
+    found = estimate(head(vocab_size=128256), 4 * GIB, context_size=8192)
+    assert found is not None
+    assert found.total_bytes == 4 * GIB + GIB + found.each_bytes
+    assert found.how == "4.0 GiB weights, 1.0 GiB for 8192 tokens, 176.0 MiB besides"
+    assert found.host_bytes == 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"attention__key_length": 256, "attention__value_length": 256}, 2 * GIB),
+        ({"attention__head_count_kv": [8] * 16 + [0] * 16}, GIB // 2),
+        ({"attention__head_count": 0}, 0),
+        ({"attention__sliding_window": 512}, GIB),
+        ({"attention__sliding_window": 512, "attention__sliding_window_pattern": 4}, GIB // 4 + GIB * 3 // 32),
+        (
+            {"attention__sliding_window": 512, "attention__sliding_window_pattern": [True, False] * 16},
+            GIB // 2 + GIB // 16,
+        ),
+        ({"architecture": "gemma2", "attention__sliding_window": 512}, GIB // 2 + GIB // 16),
+    ],
+    ids=[
+        "wide heads",
+        "layers without",
+        "no attention",
+        "a window for nobody knows which",
+        "every fourth is full",
+        "said of each",
+        "gemma2",
+    ],
+)
+def test_shapes(changed: dict[str, Any], expected: int) -> None:
+    assert cache(estimate(head(**changed), 0, context_size=8192)) == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"block_count": 0},
+        {"block_count": 10**6},
+        {"embedding_length": 2**40},
+        {"attention__key_length": 2**40},
+        {"attention__head_count_kv": 2**40},
+        {"vocab_size": 2**40, "context_length": 2**40},
+    ],
+)
+def test_what_nobody_can_believe_is_no_estimate(changed: dict[str, Any]) -> None:
+    assert estimate(head(**changed), GIB) is None
+
+
+def test_the_definition_has_the_last_word() -> None:
+    found = memory_of(definition(memory="6GiB"), GIB, head=head(), peak_bytes=9 * GIB)
+    assert found == Memory(6 * GIB, how="as its definition says")
+
+
+def test_what_was_seen_counts_more_than_what_was_reckoned() -> None:
+    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
+    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), peak_bytes=20 * GIB)
+    assert seen.total_bytes == 21 * GIB
+    assert seen.how == "the most it ever used"
+    assert (seen.each_bytes, seen.host_bytes) == (guess.each_bytes, guess.host_bytes)
+    tiny = memory_of(definition(), 4 * GIB, head=head(), peak_bytes=MIB)
+    assert tiny.each_bytes <= tiny.total_bytes
+
+
+def test_slots_are_the_definitions_or_the_backends() -> None:
+    by_backend = memory_of(definition(context_size=8192), GIB, head=head(), slots=4)
+    by_definition = memory_of(definition(context_size=8192, parallel=2), GIB, head=head(), slots=4)
+    assert cache(by_backend, GIB) == 4 * GIB
+    assert cache(by_definition, GIB) == 2 * GIB
+
+
+def test_the_definitions_kinds_of_cache() -> None:
+    quantised = definition(context_size=8192, cache_type_k="q8_0", cache_type_v="q8_0")
+    assert cache(memory_of(quantised, 0 + GIB, head=head()), GIB) == GIB * 34 // 64
+
+
+@pytest.mark.parametrize("given", [None, head(block_count=10**6)], ids=["no head", "a head nobody believes"])
+def test_without_a_head_it_is_the_files_and_a_bit(given: Head | None) -> None:
+    found = memory_of(definition(), 10 * GIB, head=given)
+    assert found.total_bytes == 12 * GIB + 128 * MIB
+    assert found.how == "10.0 GiB of files and 20% besides"
+
+
+def test_without_anything_nobody_knows() -> None:
+    assert not memory_of(definition(), 0, head=head()).known
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "share"),
+    [
+        ("llama-cpp", {}, 0.0),
+        ("vllm", {}, 0.9),
+        ("cuda12-vllm", {}, 0.9),
+        ("vllm", {"gpu_memory_utilization": 0.5}, 0.5),
+        ("sglang", {"gpu_memory_utilization": 0.7}, 0.7),
+        ("vllm", {"gpu_memory_utilization": 7}, 0.9),
+        ("vllm", {"gpu_memory_utilization": "half"}, 0.9),
+    ],
+)
+def test_engines_that_take_a_share_of_each_device(backend: str, more: dict[str, Any], share: float) -> None:
+    assert device_share(definition(backend=backend, **more)) == share
+
+
+@pytest.mark.parametrize(("more", "expected"), [({}, False), ({"gpu_layers": 0}, True), ({"gpu_layers": 99}, False)])
+def test_off_the_accelerator(more: dict[str, Any], expected: bool) -> None:
+    assert lives_in_ram(definition(**more)) is expected

