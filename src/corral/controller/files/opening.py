@@ -44,7 +44,7 @@ async def open_model_files(
 ) -> AsyncIterator[OpenedFiles]:
     data = settings.data.expanduser()
     # Where a person may put files for models to name, beside the definitions themselves.
-    own = data / "models"
+    own = (settings.models_folder or data / "models").expanduser()
     async with open_session(HttpTimes(stall_s=settings.download_stall_s)) as session:
         blobs = BlobStore((settings.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
