@@ -28,6 +28,7 @@ COMMANDS = {
     "token": "corral.cli.tokens",
     "keys": "corral.cli.keys",
     "backends": "corral.cli.backends",
+    "models": "corral.cli.models",
     "ops": "corral.cli.ops",
     "doctor": "corral.cli.doctor.command",
     "controller": "corral.cli.run.controller",
@@ -45,6 +46,7 @@ HELP = """One OpenAI-compatible endpoint over every machine you own.
   corral token create              a join line for another machine
   corral nodes list                who is in the fleet
   corral backends install NAME     an inference engine on every node
+  corral models install NAME       a model for the fleet; `corral models available` lists them
   corral ops list                  what is under way
   corral doctor                    what is wrong, and how to mend it
 """

@@ -17,6 +17,7 @@ from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
 from corral.client.keys import Keys
+from corral.client.models import Models
 from corral.client.nodes import Nodes
 from corral.client.operations import Operations
 from corral.client.tokens import Tokens
@@ -53,6 +54,7 @@ class Client:
         self.tokens = Tokens(self)
         self.keys = Keys(self)
         self.backends = Backends(self)
+        self.models = Models(self)
         self.operations = Operations(self)
         self._timeout_s = timeout_s
         self._idle_s = idle_s

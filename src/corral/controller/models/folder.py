@@ -203,7 +203,7 @@ def with_local_files(definition: Definition, folder: Path) -> Definition:
     named += [definition.whole.get(key) for key in _COMPANIONS]
     listed = {file.path for file in definition.files}
     found = [
-        {"filename": name, "uri": f"file://{(folder / name).resolve()}", "size": (folder / name).stat().st_size}
+        {"filename": name, "uri": f"file://{(folder / name).absolute()}", "size": (folder / name).stat().st_size}
         for name in dict.fromkeys(name for name in named if isinstance(name, str))
         if name and "://" not in name and name not in listed and (folder / name).is_file()
     ]

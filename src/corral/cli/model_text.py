@@ -1,0 +1,134 @@
+"""Models in words, and definitions as people write them. Pure; `models.py` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from corral.cli.output import ago, size
+from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
+
+AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "GALLERY", "INSTALLED", "DESCRIPTION")
+COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
+_DESCRIPTION = 70  # characters of it in a table
+
+
+def available_row(entry: AvailableModel) -> tuple[str, ...]:
+    installed = "yes" if entry.installed else ""
+    return entry.name, entry.backend, entry.size, entry.gallery, installed, _shortened(entry.description)
+
+
+def model_row(model: ModelView) -> tuple[str, ...]:
+    return (
+        model.id,
+        model.backend,
+        "" if model.alias else str(model.ready),
+        wanted(model.schedule),
+        size(model.size_bytes) if model.size_bytes else "",
+        model.source or model.created_by or model.origin,
+        note(model),
+    )
+
+
+def note(model: ModelView) -> str:
+    words = [f"stands for {model.alias}"] if model.alias else []
+    words += ["disabled"] if model.disabled else []
+    words += ["pinned"] if model.pinned else []
+    return ", ".join(words)
+
+
+def wanted(schedule: ScheduleView | None) -> str:
+    """How many replicas somebody asked for."""
+    if schedule is None:
+        return ""
+    if schedule.spread_all:
+        many = "every node"
+    elif schedule.min_replicas == schedule.max_replicas:
+        many = str(schedule.min_replicas) if schedule.min_replicas else "as needed"
+    else:
+        many = f"{schedule.min_replicas}–{schedule.max_replicas or '∞'}"
+    return many + (" (cannot be had now)" if schedule.unsatisfiable_until else "")
+
+
+def details(model: ModelView) -> Iterator[tuple[str, str]]:
+    yield "model", model.id
+    yield "stands for", model.alias
+    yield "description", " ".join(model.description.split())
+    yield "backend", model.backend
+    yield "context", str(model.context_size or "")
+    yield "files", f"{model.files}, {size(model.size_bytes)}" if model.size_bytes else str(model.files or "")
+    yield "ready", "" if model.alias else str(model.ready)
+    yield "note", note(model) if not model.alias else ""
+    if model.schedule is not None:
+        yield "wanted", wanted(model.schedule)
+        yield "on nodes with", model.schedule.node_selector
+        yield "routing", model.schedule.route_policy
+    yield "from", model.source or model.origin
+    yield "made", f"{ago(model.created_at)}{' by ' + model.created_by if model.created_by else ''}"
+    yield "changed", ago(model.updated_at) if model.updated_at != model.created_at else ""
+    yield "revision", model.config_revision[:12]
+
+
+def as_yaml(definition: Mapping[str, Any]) -> str:
+    """The name first, the rest as it came; texts of several lines as such."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    ordered = {key: definition[key] for key in sorted(definition, key=lambda key: key != "name")}
+    return str(yaml.dump(ordered, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def documents(text: str) -> list[str]:
+    """Each definition of a file as a document of its own; what cannot be read is left to the controller to explain."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return [text]
+    return [as_yaml(item) for item in read if isinstance(item, Mapping)] if isinstance(read, list) else [text]
+
+
+def changes_of(given: Sequence[str], removed: Sequence[str]) -> dict[str, Any]:
+    """`parameters.temperature=0.2` and keys to take away, as one nested mapping. Raises ValueError."""
+    changes: dict[str, Any] = {}
+    for text in given:
+        path, equals, value = text.partition("=")
+        if not equals or not path.strip():
+            raise ValueError(f"{text!r}: write key=value; parameters.temperature=0.2 reaches inside")
+        _place(changes, path.strip(), _value(value))
+    for path in removed:
+        _place(changes, path.strip(), None)
+    return changes
+
+
+def _place(changes: dict[str, Any], path: str, value: object) -> None:
+    *outer, last = path.split(".")
+    inside = changes
+    for key in outer:
+        below = inside.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise ValueError(f"{path}: {key} has a value of its own already")
+        inside = below
+    inside[last] = value
+
+
+def _value(text: str) -> object:
+    """As YAML has it: 0.2, true, [a, b]; anything else is text."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if text.strip() else ""
+    except yaml.YAMLError:
+        return text
+
+
+def _shortened(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _DESCRIPTION else words[: _DESCRIPTION - 1] + "…"

@@ -1,0 +1,385 @@
+"""`corral models …`: what the fleet can be asked for, and how many replicas of it there should be."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from corral.cli import model_text
+from corral.cli.asking import Json, Yes, confirm, said
+from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
+from corral.cli.remote import remote
+from corral.kit.errors import CorralError, Failed, Invalid
+
+if TYPE_CHECKING:
+    from corral.client import Client
+    from corral.contract.catalogue import EditModel, InstallModel, ModelChanged, ModelView, ScheduleBody, ScheduleView
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Models: what the fleet can be asked for.",
+)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="its name", show_default=False)]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="names", show_default=False)]
+MaybeModels = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL...]", help="names in a gallery, or gallery@name", show_default=False),
+]
+File = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with definitions; - reads stdin")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a key of the definition; may be repeated")
+]
+Recreate = Annotated[
+    bool, typer.Option("--recreate", help="end the old replicas first, instead of when a new one is ready")
+]
+
+
+@app.command("available")
+@remote
+async def list_available(
+    client: Client,
+    term: Annotated[str, typer.Argument(metavar="[TERM]", help="only with these words in it", show_default=False)] = "",
+    as_json: Json = False,
+) -> None:
+    """List the models the galleries have.
+
+    \b
+    Examples:
+      corral models available
+      corral models available "qwen coder"
+    """
+    entries = await client.models.available(term)
+    if as_json:
+        print_json(entries)
+        return
+    rows = [model_text.available_row(entry) for entry in entries]
+    print_table(model_text.AVAILABLE_COLUMNS, rows, empty="nothing like that in any gallery")
+
+
+@app.command("list")
+@remote
+async def list_models(client: Client, as_json: Json = False) -> None:
+    """List the models of the fleet.
+
+    \b
+    Examples:
+      corral models list
+    """
+    models = await client.models.list()
+    if as_json:
+        print_json(models)
+        return
+    empty = "no model yet: `corral models install NAME`, `corral models available` for names"
+    print_table(model_text.COLUMNS, [model_text.model_row(model) for model in models], empty=empty)
+
+
+@app.command("show")
+@remote
+async def show_model(
+    client: Client,
+    name: Model,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="its definition and nothing else")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one model with its definition.
+
+    \b
+    Examples:
+      corral models show smollm2-135m
+      corral models show smollm2-135m --yaml > mine.yaml
+    """
+    model = await client.models.get(name)
+    if as_json:
+        print_json(model)
+        return
+    if not as_yaml:
+        for line in pairs(model_text.details(model)):
+            tell(line)
+        tell()
+    for line in model_text.as_yaml(model.definition).splitlines():
+        tell(plain(line))
+
+
+@app.command("install")
+@remote
+async def install_models(
+    client: Client,
+    names: MaybeModels = None,
+    file: File = "",
+    own_name: Annotated[str, typer.Option("--as", metavar="NAME", help="what to call it here", callback=said)] = "",
+    variant: Annotated[
+        str, typer.Option("--variant", metavar="NAME", help="this variant, not the one that suits the fleet")
+    ] = "",
+    sets: Set = None,
+    replace: Annotated[bool, typer.Option("--replace", help="in place of the one of that name")] = False,
+    recreate: Recreate = False,
+    as_json: Json = False,
+) -> int:
+    """Install models out of the galleries, or by definitions of your own. Files are fetched when they are needed.
+
+    \b
+    Examples:
+      corral models install smollm2-135m
+      corral models install smollm2-135m --as tiny --set context_size=2048
+      corral models install --file mine.yaml --replace
+    """
+    from corral.contract.catalogue import InstallModel
+
+    if bool(names) == bool(file):
+        raise typer.BadParameter("give names of models, or --file")
+    texts = model_text.documents(_read(file)) if file else []
+    if own_name and len(names or texts) != 1:
+        raise typer.BadParameter("--as is for one model")
+    more: dict[str, Any] = {"name": own_name, "overrides": _changes(sets, None), "replace": replace}
+    asked = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
+    asked += [InstallModel(text=text, recreate=recreate, **more) for text in texts]
+    return await _install(client, asked, as_json=as_json)
+
+
+async def _install(client: Client, asked: Sequence[InstallModel], *, as_json: bool) -> int:
+    """One that fails does not stop the rest."""
+    done: list[ModelChanged] = []
+    code = DONE
+    for each in asked:
+        try:
+            done.append(await client.models.install(each))
+        except CorralError as error:
+            complain(error.message)
+            code = FAILED
+            continue
+        if not as_json:
+            _tell_changed(done[-1])
+    if as_json:
+        print_json(done)
+    elif any(each.changed for each in done):
+        remark("It is loaded when somebody asks for it; `corral models scale` keeps replicas ready.")
+    return code
+
+
+@app.command("edit")
+@remote
+async def edit_model(
+    client: Client,
+    name: Model,
+    sets: Set = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="KEY", help="take this key away; may be repeated")
+    ] = None,
+    file: File = "",
+    recreate: Recreate = False,
+    as_json: Json = False,
+) -> None:
+    """Change a model's definition: some keys, the whole of it from a file, or in your editor.
+
+    What is running serves on until a replica of the new definition is ready, unless --recreate says otherwise. Words
+    for people (description, tags …) and limits replace nothing.
+
+    \b
+    Examples:
+      corral models edit smollm2-135m --set context_size=8192 --set parameters.temperature=0.2
+      corral models edit smollm2-135m --unset parallel
+      corral models edit smollm2-135m --file smollm2.yaml
+      corral models edit smollm2-135m
+    """
+    from corral.contract.catalogue import EditModel
+
+    if file and (sets or unset):
+        raise typer.BadParameter("--file brings the whole definition; --set and --unset change parts of it")
+    if sets or unset:
+        changed = await client.models.change(name, EditModel(changes=_changes(sets, unset), recreate=recreate))
+    elif file:
+        changed = await client.models.replace(name, EditModel(text=_read(file), recreate=recreate))
+    else:
+        before = await client.models.get(name)
+        text = _in_editor(before)
+        if text is None:
+            remark("nothing was changed")
+            return
+        asked = EditModel(text=text, recreate=recreate, row_version=before.row_version)
+        changed = await _replace_or_keep(client, name, asked)
+    if as_json:
+        print_json(changed)
+    else:
+        _tell_changed(changed)
+
+
+async def _replace_or_keep(client: Client, name: str, asked: EditModel) -> ModelChanged:
+    """What somebody typed is not lost because it cannot be meant."""
+    try:
+        return await client.models.replace(name, asked)
+    except CorralError as error:
+        with tempfile.NamedTemporaryFile("w", prefix="corral-", suffix=".yaml", delete=False) as kept:
+            kept.write(asked.text)
+        raise Failed(
+            f"{error.message}\nwhat you wrote is in {kept.name}: `corral models edit {name} --file …`"
+        ) from error
+
+
+@app.command("delete")
+@remote
+async def delete_models(
+    client: Client,
+    names: Models,
+    force: Annotated[
+        bool, typer.Option("--force", help="though other models stand for it, or a file defines it")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> int:
+    """Delete models with their schedules; replicas finish what they are doing and go.
+
+    \b
+    Examples:
+      corral models delete smollm2-135m --yes
+    """
+    if not yes:
+        confirm(f"delete {', '.join(names)}")
+
+    done: list[ModelChanged] = []
+    code = DONE
+    for name in dict.fromkeys(names):
+        try:
+            done.append(await client.models.delete(name, force=force))
+        except CorralError as error:
+            complain(error.message)
+            code = FAILED
+            continue
+        if not as_json:
+            _tell_changed(done[-1])
+    if as_json:
+        print_json(done)
+    return code
+
+
+@app.command("scale")
+@remote
+async def scale_model(
+    client: Client,
+    name: Model,
+    least: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="never fewer replicas")] = None,
+    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="never more; 0: no bound")] = None,
+    every_node: Annotated[bool, typer.Option("--all", help="one on every node that matches")] = False,
+    auto: Annotated[bool, typer.Option("--auto", help="as many as requests need, anywhere: no schedule")] = False,
+    selector: Annotated[
+        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="only on nodes with these: a=b,c=d")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="POLICY", help="round_robin or prefix_cache")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how many replicas of a model there should be, and where. What is not said stays as it is.
+
+    \b
+    Examples:
+      corral models scale smollm2-135m --min 2
+      corral models scale smollm2-135m --min 1 --max 4 --selector tier=fast
+      corral models scale smollm2-135m --all
+      corral models scale smollm2-135m --auto
+    """
+    given = (least, most, selector, policy)
+    if auto and (every_node or any(each is not None for each in given)):
+        raise typer.BadParameter("--auto goes with nothing else")
+    if every_node and (least or most):
+        raise typer.BadParameter("--all goes with neither --min nor --max")
+    if auto:
+        await client.models.delete_schedule(name)
+        if as_json:
+            print_json(None)
+        else:
+            tell(f"{name}: as many as requests need")
+        return
+    if not every_node and all(each is None for each in given):
+        raise typer.BadParameter("say what: --min, --max, --all, --selector, --policy or --auto")
+    before = (await client.models.get(name)).schedule
+    body = _schedule(name, before, least, most, every_node=every_node, selector=selector, policy=policy)
+    written = await client.models.set_schedule(body)
+    if as_json:
+        print_json(written)
+    else:
+        tell(f"{name}: {model_text.wanted(written)}")
+
+
+def _schedule(
+    name: str,
+    before: ScheduleView | None,
+    least: int | None,
+    most: int | None,
+    *,
+    every_node: bool,
+    selector: str | None,
+    policy: str | None,
+) -> ScheduleBody:
+    """The new schedule over the old one; a number takes back `--all`."""
+    import msgspec
+
+    from corral.contract.catalogue import ScheduleBody
+    from corral.contract.labels import parse_labels
+
+    try:
+        chosen = parse_labels(selector) if selector is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(f"--selector: {error}") from error
+    if chosen is None and before is not None and before.node_selector:
+        chosen = msgspec.json.decode(before.node_selector, type=dict[str, str])
+    spread = every_node or (before is not None and before.spread_all and least is None and most is None)
+    kept_least, kept_most = (before.min_replicas, before.max_replicas) if before is not None else (0, 0)
+    return ScheduleBody(
+        model_name=name,
+        node_selector=chosen,
+        min_replicas=0 if spread else least if least is not None else kept_least,
+        max_replicas=0 if spread else most if most is not None else kept_most,
+        spread_all=spread,
+        route_policy=policy,
+    )
+
+
+def _changes(sets: Sequence[str] | None, unset: Sequence[str] | None) -> dict[str, Any]:
+    try:
+        return model_text.changes_of(sets or (), unset or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _read(file: str) -> str:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{file} is not text") from error
+    if not text.strip():
+        raise Invalid(f"{'what came on stdin' if file == '-' else file} is empty")
+    return text
+
+
+def _in_editor(model: ModelView) -> str | None:
+    """None when nothing was changed."""
+    if not interactive():
+        raise typer.BadParameter("nobody to edit here: use --set, --unset or --file")
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    before = model_text.as_yaml(model.definition)
+    with tempfile.TemporaryDirectory(prefix="corral-") as folder:
+        path = Path(folder) / "model.yaml"
+        path.write_text(before, encoding="utf-8")
+        code = subprocess.call([*shlex.split(editor), str(path)])
+        if code != 0:
+            raise Failed(f"{editor} ended with code {code}; nothing was changed")
+        after = path.read_text(encoding="utf-8")
+    return after if after.strip() and after != before else None
+
+
+def _tell_changed(changed: ModelChanged) -> None:
+    tell(plain(changed.message))
+    for each in changed.notes:
+        remark(f"note: {plain(each)}")
+    if changed.pending_cleanup:
+        remark("replicas of it as it was are still there; they go by themselves")

@@ -1,0 +1,63 @@
+"""The catalogue of models, and how many replicas of each there should be. A name may have slashes in it."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from corral.client.caller import Caller, segment
+from corral.contract.catalogue import (
+    AvailableModel,
+    EditModel,
+    InstallModel,
+    ModelChanged,
+    ModelView,
+    ScheduleBody,
+    ScheduleView,
+)
+
+_GALLERIES_S = 120.0  # as long as the gateway waits for the controller: galleries may be slow the first time
+
+
+class Models:
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def list(self) -> tuple[ModelView, ...]:
+        """In the order of their names."""
+        return await self._caller.call("GET", "/api/models", tuple[ModelView, ...])
+
+    async def get(self, model: str) -> ModelView:
+        """With its whole definition."""
+        return await self._caller.call("GET", f"/api/models/{segment(model)}", ModelView)
+
+    async def available(self, term: str = "") -> tuple[AvailableModel, ...]:
+        """What the galleries have, with all these words in name, description or tags."""
+        path = "/api/models/available" + (f"?term={quote(term, safe='')}" if term else "")
+        return await self._caller.call("GET", path, tuple[AvailableModel, ...], timeout_s=_GALLERIES_S)
+
+    async def install(self, asked: InstallModel) -> ModelChanged:
+        return await self._caller.call("POST", "/api/models", ModelChanged, asked, timeout_s=_GALLERIES_S)
+
+    async def replace(self, model: str, asked: EditModel) -> ModelChanged:
+        """Exactly this definition."""
+        return await self._caller.call("PUT", f"/api/models/{segment(model)}", ModelChanged, asked)
+
+    async def change(self, model: str, asked: EditModel) -> ModelChanged:
+        """Some keys of it."""
+        return await self._caller.call("PATCH", f"/api/models/{segment(model)}", ModelChanged, asked)
+
+    async def delete(self, model: str, *, force: bool = False) -> ModelChanged:
+        path = f"/api/models/{segment(model)}" + ("?force=true" if force else "")
+        return await self._caller.call("DELETE", path, ModelChanged)
+
+    async def schedules(self) -> tuple[ScheduleView, ...]:
+        return await self._caller.call("GET", "/api/nodes/scheduling", tuple[ScheduleView, ...])
+
+    async def schedule(self, model: str) -> ScheduleView:
+        return await self._caller.call("GET", f"/api/nodes/scheduling/{segment(model)}", ScheduleView)
+
+    async def set_schedule(self, asked: ScheduleBody) -> ScheduleView:
+        return await self._caller.call("POST", "/api/nodes/scheduling", ScheduleView, asked)
+
+    async def delete_schedule(self, model: str) -> None:
+        await self._caller.call_raw("DELETE", f"/api/nodes/scheduling/{segment(model)}")

@@ -1,0 +1,145 @@
+"""`corral models …` against a controller's real doors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from corral.cli import models as models_command
+from corral.cli.main import main
+from tests.support.backend_api import Api, open_api
+
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ \[\w+ *\] ")
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with open_api(tmp_path) as opened:
+        yield opened
+
+
+class Command:
+    def __init__(self, api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+        self._api = api
+        self._capsys = capsys
+
+    async def __call__(self, *words: str) -> tuple[int, str, str]:
+        where = ("--url", self._api.urls[0], "--key", self._api.admin)
+        async with asyncio.timeout(40):
+            code = await asyncio.to_thread(main, ["models", *words, *where])
+        printed = self._capsys.readouterr()
+        own = [line for line in printed.out.splitlines(keepends=True) if not LOGGED.match(line)]
+        return code, "".join(own), printed.err
+
+
+@pytest.fixture
+def corral(api: Api, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(api, capsys)
+
+
+async def test_from_the_gallery_to_nothing(corral: Command) -> None:
+    code, out, _ = await corral("available", "smol")
+    assert (code, out.splitlines()[1].split()[:4]) == (0, ["smollm2-135m", "llama-cpp", "94MiB", "corral"])
+    code, out, err = await corral("install", "smollm2-135m", "--as", "tiny", "--set", "context_size=2048")
+    assert (code, out) == (0, "tiny installed\n")
+    assert "when somebody asks" in err
+    code, out, _ = await corral("list")
+    assert (code, out.splitlines()[1].split()) == (0, ["tiny", "llama-cpp", "0", "93.8", "MiB", "corral@smollm2-135m"])
+    code, out, _ = await corral("show", "tiny")
+    assert code == 0
+    assert "context      2048" in out
+    assert "parameters:\n  model: SmolLM2-135M-Instruct.Q4_1.gguf\n" in out
+    code, out, _ = await corral("edit", "tiny", "--set", "parameters.temperature=0.2", "--unset", "parallel")
+    assert (code, out) == (0, "tiny edited\n")
+    code, out, _ = await corral("show", "tiny", "--json")
+    shown = json.loads(out)
+    assert shown["definition"]["parameters"] == {"model": "SmolLM2-135M-Instruct.Q4_1.gguf", "temperature": 0.2}
+    assert "parallel" not in shown["definition"]
+    assert shown["schedule"] is None
+    code, out, err = await corral("delete", "tiny")
+    assert (code, out) == (2, "")
+    assert "--yes" in err
+    code, out, _ = await corral("delete", "tiny", "--yes")
+    assert (code, out) == (0, "tiny deleted\n")
+    code, out, err = await corral("list")
+    assert (code, out) == (0, "")
+    assert "corral models install" in err
+
+
+async def test_definitions_in_files_go_through_and_come_back(corral: Command, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("- {name: a, backend: vllm}\n- {name: b, alias: a}\n- {name: c, alias: c}\n")
+    code, out, err = await corral("install", "--file", str(file))
+    assert (code, out) == (1, "a installed\nb installed\n")
+    assert "cannot stand for itself" in err
+    code, out, _ = await corral("list")
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["a", "vllm", "0", "boss"],
+        ["b", "boss", "stands", "for", "a"],
+    ]
+    code, out, _ = await corral("show", "a", "--yaml")
+    file.write_text(out + "f16: true\n")
+    code, out, _ = await corral("edit", "a", "--file", str(file))
+    assert (code, out) == (0, "a edited\n")
+    code, out, _ = await corral("edit", "a", "--file", str(file))
+    assert (code, out) == (0, "a is as it was\n")
+    code, out, err = await corral("delete", "a", "--yes")
+    assert (code, "b stand for a" in err) == (1, True)
+    code, out, err = await corral("show", "aa")
+    assert (code, "there is no model 'aa'" in err) == (1, True)
+
+
+def taken_away(path: Path) -> str:
+    text = path.read_text()
+    path.unlink()
+    return text
+
+
+async def test_in_an_editor(corral: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor"
+    monkeypatch.setattr(models_command, "interactive", lambda: True)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", str(editor))
+
+    def types(command: str) -> None:
+        editor.write_text(f"#!/bin/sh\n{command}\n")
+        editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+
+    await corral("install", "smollm2-135m")
+    types("true")
+    code, out, err = await corral("edit", "smollm2-135m")
+    assert (code, out, err) == (0, "", "nothing was changed\n")
+    types('sed -i "s/context_size: 4096/context_size: 1024/" "$1"')
+    code, out, _ = await corral("edit", "smollm2-135m")
+    assert (code, out) == (0, "smollm2-135m edited\n")
+    types('echo "context_size: nonsense" > "$1"')
+    code, out, err = await corral("edit", "smollm2-135m")
+    assert code == 1
+    kept = re.search(r"is in (\S+\.yaml)", err)
+    assert kept is not None
+    assert taken_away(Path(kept[1])) == "context_size: nonsense\n"
+
+
+async def test_scaling_keeps_what_is_not_said(corral: Command) -> None:
+    await corral("install", "smollm2-135m")
+    code, out, _ = await corral("scale", "smollm2-135m", "--min", "1", "--max", "3", "--selector", "tier=fast")
+    assert (code, out) == (0, "smollm2-135m: 1–3\n")
+    code, out, _ = await corral("scale", "smollm2-135m", "--min", "2", "--policy", "round_robin", "--json")
+    told = json.loads(out)
+    assert (told["min_replicas"], told["max_replicas"], told["node_selector"]) == (2, 3, '{"tier":"fast"}')
+    assert told["route_policy"] == "round_robin"
+    code, out, _ = await corral("scale", "smollm2-135m", "--all")
+    assert (code, out) == (0, "smollm2-135m: every node\n")
+    code, out, _ = await corral("scale", "smollm2-135m", "--auto")
+    assert (code, out) == (0, "smollm2-135m: as many as requests need\n")
+    code, out, err = await corral("scale", "smollm2-135m", "--min", "3", "--max", "2")
+    assert (code, "more than max_replicas" in err) == (1, True)
+    code, out, err = await corral("scale", "nobody", "--min", "3")
+    assert (code, "there is no model 'nobody'" in err) == (1, True)
+    assert (await corral("scale", "smollm2-135m"))[0] == 2
