@@ -16,8 +16,9 @@ from corral.contract.http import Target
 from corral.contract.view import FleetView, ViewKey, ViewModel
 from corral.gateway.main import build_door
 from corral.gateway.metrics import Metrics
+from corral.gateway.replicas import Route
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.v1 import Ask, Route
+from corral.gateway.v1 import Ask
 from corral.gateway.view import Fleet, prepare_fleet
 from corral.kit.clock import SystemClock
 from corral.kit.secrets import digest

@@ -240,8 +240,18 @@ class Everything:
             return None
         return head.errand(self.target, **self.options)
 
-    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+    def done(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        answer: bytes,
+    ) -> None:
         self.flights += 1
+        seconds = ended - started
         self.requests.append(errand.head)
         self.results.append(RelayResult(status, True, False, seconds, seconds, bytes_sent))
 
@@ -256,7 +266,7 @@ class Undecided:
     def decide(self, head: KnownHead, body: bytes) -> Errand | None:
         return None
 
-    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+    def done(self, *told: object) -> None:
         raise AssertionError("nothing was decided")
 
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:

@@ -6,11 +6,12 @@ The relay owns sockets, parsing, framing and backpressure; a `Handler` owns the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]  # names lower-case, order kept, repeats kept
+Unwanted = Callable[[int, Headers], bool]  # of an answer's status and headers: it is not for the client
 
 
 class Target(NamedTuple):
@@ -110,18 +111,21 @@ class Responder(Protocol):
         headers: Headers | None = None,
         strip: Strip | None = None,
         add: Headers = (),
-        body: bytes | None = None,
+        body: bytes | memoryview | None = None,
         tap: Tap | None = None,
         response_headers: Headers = (),
         upgrade: bool = False,
         patience: Patience | None = None,
+        unwanted: Unwanted | None = None,
     ) -> RelayResult:
         """Send the request to `target` and pass the answer's bytes back as they come.
 
         The request's headers go along, less those of `strip`, plus `add`; or `headers` replaces them (hop-by-hop ones
-        are removed, Host is kept unless given). `body` replaces the body; one the handler has `read` is sent again as
-        it was. `response_headers` are added to the answer's head, in place of upstream ones of the same name.
-        `upgrade` lets a WebSocket through as a tunnel. `patience` replaces the pool's own.
+        are removed, Host is kept unless given). `body` replaces the body (a memoryview is written without being copied:
+        what is behind it must stay); one the handler has `read` is sent again as it was. `response_headers` are added
+        to the answer's head, in place of upstream ones of the same name. `upgrade` lets a WebSocket through as a
+        tunnel. `patience` replaces the pool's own. `unwanted` is asked about answers of 400 and more before anything of
+        them is passed on; where it says so, they count as `UpstreamFailed`.
 
         Raises `UpstreamFailed` while nothing has been sent to the client, so the handler may pick another target;
         after the first byte a failure closes the client's connection and is told in the result. A client that leaves
@@ -134,7 +138,7 @@ class Tap(Protocol):
     def head(self, status: int, headers: Headers) -> None: ...
 
     def data(self, chunk: bytes) -> None:
-        """Body bytes without transfer framing."""
+        """Body bytes without transfer framing; with it, for a tap with a true attribute `raw`, which is cheaper."""
 
 
 class RelayResult(NamedTuple):
@@ -178,7 +182,7 @@ class KnownHead(Protocol):
 class Errand:
     """Where requests with one head go, written out as far as it is the same for all of them. Made by `KnownHead`."""
 
-    __slots__ = ("add", "head", "path", "patience", "strip", "target", "wire")
+    __slots__ = ("add", "head", "path", "patience", "strip", "tag", "target", "wire")
 
     def __init__(
         self,
@@ -197,6 +201,7 @@ class Errand:
         self.add = add
         self.patience = patience
         self.wire = wire  # the upstream's head up to the request id's value
+        self.tag: object = None  # the shortcut's own
 
 
 class Shortcut(Protocol):
@@ -209,7 +214,17 @@ class Shortcut(Protocol):
     def decide(self, head: KnownHead, body: bytes) -> Errand | None:
         """Where this request goes; None leaves it to `handle`. Must not wait, and must not change anything else."""
 
-    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None: ...
+    def done(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        answer: bytes,
+    ) -> None:
+        """`started` and `ended` on the monotonic clock; `answer` as it came, head and body."""
 
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
         """As `handle`, from where the decision was made, `waited_s` ago. Calls `responder.relay` for the errand's
@@ -239,8 +254,11 @@ class ClientGone(RelayError):
 class UpstreamFailed(RelayError):
     """The target could not be reached or broke before its answer began."""
 
-    def __init__(self, message: str, *, refused: bool, timed_out: bool = False, resendable: bool = True) -> None:
+    def __init__(
+        self, message: str, *, refused: bool, timed_out: bool = False, resendable: bool = True, status: int = 0
+    ) -> None:
         super().__init__(message)
-        self.refused = refused  # connecting failed, so certainly nothing was sent
+        self.refused = refused  # connecting failed, so certainly nothing was sent; or the answer was `unwanted`
+        self.status = status  # of an answer that was unwanted
         self.timed_out = timed_out
         self.resendable = resendable  # False: part of a streamed body is spent, no other target can have it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from corral.contract.codec import Message, always
 
 
@@ -33,3 +35,6 @@ class Receipt(Message, frozen=True):
 class Receipts(Message, frozen=True):
     receipts: tuple[Receipt, ...] = always(tuple)
     dropped: int = 0  # that found no room since the last batch
+    # Requests that wait at this gateway right now, by model. A batch comes at least once a second while there are any,
+    # and one without them after the last.
+    waiting: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())

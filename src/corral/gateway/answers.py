@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.contract.codec import encode
 from corral.contract.http import Headers
+from corral.contract.loads import LoadStatus
 
 JSON = (b"content-type", b"application/json")
 HTML = (b"content-type", b"text/html; charset=utf-8")
@@ -89,10 +92,14 @@ def forbidden(role: str, what: str) -> Answer:
     return openai_error(403, f"A key of role {role!r} may not {what}.", code="insufficient_permissions")
 
 
-def unknown_model(model: str, installed: int) -> Answer:
+def unknown_model(model: str, installed: int, near: Sequence[str] = ()) -> Answer:
+    """`near`: what may have been meant, of the names this client may know."""
     shown = model if len(model) <= 200 else model[:200] + "…"
     if installed:
-        message = f"The model `{shown}` does not exist or you do not have access to it. GET /v1/models lists yours."
+        meant = f" Did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else ""
+        message = (
+            f"The model `{shown}` does not exist or you do not have access to it.{meant} GET /v1/models lists yours."
+        )
     else:
         message = f"The model `{shown}` does not exist: no model is installed; an administrator has to install one."
     return openai_error(404, message, code="model_not_found", param="model")
@@ -119,5 +126,87 @@ def not_ready(retry_after_s: float) -> Answer:
         "The gateway has not heard from the controller yet, so it cannot check any key. Try again shortly.",
         kind=SERVER,
         code="not_ready",
+        headers=(retry_after(retry_after_s),),
+    )
+
+
+# What a request for a model gets that cannot be served now (contract: http.md §7).
+
+_LEAST_RETRY_S, _MOST_RETRY_S = 5, 300
+
+
+def model_loading(model: str, status: LoadStatus | None, budget_s: float) -> Answer:
+    """`status`: what was heard of its load last, if anything."""
+    known = status or LoadStatus(model=model, state="pending")
+    loading: dict[str, object] = {"model": model, "state": known.state}
+    if known.node:
+        loading["node"] = known.node
+    loading |= {
+        "progress": known.progress,
+        "bytes_sent": known.bytes_sent,
+        "total_bytes": known.total_bytes,
+        "file_index": known.file_index,
+        "total_files": known.total_files,
+    }
+    if known.eta_seconds is not None:
+        loading["eta_seconds"] = known.eta_seconds
+    doing = f": {known.message}" if known.message else f" ({known.state})"
+    message = f"The model `{model}` is being loaded{doing}. Try again shortly."
+    wait_s = budget_s if known.eta_seconds is None else known.eta_seconds
+    retry = str(min(_MOST_RETRY_S, max(_LEAST_RETRY_S, math.ceil(wait_s)))).encode()
+    error = {"message": message, "code": "model_loading", "type": "model_loading"}
+    return Answer(503, encode({"error": error, "loading": loading}), (JSON, (b"retry-after", retry)))
+
+
+def load_failed(model: str, status: LoadStatus) -> Answer:
+    """The real cause; whoever comes while the next try is not due yet is told when it is."""
+    cause = status.error or status.message or "nobody said why"
+    wait = (retry_after(status.retry_after_s),) if status.retry_after_s > 0 else ()
+    return openai_error(
+        500, f"The model `{model}` could not be loaded: {cause}", kind=SERVER, code="model_load_failed", headers=wait
+    )
+
+
+def all_busy(model: str, retry_after_s: float) -> Answer:
+    return openai_error(
+        503,
+        f"All replicas of `{model}` were busy for as long as a request may wait. Try again shortly.",
+        kind=SERVER,
+        code="model_busy",
+        headers=(retry_after(retry_after_s),),
+    )
+
+
+def queue_full(model: str, limit: int, retry_after_s: float) -> Answer:
+    return openai_error(
+        503,
+        f"{limit} requests for `{model}` wait already, the most that may. Try again shortly.",
+        kind=SERVER,
+        code="queue_full",
+        headers=(retry_after(retry_after_s),),
+    )
+
+
+def rate_limited(what: str, limit: int, retry_after_s: float) -> Answer:
+    words = {
+        "requests": f"this key may make {limit} requests a minute",
+        "tokens": f"this key may use {limit} tokens a minute",
+        "concurrent": f"this key may have {limit} requests under way at once",
+    }
+    return openai_error(
+        429,
+        f"Rate limit reached: {words[what]}. Try again in {max(1, math.ceil(retry_after_s))} s.",
+        kind=what,
+        code="rate_limit_exceeded",
+        headers=((b"retry-after", str(max(1, math.ceil(retry_after_s))).encode()),),
+    )
+
+
+def no_room(retry_after_s: float) -> Answer:
+    return openai_error(
+        503,
+        "The gateway has no room to keep this body on its disk right now. Try again shortly.",
+        kind=SERVER,
+        code="no_room",
         headers=(retry_after(retry_after_s),),
     )

@@ -60,7 +60,7 @@ class Door:
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
         """`handle` for a request that was decided, and counted as begun, on the short way."""
         started = self._clock.monotonic() - waited_s
-        serving = self._v1.carry_on(errand, request, responder)
+        serving = self._v1.carry_on(errand, request, responder, waited_s)
         await self._count(self._way(request.route), request, serving, started)
 
     async def _count(self, way: _Way, request: Request, serving: Awaitable[int], started: float) -> None:

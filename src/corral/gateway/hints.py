@@ -1,4 +1,5 @@
-"""Hears on the bus that the view changed. Everything works without it: hints only make a look come sooner.
+"""Hears on the bus that the view changed, and how busy nodes are. Everything works without it: hints only make a look
+come sooner, and without the nodes' word a gateway goes by its own requests.
 
 Where the bus is and what to show it is asked of the controller, again for every renewal, so a gateway needs no bus
 settings of its own and follows when the bus moves; only a bus that wants to see certificates needs one.
@@ -15,6 +16,7 @@ from corral.bus.nats import NatsBus
 from corral.bus.permissions import INBOX
 from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.contract.messages.nodes import BusAccess
+from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.contract.view import GatewayBus
 from corral.gateway.metrics import ViewCounts
 from corral.kit.backoff import Backoff
@@ -27,6 +29,14 @@ log = get_log(__name__)
 
 class CredentialDesk(Protocol):
     async def bus_credentials(self) -> GatewayBus: ...
+
+
+class NodeLoads(Protocol):
+    """Whoever wants to know how busy nodes are."""
+
+    def heard(self, node_id: str, report: NodeLoad) -> None: ...
+
+    def deaf(self) -> None: ...
 
 
 class _Renewing:
@@ -57,10 +67,12 @@ class HintListener:
         retry_first_s: float,
         retry_cap_s: float,
         tls: BusTls | None = None,
+        loads: NodeLoads | None = None,
     ) -> None:
         """`tls`: what a person has said about the bus; the controller's word fills in the rest."""
         self._desk = desk
         self._tls = tls or BusTls()
+        self._loads = loads
         self._on_hint = on_hint
         self._counts = counts
         self._clock = clock
@@ -96,6 +108,8 @@ class HintListener:
             forget = bus.on_change(self._changed)
             try:
                 await bus.subscribe(VIEW_CHANGED, self._took_hint)
+                if self._loads is not None:
+                    await bus.subscribe(NODE_LOAD, self._took_load)
                 await source.moved.wait()
             finally:
                 forget()
@@ -111,8 +125,14 @@ class HintListener:
         self._counts.hints += 1
         self._on_hint()
 
+    async def _took_load(self, report: NodeLoad, tokens: Tokens) -> None:
+        assert self._loads is not None
+        self._loads.heard(tokens["node"], report)
+
     def _changed(self, connected: bool) -> None:
         self._counts.bus_connected = connected
+        if not connected and self._loads is not None:
+            self._loads.deaf()
         if connected:
             self._told = ""
             self._on_hint()  # whatever was said while nobody listened

@@ -9,6 +9,7 @@ While the controller is away the last view stays, without limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from corral.contract.view import FleetView
@@ -39,6 +40,7 @@ class ViewKeeper:
         gap_s: float,
     ) -> None:
         self.fleet: Fleet | None = None
+        self.on_view: Callable[[FleetView], None] = _nobody  # told of each view that is taken over, when it is
         self.trouble: str | None = "the controller has not been asked yet"
         self._trouble_code = ""
         self._source = source
@@ -83,7 +85,9 @@ class ViewKeeper:
     def _take(self, read: ReadView) -> None:
         view = read.view
         first = self.fleet is None
-        self.fleet = prepare_fleet(view)
+        fleet = prepare_fleet(view)
+        self.on_view(view)
+        self.fleet = fleet
         self._etag = read.etag or None  # without an ETag every read is a whole one
         self._full_read_at = self._clock.monotonic()
         if view.server_time:
@@ -117,3 +121,7 @@ class ViewKeeper:
             )
         self.trouble = error.message
         self._trouble_code = error.code
+
+
+def _nobody(_view: FleetView) -> None:
+    pass

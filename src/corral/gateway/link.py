@@ -1,4 +1,4 @@
-"""The gateway's own questions to the controller: the view, and credentials for the bus.
+"""The gateway's own questions to the controller: the view, loads, credentials for the bus; and receipts for it.
 
 Clients' requests do not pass here: those are relayed as bytes (`controller_relay.py`).
 """
@@ -11,17 +11,20 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
-from corral.contract.codec import Undecodable, decode
+from corral.contract.codec import Undecodable, decode, encode
 from corral.contract.http import Target
+from corral.contract.loads import AskForLoad, LoadStatus
+from corral.contract.receipts import Receipts
 from corral.contract.view import FleetView, GatewayBus
 from corral.kit.errors import Denied, Failed, Invalid, Unavailable
 
 T = TypeVar("T")
 
+_MAY_BE_ABSENT = ("/internal/loads", "/internal/receipts")
 _MOST_BYTES = 256 * 1024 * 1024  # a million keys; anything larger is not a view
 
 
@@ -54,10 +57,19 @@ def parse_controller(text: str) -> ControllerAddress:
 
 def controller_trust(ca: Path | None) -> ssl.SSLContext:
     """What is believed about a controller's certificate: the given CA, or the machine's own list."""
+    return _trust(ca, "the controller's CA")
+
+
+def ingress_trust(ca: Path | None) -> ssl.SSLContext:
+    """The same for the workers' ingresses."""
+    return _trust(ca, "the workers' CA")
+
+
+def _trust(ca: Path | None, what: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"the controller's CA cannot be used: {ca}: {error}") from error
+        raise Invalid(f"{what} cannot be used: {ca}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +79,11 @@ class ReadView:
 
 
 class ControllerLink:
-    def __init__(self, session: aiohttp.ClientSession, address: ControllerAddress, gateway_key: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, address: ControllerAddress, gateway_key: str, *, timeout_s: float
+    ) -> None:
         self._session = session
+        self._timeout_s = timeout_s
         self._base_url = address.base_url
         self._headers = {"Authorization": f"Bearer {gateway_key}"}
 
@@ -90,11 +105,35 @@ class ControllerLink:
         async with self._ask("POST", "/internal/gateway/credentials", self._headers) as answer:
             return _decoded(GatewayBus, await _whole_body(answer))
 
+    async def ask_for_load(self, model: str) -> LoadStatus | None:
+        body = encode(AskForLoad(model=model))
+        async with self._ask("POST", "/internal/loads", self._headers, body=body) as answer:
+            return None if answer.status == 404 else _decoded(LoadStatus, await _whole_body(answer))
+
+    async def load_status(self, model: str, since: int, wait_s: float) -> LoadStatus | None:
+        path = f"/internal/loads/{quote(model)}?since={since}&wait_s={wait_s:g}"
+        async with self._ask("GET", path, self._headers, patience_s=wait_s) as answer:
+            return None if answer.status == 404 else _decoded(LoadStatus, await _whole_body(answer))
+
+    async def send_receipts(self, batch: Receipts) -> None:
+        async with self._ask("POST", "/internal/receipts", self._headers, body=encode(batch)) as answer:
+            if answer.status == 404:
+                raise Failed("the controller does not take receipts; is it older than this gateway?")
+
     @contextlib.asynccontextmanager
-    async def _ask(self, method: str, path: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _ask(
+        self, method: str, path: str, headers: dict[str, str], *, body: bytes | None = None, patience_s: float = 0.0
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
         try:
             async with self._session.request(
-                method, self._base_url + path, headers=headers, allow_redirects=False
+                method,
+                self._base_url + path,
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s + patience_s),
             ) as answer:
                 _check(answer.status, path)
                 yield answer
@@ -111,13 +150,13 @@ async def open_link(
     target = address.target
     connector: aiohttp.BaseConnector
     if target.unix_path:
-        connector = aiohttp.UnixConnector(path=target.unix_path, limit=4)
+        connector = aiohttp.UnixConnector(path=target.unix_path, limit=0)
     else:
-        connector = aiohttp.TCPConnector(limit=4, ssl=tls or True)
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    # trust_env stays off: a proxy from the environment must never see the gateway's key.
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield ControllerLink(session, address, gateway_key)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls or True)
+    # No limit: each cold model has one question open for long, and the view must not wait behind them. trust_env stays
+    # off: a proxy from the environment must never see the gateway's key.
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield ControllerLink(session, address, gateway_key, timeout_s=timeout_s)
 
 
 def _check(status: int, path: str) -> None:
@@ -125,7 +164,7 @@ def _check(status: int, path: str) -> None:
         raise Denied(f"the controller refuses the gateway key ({status} on {path}); is it the one in its gateway.key?")
     if status >= 500:
         raise Unavailable(f"the controller answered {status} on {path}")
-    if status not in (200, 304):
+    if status not in (200, 201, 202, 204, 304) and not (status == 404 and path.startswith(_MAY_BE_ABSENT)):
         raise Failed(f"the controller answered {status} on {path}; is this a controller?")
 
 

@@ -13,25 +13,32 @@ import resource
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import uvloop
 
 from corral.bus.api import BusTls
-from corral.contract.http import Patience
+from corral.contract.http import Patience, Target
 from corral.gateway.admission import FleetSource
 from corral.gateway.controller_relay import ControllerRelay
 from corral.gateway.cors import Cors
 from corral.gateway.door import Door
 from corral.gateway.hints import HintListener
+from corral.gateway.inflight import Ejection, InFlight
 from corral.gateway.keeper import ViewKeeper
-from corral.gateway.link import controller_trust, open_link, parse_controller
+from corral.gateway.limits import Limiters
+from corral.gateway.link import controller_trust, ingress_trust, open_link, parse_controller
+from corral.gateway.loads import Loads
 from corral.gateway.metrics import Metrics, RouteClass
 from corral.gateway.own import OwnRoutes
+from corral.gateway.pick import Policy
+from corral.gateway.receipts import ReceiptRing, ReceiptSender
+from corral.gateway.router import ReplicaRouter, RouterOptions
+from corral.gateway.serving import Serving, ServingOptions
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.shortcut import PromptRouter, Shortcut
-from corral.gateway.v1 import V1, NoReplicas, Router
+from corral.gateway.v1 import V1, Router
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Invalid
 from corral.kit.files import read_text
@@ -41,6 +48,8 @@ from corral.kit.settings import shown
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
 log = get_log(__name__)
+
+_LAST_RECEIPTS_S = 2.0  # how long the last ones may take when the gateway stops
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ async def open_gateway(
     gateway_key = read_gateway_key(settings)
     tls = controller_trust(settings.controller_ca) if address.target.tls else None
     metrics = Metrics()
+    state = State(settings)
     async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
         keeper = ViewKeeper(
             link,
@@ -102,10 +112,23 @@ async def open_gateway(
             retry_first_s=settings.view_check_interval_s,
             retry_cap_s=settings.hints_retry_s,
             tls=BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key),
+            loads=state.in_flight,
         )
-        door = build_door(settings, keeper, router or NoReplicas(), metrics, clock, gateway_key=gateway_key)
-        async with _listening(settings, door, tls, metrics) as (server, port), asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(keeper.run(), name="view")]
+        loads = Loads(link, keeper.hint, clock, poll_s=settings.load_poll_s)
+        own = ReplicaRouter(state.in_flight, loads, clock, _router_options(settings))
+        keeper.on_view = own.took
+        sender = ReceiptSender(
+            state.ring, link, clock, keeper.server_now, own.waiting, interval_s=settings.receipts_interval_s
+        )
+        door = build_door(settings, keeper, router or own, metrics, clock, gateway_key=gateway_key, state=state)
+        async with (
+            _listening(settings, door, _trust(settings, address.target, tls), metrics) as (server, port),
+            asyncio.TaskGroup() as tasks,
+        ):
+            running = [
+                tasks.create_task(keeper.run(), name="view"),
+                tasks.create_task(sender.run(), name="receipts"),
+            ]
             if settings.hints:
                 running.append(tasks.create_task(listener.run(), name="hints"))
             try:
@@ -113,6 +136,37 @@ async def open_gateway(
             finally:
                 for task in running:
                     task.cancel()
+                await loads.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_RECEIPTS_S):
+                        await sender.send()
+
+
+class State:
+    """What requests share, and what outlives every view."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.in_flight = InFlight()
+        self.ring = ReceiptRing(settings.receipts_limit)
+        self.limiters = Limiters()
+        self.ejection = Ejection(
+            self.in_flight,
+            lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+            first_s=settings.eject_s,
+            cap_s=settings.eject_cap_s,
+        )
+
+
+def _router_options(settings: GatewaySettings) -> RouterOptions:
+    return RouterOptions(
+        load_wait_s=settings.load_wait_s,
+        queue_wait_s=settings.queue_wait_s,
+        queue_limit=settings.queue_limit,
+        policy=Policy(prefix_cache=settings.prefix_cache),
+        prefix_ttl_s=settings.prefix_cache_ttl_s,
+        prefix_half_life_s=settings.prefix_half_life_s,
+        retry_after_s=settings.retry_after_s,
+    )
 
 
 def build_door(
@@ -123,18 +177,22 @@ def build_door(
     clock: Clock,
     *,
     gateway_key: str,
+    state: State | None = None,
 ) -> Door:
     """The handler for the relay. `bench/` builds one too, around a fleet and a router that never change."""
+    state = state or State(settings)
     cors = Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s)
     patience = Patience(settings.replica_first_byte_s, settings.replica_idle_s)
+    counts = metrics.routes[RouteClass.INFERENCE]
+    options = ServingOptions(patience, settings.retry_after_s, settings.tries, settings.expose_node_header)
     v1 = V1(
         fleets,
-        router,
-        metrics.routes[RouteClass.INFERENCE],
+        Serving(fleets, router, counts, state.ring, state.limiters, state.ejection, clock, cors, options),
         cors=cors,
-        patience=patience,
         body_limit_bytes=settings.body_limit_bytes,
         retry_after_s=settings.retry_after_s,
+        multipart_limit_bytes=settings.multipart_limit_bytes,
+        spool_folder=str(settings.spool_folder) if settings.spool_folder else None,
     )
     controller = ControllerRelay(
         parse_controller(settings.controller).target,
@@ -145,12 +203,16 @@ def build_door(
     )
     own = OwnRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s)
     door = Door(v1, own, controller, metrics, clock)
-    if isinstance(router, PromptRouter) and not cors.enabled:  # with CORS every answer is changed on its way
+    # With either of them every answer is changed on its way.
+    if isinstance(router, PromptRouter) and not cors.enabled and not settings.expose_node_header:
         door.shortcut = Shortcut(
             fleets,
             router,
-            metrics.routes[RouteClass.INFERENCE],
+            counts,
             door.carry_on,
+            state.ring,
+            state.limiters,
+            clock.monotonic,
             patience=patience,
             body_limit_bytes=settings.body_limit_bytes,
         )
@@ -197,9 +259,21 @@ def pool_limits(settings: GatewaySettings) -> PoolLimits:
     )
 
 
+def _trust(
+    settings: GatewaySettings, controller: Target, tls: ssl.SSLContext | None
+) -> Callable[[Target], ssl.SSLContext]:
+    """What is believed about certificates: the controller's and the workers' may be signed by different CAs."""
+    workers = ingress_trust(settings.ingress_ca or settings.controller_ca)
+
+    def trust(target: Target) -> ssl.SSLContext:
+        return tls if tls is not None and target == controller else workers
+
+    return trust
+
+
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: GatewaySettings, door: Door, tls: ssl.SSLContext | None, metrics: Metrics
+    settings: GatewaySettings, door: Door, tls: Callable[[Target], ssl.SSLContext], metrics: Metrics
 ) -> AsyncIterator[tuple[RelayServer, int]]:
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
     server = RelayServer(

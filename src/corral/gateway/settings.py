@@ -18,6 +18,10 @@ def _positive(value: float) -> str | None:
     return None if value > 0 else "must be more than zero"
 
 
+def _not_negative(value: float) -> str | None:
+    return None if value >= 0 else "must not be less than zero"
+
+
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be between 0 and 65535; 0 = any free port"
 
@@ -111,7 +115,65 @@ class GatewaySettings:
         "how long running requests may take to end when the gateway is told to stop", default=Seconds(30)
     )
 
+    load_wait_s: Seconds = setting(
+        "how long a request waits for a cold model, unless the model says otherwise; 0 = as long as it takes",
+        default=Seconds(60),
+        check=_not_negative,
+        aliases=("LOCALAI_MODEL_LOAD_WAIT",),
+    )
+    load_poll_s: Seconds = _span("how long one question to the controller about a load stays open", 20)
+    queue_wait_s: Seconds = setting(
+        "how long a request waits for a replica that is not busy", default=Seconds(60), check=_positive
+    )
+    queue_limit: int = setting(
+        "requests that may wait for one model, unless the model says otherwise", default=1000, check=_positive
+    )
+    tries: int = setting(
+        "how many replicas a request is sent to, where the ones before could not be reached",
+        default=4,
+        check=_positive,
+        advanced=True,
+    )
+    eject_s: Seconds = _span("how long a replica that could not be reached is left alone, at first", 1)
+    eject_cap_s: Seconds = _span("the same, at most: it doubles each time", 30)
+    prefix_cache: bool = setting(
+        "send prompts that begin alike to the replica that has seen the beginning, unless the model says otherwise",
+        default=True,
+        aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE",),
+    )
+    prefix_cache_ttl_s: Seconds = setting(
+        "how long a beginning is remembered",
+        default=Seconds(300),
+        check=_positive,
+        aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL",),
+        advanced=True,
+    )
+    prefix_half_life_s: Seconds = _span("in what time what a replica has in its cache counts half", 120)
+    expose_node_header: bool = setting(
+        "name the node that answered, in X-Corral-Node and X-LocalAI-Node",
+        default=False,
+        aliases=("LOCALAI_EXPOSE_NODE_HEADER",),
+    )
+    ingress_ca: Path | None = setting(
+        "CA that signed the workers' certificates (PEM); empty = the controller's", default=None
+    )
+    receipts_interval_s: Seconds = setting(
+        "how often the controller is told what became of requests", default=Seconds(1), check=_positive, advanced=True
+    )
+    receipts_limit: int = setting(
+        "requests of which this is remembered until then; what comes on top is only counted",
+        default=8192,
+        check=_positive,
+        advanced=True,
+    )
+
     body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=_positive)
+    multipart_limit_bytes: int = setting(
+        "largest body with files in it under /v1/; kept on disk", default=256 * MIB, check=_positive
+    )
+    spool_folder: Path | None = setting(
+        "where such bodies are kept; empty = the system's folder for temporary files", default=None, advanced=True
+    )
     head_limit_bytes: int = setting("largest head of a request", default=64 * 1024, check=_positive, advanced=True)
     max_connections: int = setting("client connections at once", default=10_000, check=_positive)
     client_handshake_s: Seconds = _span("TLS: how long a client may take for its handshake", 10)

@@ -17,8 +17,12 @@ from corral.gateway.admission import FleetSource, admit
 from corral.gateway.answers import Answer
 from corral.gateway.fields import read_plainly
 from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
+from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.metrics import MOST_RECENT, RouteCounts
-from corral.gateway.v1 import INFERENCE, Ask, Route
+from corral.gateway.receipts import ReceiptRing, Tag
+from corral.gateway.replicas import Route
+from corral.gateway.usage import TAIL_BYTES, read_usage
+from corral.gateway.v1 import INFERENCE, Ask
 from corral.gateway.view import Client, Fleet
 
 _MOST_CARDS = 1024
@@ -34,16 +38,17 @@ class PromptRouter(Protocol):
     """A `Router` that can often tell at once."""
 
     def route_now(self, ask: Ask) -> Route | None:
-        """The replica, if one can be named without waiting; None leaves the request to `route`."""
+        """The replica, if one can be named without waiting, a slot of it taken; None leaves the request to `route`."""
 
 
 class _Card:
     """What one head means in the present view of the fleet. Without a client, it has no business here."""
 
-    __slots__ = ("client", "errand", "errands", "expires", "route")
+    __slots__ = ("client", "errand", "errands", "expires", "limiter", "route")
 
-    def __init__(self, client: Client | None) -> None:
+    def __init__(self, client: Client | None, limiter: KeyLimiter | None) -> None:
         self.client = client
+        self.limiter = limiter
         self.expires = client is not None and client.expires_at != math.inf
         self.errands: dict[Route, Errand] = {}
         self.route: Route | None = None  # the last one, and its errand
@@ -59,6 +64,9 @@ class Shortcut:
         router: PromptRouter,
         counts: RouteCounts,
         carry_on: CarryOn,
+        ring: ReceiptRing,
+        limiters: Limiters,
+        monotonic: Callable[[], float],
         *,
         patience: Patience,
         body_limit_bytes: int,
@@ -67,6 +75,9 @@ class Shortcut:
         self._fleets = fleets
         self._route_now = router.route_now
         self._counts = counts
+        self._ring = ring
+        self._limiters = limiters
+        self._monotonic = monotonic
         self._patience = patience
         self._body_limit_bytes = body_limit_bytes
         self._fleet: Fleet | None = None  # the view for which these hold
@@ -88,21 +99,41 @@ class Shortcut:
         fields = read_plainly(body)
         if fields is None or (client.models is not None and fields.model not in client.models):
             return None
+        limiter = card.limiter
+        if limiter is not None and limiter.refuses(self._monotonic()) is not None:
+            return None
         route = self._route_now(Ask(head, fleet, client, fields, body))
+        if route is None:
+            return None
         if route is not card.route:
-            if route is None:
-                return None
-            card.errand = self._errand(card, head, route)
+            card.errand = self._errand(card, client, head, route)
             card.route = route
+        if limiter is not None:
+            limiter.begin()
         self._counts.in_flight += 1
         return card.errand
 
-    def done(self, errand: Errand, status: int, seconds: float, bytes_sent: int) -> None:
+    def done(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        answer: bytes,
+    ) -> None:
+        tag: Tag = errand.tag  # type: ignore[assignment]  # ours, from `_errand`
+        tag.load.end()
         counts = self._counts
         counts.in_flight -= 1
-        counts.recent.append((status, seconds))
+        counts.recent.append((status, ended - started))
         if len(counts.recent) >= MOST_RECENT:
             counts.catch_up()
+        self._ring.flew(tag, request_id, status, started, ended, answer)
+        if tag.limiter is not None:
+            usage = read_usage(answer[-TAIL_BYTES:])
+            tag.limiter.end(0 if usage is None else usage.prompt + usage.completion)
 
     def carry_on(
         self, errand: Errand, request: Request, responder: Responder, waited_s: float
@@ -115,7 +146,9 @@ class Shortcut:
     def _judge(self, head: KnownHead, fleet: Fleet) -> _Card:
         if len(self._cards) >= _MOST_CARDS:
             self._cards.clear()
-        card = self._cards[head] = _Card(self._client_of(head, fleet))
+        client = self._client_of(head, fleet)
+        limiter = None if client is None else self._limiters.of(client.key_id, client.limits, self._monotonic())
+        card = self._cards[head] = _Card(client, limiter)
         return card
 
     def _client_of(self, head: KnownHead, fleet: Fleet) -> Client | None:
@@ -128,7 +161,7 @@ class Shortcut:
         client = admit(fleet, head.headers, self._fleets.server_now)
         return None if isinstance(client, Answer) or not client.may_infer else client
 
-    def _errand(self, card: _Card, head: KnownHead, route: Route) -> Errand:
+    def _errand(self, card: _Card, client: Client, head: KnownHead, route: Route) -> Errand:
         errand = card.errands.get(route)
         if errand is None:
             errand = head.errand(
@@ -138,6 +171,7 @@ class Shortcut:
                 add=for_replica(route.ingress_token),
                 patience=self._patience,
             )
+            errand.tag = Tag(client, route, head.path.partition(b"?")[0], card.limiter)
             if len(card.errands) >= _MOST_ERRANDS:
                 card.errands.clear()
             card.errands[route] = errand

@@ -1,37 +1,29 @@
-"""`/v1/…`: the key is checked, the model read, and a `Router` asked where the request goes.
+"""`/v1/…`: the key is checked, the model read, and what may be served handed to `serving.py`.
 
-The router knows replicas (`NoReplicas` as long as there are none); this module knows OpenAI's manners. A benchmark
-hands in a router that always names one target and measures the same path.
+This module knows OpenAI's manners; a `Router` knows replicas (`router.py`). A benchmark hands in a router that always
+names one target and measures the same path.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from corral.contract.http import (
-    BodyBroken,
-    BodyTooLarge,
-    Errand,
-    Headers,
-    KnownHead,
-    Patience,
-    Request,
-    Responder,
-    Target,
-    UpstreamFailed,
-)
+from corral.contract.http import BodyBroken, BodyTooLarge, Errand, KnownHead, Request, Responder
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource, admit
 from corral.gateway.answers import Answer
 from corral.gateway.cors import Cors
 from corral.gateway.fields import BadBody, FieldReader, Fields
-from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
-from corral.gateway.metrics import RouteCounts
-from corral.gateway.relaying import send, settle, status_of
+from corral.gateway.multipart import Spooled, boundary_of, read_model, spool
+from corral.gateway.relaying import send
+from corral.gateway.replicas import Route
 from corral.gateway.view import Client, Fleet
+from corral.kit.log import get_log
+
+log = get_log(__name__)
 
 MODELS = b"/v1/models"
 INFERENCE = frozenset(
@@ -54,6 +46,16 @@ INFERENCE = frozenset(
 )
 
 
+class Waited:
+    """How long a request waited before it was sent, told by the router."""
+
+    __slots__ = ("load_s", "queue_s")
+
+    def __init__(self) -> None:
+        self.load_s = 0.0  # for a cold model
+        self.queue_s = 0.0  # for a slot
+
+
 class Ask(msgspec.Struct, frozen=True, gc=False):  # made per request: a frozen dataclass costs ten times as much
     """A request that may be served, as far as the door can tell."""
 
@@ -62,14 +64,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):  # made per request: a frozen 
     client: Client
     fields: Fields
     body: bytes
-
-
-class Route(NamedTuple):
-    """Where a request goes: which worker's ingress, under which path there, and what opens it."""
-
-    target: Target
-    path: bytes
-    ingress_token: bytes
+    waited: Waited | None = None
+    spooled: Spooled | None = None  # the body, where it is kept on disk
 
 
 class Router(Protocol):
@@ -84,51 +80,51 @@ class NoReplicas:
         return answers.unknown_model(ask.fields.model, installed=len(ask.fleet.models))
 
 
+class Server(Protocol):
+    """Whoever serves what may be served."""
+
+    async def serve(self, request: Request, responder: Responder, ask: Ask) -> int: ...
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> int: ...
+
+
 class V1:
     def __init__(
         self,
         fleets: FleetSource,
-        router: Router,
-        counts: RouteCounts,
+        server: Server,
         *,
         cors: Cors,
-        patience: Patience,
         body_limit_bytes: int,
         retry_after_s: float,
+        multipart_limit_bytes: int = 256 * 1024 * 1024,
+        spool_folder: str | None = None,
     ) -> None:
         self._fleets = fleets
-        self._router = router
-        self._counts = counts
+        self._server = server
         self._cors = cors
-        self._patience = patience
         self._body_limit_bytes = body_limit_bytes
+        self._multipart_limit_bytes = multipart_limit_bytes
+        self._spool_folder = spool_folder
         self._retry_after_s = retry_after_s
         self._reader = FieldReader()
 
     async def inference(self, request: Request, responder: Responder) -> int:
-        chosen = self._cors.preflight(request) or await self._choose(request)
-        if isinstance(chosen, Answer):
-            return await self._send(request, responder, chosen)
-        return await self._relay(request, responder, chosen.target, chosen.path, for_replica(chosen.ingress_token))
+        return await self._infer(request, responder, named=True)
 
-    async def carry_on(self, errand: Errand, request: Request, responder: Responder) -> int:
-        """`inference` for a request that was decided on the short way."""
-        return await self._relay(request, responder, errand.target, errand.path, errand.add)
-
-    async def _relay(self, request: Request, responder: Responder, target: Target, path: bytes, add: Headers) -> int:
+    async def _infer(self, request: Request, responder: Responder, *, named: bool) -> int:
+        ask = self._cors.preflight(request) or await self._read(request, named=named)
+        if isinstance(ask, Answer):
+            return await self._send(request, responder, ask)
         try:
-            result = await responder.relay(
-                target,
-                path=path,
-                strip=HIDDEN_FROM_REPLICA,
-                add=add,
-                response_headers=self._cors.headers(request),
-                patience=self._patience,
-            )
-        except UpstreamFailed as failure:
-            request.extra["error"] = str(failure)  # for the line in the log; the client gets the general sentence
-            return await self._send(request, responder, self._replica_failed(failure))
-        return settle(self._counts, result)
+            return await self._server.serve(request, responder, ask)
+        finally:
+            if ask.spooled is not None:
+                ask.spooled.close()
+
+    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> int:
+        """`inference` for a request that was decided on the short way."""
+        return await self._server.carry_on(errand, request, responder, waited_s)
 
     async def models(self, request: Request, responder: Responder) -> int:
         """`GET /v1/models` and `GET /v1/models/{id}`."""
@@ -136,7 +132,10 @@ class V1:
         return await self._send(request, responder, answer)
 
     async def other(self, request: Request, responder: Responder) -> int:
-        """Paths under `/v1/` that are nothing: only who may be here at all is told so."""
+        """Paths under `/v1/` that we have no name for: an engine may have one. What names a model goes to it; of the
+        rest, only who may be here at all is told that it is nothing."""
+        if request.method == b"POST" and request.route.startswith(b"/v1/"):
+            return await self._infer(request, responder, named=False)
         answer = self._cors.preflight(request)
         if answer is None:
             admitted = self._admit(request)
@@ -144,7 +143,8 @@ class V1:
             answer = admitted if isinstance(admitted, Answer) else unknown
         return await self._send(request, responder, answer)
 
-    async def _choose(self, request: Request) -> Route | Answer:
+    async def _read(self, request: Request, *, named: bool) -> Ask | Answer:
+        """`named`: it is a path of which we know that a model belongs to it."""
         admitted = self._admit(request)
         if isinstance(admitted, Answer):
             return admitted
@@ -153,22 +153,45 @@ class V1:
             return answers.wrong_method(request.method, b"POST")
         if not client.may_infer:
             return answers.forbidden(client.role, "use models")
-        if (request.header(b"content-type") or b"").lower().startswith(b"multipart/"):
-            return answers.openai_error(
-                415, "Multipart bodies are not taken here; send JSON.", code="unsupported_media_type"
-            )
+        kind = request.header(b"content-type") or b""
+        in_parts = kind[:10].lower() == b"multipart/"
+        limit_bytes = self._multipart_limit_bytes if in_parts else self._body_limit_bytes
+        spooled = None
         try:
-            body = await request.body.read(self._body_limit_bytes)
-            fields = self._reader.read(body)
+            if in_parts:
+                spooled, fields = await self._spool(request, kind)
+                body = b""
+            else:
+                body = await request.body.read(limit_bytes)
+                fields = self._reader.read(body)
         except BodyTooLarge:
-            return answers.too_large(self._body_limit_bytes)
+            return answers.too_large(limit_bytes)
         except BodyBroken as error:
             return answers.openai_error(error.status, f"The body could not be read: {error}.")
         except BadBody as error:
+            if not named:
+                return answers.unknown_route(request.method, request.route)
             return answers.openai_error(400, error.message, param=error.param)
+        except OSError as error:
+            log.error("a body could not be kept on disk", reason=str(error))
+            return answers.no_room(self._retry_after_s)
         if not client.may_use(fields.model):
+            if spooled is not None:
+                spooled.close()
             return answers.unknown_model(fields.model, installed=len(fleet.models))
-        return await self._router.route(Ask(request, fleet, client, fields, body))
+        return Ask(request, fleet, client, fields, body, Waited(), spooled)
+
+    async def _spool(self, request: Request, kind: bytes) -> tuple[Spooled, Fields]:
+        boundary = boundary_of(kind)
+        length = request.body.length
+        if length is not None and length > self._multipart_limit_bytes:
+            raise BodyTooLarge(f"the body is over {self._multipart_limit_bytes} bytes")
+        spooled = await spool(request.body.chunks(), self._multipart_limit_bytes, self._spool_folder)
+        try:
+            return spooled, Fields(read_model(spooled.data, boundary))
+        except BadBody:
+            spooled.close()
+            raise
 
     def _models(self, request: Request) -> Answer:
         admitted = self._admit(request)
@@ -194,16 +217,6 @@ class V1:
             return client
         request.extra["key"] = client.key_id  # for the line in the log
         return fleet, client
-
-    def _replica_failed(self, failure: UpstreamFailed) -> Answer:
-        status = status_of(failure)
-        words = {
-            503: "No replica of the model could be reached. Try again shortly.",
-            504: "The replica did not begin to answer in time.",
-            502: "The replica broke off before it answered.",
-        }
-        headers = (answers.retry_after(self._retry_after_s),) if status == 503 else ()
-        return answers.openai_error(status, words[status], kind=answers.SERVER, code="upstream_failed", headers=headers)
 
     async def _send(self, request: Request, responder: Responder, answer: Answer) -> int:
         return await send(responder, answer, self._cors.headers(request))

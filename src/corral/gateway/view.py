@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from corral.contract.codec import encode
-from corral.contract.view import FleetView, ViewKey, ViewModel
+from corral.contract.view import FleetView, KeyLimits, ViewKey, ViewModel
 
 _INFER = frozenset({"inference", "admin"})
 _LIST_MODELS = frozenset({"inference", "admin", "viewer"})
@@ -31,6 +31,7 @@ class Client:
     expires_at: float  # infinity when it never does
     models: frozenset[str] | None  # None = every model
     listing: bytes  # the answer to GET /v1/models
+    limits: KeyLimits | None = None
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -52,18 +53,19 @@ class Fleet:
 def prepare_fleet(view: FleetView) -> Fleet:
     listings: dict[frozenset[str] | None, bytes] = {}  # most keys share one of few model lists
     clients = {}
+    models_shown = [model for model in view.models if not model.disabled]
     for key in view.keys:
         secret_hash = _read_hash(key.secret_hash)
         if secret_hash is None:
             continue  # no secret can have such a hash
         models = None if key.models is None else frozenset(key.models)
         if models not in listings:
-            listings[models] = _listing(m for m in view.models if models is None or m.id in models)
+            listings[models] = _listing(m for m in models_shown if models is None or m.id in models)
         clients[secret_hash] = _client(key, models, listings[models])
     return Fleet(
         revision=view.revision,
         clients=MappingProxyType(clients),
-        models=MappingProxyType({model.id: encode(_model_object(model)) for model in view.models}),
+        models=MappingProxyType({model.id: encode(_model_object(model)) for model in models_shown}),
     )
 
 
@@ -77,6 +79,7 @@ def _client(key: ViewKey, models: frozenset[str] | None, listing: bytes) -> Clie
         expires_at=math.inf if key.expires_at is None else key.expires_at,
         models=models,
         listing=listing,
+        limits=key.limits,
     )
 
 

@@ -17,6 +17,7 @@ from corral.contract.http import (
     Strip,
     Tap,
     Target,
+    Unwanted,
     UpstreamFailed,
 )
 from corral.kit.log import get_log
@@ -46,6 +47,7 @@ class Exchange(Answer):
     _connecting: asyncio.Task[Upstream] | None = None
     # Of the relay under way.
     tap: Tap | None
+    unwanted: Unwanted | None
     patience: Patience
     sent_method: bytes
     sends_chunks = False
@@ -53,6 +55,7 @@ class Exchange(Answer):
     first_byte_s: float  # negative until one has come
     _target: Target
     _wire: bytes  # the request, as far as it is in hand
+    _rest: memoryview | None = None  # what follows it, written as it is
     _whole: bool  # all of it is
     _joins: tuple[Upstream, float] | None = None  # where this request was sent already, and when
     _replaced: Headers = ()  # headers of the answer that are ours
@@ -134,11 +137,12 @@ class Exchange(Answer):
         headers: Headers | None = None,
         strip: Strip | None = None,
         add: Headers = (),
-        body: bytes | None = None,
+        body: bytes | memoryview | None = None,
         tap: Tap | None = None,
         response_headers: Headers = (),
         upgrade: bool = False,
         patience: Patience | None = None,
+        unwanted: Unwanted | None = None,
     ) -> RelayResult:
         if self.progress != OPEN or self.relaying:
             raise RuntimeError("this request has been answered already")
@@ -146,6 +150,7 @@ class Exchange(Answer):
         pool = self.conn.server.pool
         request_head = self.request_head
         self.tap = tap
+        self.unwanted = unwanted
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0
@@ -169,7 +174,7 @@ class Exchange(Answer):
                 if upstream is not None:
                     self._upstream = upstream
                     self._target = target
-                    upstream.begin(self, self._wire, whole=True)
+                    upstream.begin(self, self._wire, whole=True, rest=self._rest)
                 elif self._joins is not None:
                     self._join(target, *self._joins)
                 else:
@@ -178,6 +183,7 @@ class Exchange(Answer):
             finally:
                 self.relaying = False
                 self._wire = b""
+                self._rest = None
                 if self._upstream is not None or self._connecting is not None:
                     self._give_up()
             if failure is not None:
@@ -229,7 +235,12 @@ class Exchange(Answer):
             lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"
         return b"%b %b HTTP/1.1\r\n%b" % (self.sent_method, path, lines)
 
-    def _frame_request(self, head: bytes, body: bytes | None) -> None:
+    def _frame_request(self, head: bytes, body: bytes | memoryview | None) -> None:
+        if isinstance(body, memoryview):
+            self._whole = True
+            self._rest = body
+            self._wire = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (head, self.request_id, len(body))
+            return
         if body is None:
             body = self.body.whole()
             if body is None:
@@ -277,7 +288,7 @@ class Exchange(Answer):
             self.wake(_OUTCOME, error)
             return
         upstream = self._upstream = task.result()
-        upstream.begin(self, self._wire, whole=self._whole)
+        upstream.begin(self, self._wire, whole=self._whole, rest=self._rest)
         if not self._whole:
             assert isinstance(self.body, RequestBody)
             for piece in self.body.attach(upstream):
@@ -383,6 +394,15 @@ class Exchange(Answer):
         else:
             resendable = not self.body.spent
             self.wake(_OUTCOME, UpstreamFailed(why, refused=False, timed_out=timed_out, resendable=resendable))
+
+    def unwanted_answer(self, status: int) -> None:
+        """The upstream has answered, and nobody is to see it."""
+        self._upstream = None
+        self._detach_body()
+        failure = UpstreamFailed(
+            f"it answered {status}", refused=True, resendable=self._whole or not self.body.spent, status=status
+        )
+        self.wake(_OUTCOME, failure)
 
     def body_broke(self, error: BodyBroken) -> None:
         """The rest of the body will not come, or is no body."""

@@ -197,7 +197,7 @@ class QuickUpstream(Upstream):
                 self._go_idle(False)
             sent = len(out)
             self._pool.counters.bytes_relayed += sent
-            conn.done(errand, head.status, _monotonic() - started, sent)
+            conn.done(errand, request_id, head.status, started, _monotonic(), sent, data)
             return
         self.land_elsewhere()
         super().data_received(data)

@@ -120,8 +120,9 @@ class Upstream(asyncio.Protocol):
 
     # Request.
 
-    def begin(self, exchange: Exchange, wire: bytes, *, whole: bool) -> None:
-        """Send a head, with the body where `whole`; otherwise `send_body` and `end_body` follow."""
+    def begin(self, exchange: Exchange, wire: bytes, *, whole: bool, rest: memoryview | None = None) -> None:
+        """Send a head, with the body where `whole`, or that of it which is not in `rest`; otherwise `send_body` and
+        `end_body` follow."""
         self._exchange = exchange
         self._mode = _HEAD
         self._sent = whole
@@ -129,6 +130,9 @@ class Upstream(asyncio.Protocol):
         self._deadline = NEVER if first_byte_s is None or not whole else self._wheel.deadline(first_byte_s)
         self._sent_at = time.monotonic()
         exchange.conn.outbox.write(self.transport, wire)
+        if rest:
+            exchange.conn.outbox.flush()
+            self.transport.write(rest)
 
     def join(self, exchange: Exchange, sent_at: float) -> None:
         """Bind to a request that was sent here whole, at `sent_at`, without an exchange."""
@@ -223,7 +227,16 @@ class Upstream(asyncio.Protocol):
                     self._look(exchange, exchange.tap, piece)
             if not exchange.request_head.minor:
                 return b"".join(pieces)
+        elif self._exchange is not None and self._exchange.tap is not None:
+            self._look(self._exchange, self._exchange.tap, data)
         return data
+
+    def _look_at_head(self, exchange: Exchange, tap: Tap, head: AnswerHead) -> None:
+        try:
+            tap.head(head.status, head.fields.headers)
+        except Exception:
+            log.exception("a tap failed; the answer goes on without it")
+            exchange.tap = None
 
     def _look(self, exchange: Exchange, tap: Tap | None, piece: bytes) -> None:
         try:
@@ -249,7 +262,10 @@ class Upstream(asyncio.Protocol):
                     self._await_rest_of_head(data, seen)
                     return
                 head, length = pool.heads.parse(raw)
-                if length == len(rest) and head.simple and exchange.tap is None and exchange.sent_method != b"HEAD":
+                if head.status >= 400 and exchange.unwanted is not None and self._is_unwanted(exchange, head):
+                    self._throw_away(exchange, head, length == len(rest))
+                    return
+                if length == len(rest) and head.simple and exchange.sent_method != b"HEAD":
                     self._pass_whole(exchange, head, length, rest)
                     return
                 if head.status >= 200:
@@ -263,6 +279,10 @@ class Upstream(asyncio.Protocol):
 
     def _pass_whole(self, exchange: Exchange, head: AnswerHead, length: int, body: bytes) -> None:
         """The short way, for an answer that came in one piece: the same as `_start_answer` and `_finish`."""
+        tap = exchange.tap
+        if tap is not None:
+            self._look_at_head(exchange, tap, head)
+            self._look(exchange, exchange.tap, body)
         self._exchange = None
         self._mode = _NOTHING
         self._interims = 0
@@ -271,6 +291,21 @@ class Upstream(asyncio.Protocol):
             self._unbind()
         self._go_idle(self._sent and head.reusable)
         exchange.passed()
+
+    def _is_unwanted(self, exchange: Exchange, head: AnswerHead) -> bool:
+        assert exchange.unwanted is not None
+        try:
+            return exchange.unwanted(head.status, head.fields.headers)
+        except Exception:
+            log.exception("whether an answer is wanted could not be told; it is passed on")
+            return False
+
+    def _throw_away(self, exchange: Exchange, head: AnswerHead, whole: bool) -> None:
+        """The answer is not for the client. Where all of it is here the connection is as good as new."""
+        reusable = whole and head.simple and self._sent and head.reusable
+        self._unbind()
+        self._go_idle(reusable)
+        exchange.unwanted_answer(head.status)
 
     def _await_rest_of_head(self, data: bytes, seen: int) -> None:
         if len(data) > self._pool.limits.head_bytes or is_hopeless(data, seen):
@@ -302,11 +337,7 @@ class Upstream(asyncio.Protocol):
     def _start_answer(self, exchange: Exchange, head: AnswerHead, length: int | None, rest: bytes) -> None:
         self._reusable = head.reusable
         if exchange.tap is not None:
-            try:
-                exchange.tap.head(head.status, head.fields.headers)
-            except Exception:
-                log.exception("a tap failed; the answer goes on without it")
-                exchange.tap = None
+            self._look_at_head(exchange, exchange.tap, head)
         if has_no_body(head.status, exchange.sent_method):
             self._mode = _LENGTH
             self._left = 0
@@ -317,7 +348,10 @@ class Upstream(asyncio.Protocol):
             framing = b"content-length: %d\r\n" % length
         elif head.chunked:
             self._mode = _CHUNKED
-            self._start_scanner(pieces=exchange.tap is not None or not exchange.request_head.minor)
+            tap = exchange.tap
+            self._start_scanner(
+                pieces=(tap is not None and not getattr(tap, "raw", False)) or not exchange.request_head.minor
+            )
             framing = exchange.unknown_length()
         else:
             self._mode = _UNTIL_EOF

@@ -38,6 +38,13 @@ class ScriptedController:
     socket: Path
     keys: list[dict[str, Any]] = field(default_factory=list)
     models: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+    loads: dict[str, dict[str, Any]] = field(default_factory=dict)  # what is told of each model's load
+    asked_loads: list[str] = field(default_factory=list)
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)  # of receipts, as they came
+    takes_receipts: bool = True
     revision: int = 1
     server_time: float = 0.0
     grant: dict[str, Any] = field(default_factory=dict)  # what a gateway gets to join the bus; empty = there is none
@@ -48,15 +55,34 @@ class ScriptedController:
     stream: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     _runner: web.AppRunner | None = None
 
-    def change(self, *, keys: list[dict[str, Any]] | None = None, models: list[dict[str, Any]] | None = None) -> None:
+    def change(
+        self,
+        *,
+        keys: list[dict[str, Any]] | None = None,
+        models: list[dict[str, Any]] | None = None,
+        nodes: list[dict[str, Any]] | None = None,
+        replicas: list[dict[str, Any]] | None = None,
+    ) -> None:
         self.keys = self.keys if keys is None else keys
         self.models = self.models if models is None else models
+        self.nodes = self.nodes if nodes is None else nodes
+        self.replicas = self.replicas if replicas is None else replicas
         self.revision += 1
+
+    def load(self, model: str, **status: Any) -> None:
+        """What is told of a load from now on."""
+        version = self.loads.get(model, {}).get("version", 0) + 1
+        self.loads[model] = {"model": model, "state": "pending", **status, "version": version}
+        self._load_changed.set()
+        self._load_changed = asyncio.Event()
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/internal/view", self._view)
         app.router.add_post("/internal/gateway/credentials", self._credentials)
+        app.router.add_post("/internal/loads", self._ask_for_load)
+        app.router.add_get("/internal/loads/{model:.+}", self._load_status)
+        app.router.add_post("/internal/receipts", self._take_receipts)
         app.router.add_get("/api/events", self._events)
         app.router.add_get("/ws/echo", self._websocket)
         app.router.add_get("/big/{size}", self._big)
@@ -95,11 +121,41 @@ class ScriptedController:
         view = {
             "revision": self.revision,
             "keys": self.keys,
-            "nodes": [],
+            "nodes": self.nodes,
             "models": self.models,
+            "replicas": self.replicas,
             "server_time": self.server_time,
         }
         return web.json_response(view, headers=etag)
+
+    async def _ask_for_load(self, request: web.Request) -> web.Response:
+        assert self._is_gateway(request)
+        model = (await request.json())["model"]
+        self.asked_loads.append(model)
+        if model not in self.loads:
+            return web.json_response({"error": {"code": 404, "message": "no", "type": "not_found"}}, status=404)
+        return web.json_response(self.loads[model], status=202)
+
+    async def _load_status(self, request: web.Request) -> web.Response:
+        """Waits for a change, as the real one does."""
+        assert self._is_gateway(request)
+        model, since = request.match_info["model"], int(request.query["since"])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(float(request.query["wait_s"])):
+                while self.loads.get(model, {"version": since + 1})["version"] <= since:
+                    await self._load_changed.wait()
+        if model not in self.loads:
+            return web.json_response({"error": {"code": 404, "message": "no", "type": "not_found"}}, status=404)
+        return web.json_response(self.loads[model])
+
+    async def _take_receipts(self, request: web.Request) -> web.Response:
+        assert self._is_gateway(request)
+        if not self.takes_receipts:
+            return web.json_response({"error": {"code": 503, "message": "no", "type": "unavailable"}}, status=503)
+        batch = await request.json()
+        self.batches.append(batch)
+        self.receipts += batch["receipts"]
+        return web.json_response({}, status=202)
 
     async def _credentials(self, request: web.Request) -> web.Response:
         if not self._is_gateway(request):
@@ -149,6 +205,7 @@ class ScriptedController:
         raise AssertionError("never reached")
 
     sent: int = 0
+    _load_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,8 @@ from corral.contract.http import Target
 from corral.gateway.answers import Answer
 from corral.gateway.main import Gateway
 from corral.gateway.metrics import RouteClass, render
-from corral.gateway.v1 import Ask, Route
+from corral.gateway.replicas import Route
+from corral.gateway.v1 import Ask
 from tests.integration.gateway.conftest import KEYS, LIMITED, USER, VIEWER, OpenGateway
 from tests.integration.gateway.scripted_controller import ScriptedController, key
 from tests.support.relay import Client, Served, Upstream, answering
@@ -118,8 +119,8 @@ REFUSED = {
     "two models, one in disguise": (post(USER, b'{"model":"small","mod\\u0065l":"org/large"}'), 400),
     "no JSON": (post(USER, b'{"model":"small"'), 400),
     "too large": (post(USER, b'{"model":"small","x":"' + b"x" * 2000 + b'"}'), 413),
-    "multipart": (post(USER, b'{"model":"small"}', more=b"Content-Type: multipart/form-data; boundary=b\r\n"), 415),
-    "no such route": (post(USER, b'{"model":"small"}', path=b"/v1/nothing"), 404),
+    "multipart": (post(USER, b'{"model":"small"}', more=b"Content-Type: multipart/form-data; boundary=b\r\n"), 400),
+    "no such route": (post(USER, b'{"purpose":"none"}', path=b"/v1/nothing"), 404),
 }
 
 

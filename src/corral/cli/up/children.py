@@ -116,6 +116,7 @@ def gateway_settings(site: Site) -> dict[str, str]:
     return {
         "controller": f"unix:{site.socket}",
         "controller_ca": "",
+        "ingress_ca": str(site.folder.ca_cert) if site.tls else "",
         "gateway_key_file": str(site.folder.gateway_key),
         "gateway_key": "",
         "host": site.bind,

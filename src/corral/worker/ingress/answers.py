@@ -17,7 +17,7 @@ async def say_wrong_method(responder: Responder) -> int:
     return 405
 
 
-async def say_error(responder: Responder, status: int, message: str, kind: str) -> int:
+async def say_error(responder: Responder, status: int, message: str, kind: str, more: Headers = ()) -> int:
     body = encode({"error": {"code": status, "message": message, "type": kind}})
-    await responder.send(status, _CHALLENGE if status == 401 else JSON, body)
+    await responder.send(status, (*(_CHALLENGE if status == 401 else JSON), *more), body)
     return status

@@ -19,6 +19,8 @@ from corral.worker.ingress.inflight import InFlight
 from corral.worker.supervisor.table import Running
 
 PREFIX = b"/replicas/"
+# Said of answers that are ours and not a process's: none has seen the request, so a gateway may ask another one.
+NOT_REACHED: Headers = ((b"x-corral-not-reached", b"1"),)
 _OURS = Strip((b"authorization",), (b"x-corral-",))
 _LONGEST_ID = 128
 
@@ -95,7 +97,9 @@ class Replicas:
 
     async def _gone(self, responder: Responder, process_id: str) -> int:
         shown = process_id[:_LONGEST_ID]
-        return await say_error(responder, 410, f"no process {shown!r} serves here any more; pick another", "gone")
+        return await say_error(
+            responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", NOT_REACHED
+        )
 
     async def _failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
         """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted."""
@@ -103,4 +107,5 @@ class Replicas:
             return await self._gone(responder, process_id)
         status = 503 if failure.refused else 504 if failure.timed_out else 502
         words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
-        return await say_error(responder, status, f"{words}: {failure}", "upstream_failed")
+        more = NOT_REACHED if failure.refused else ()
+        return await say_error(responder, status, f"{words}: {failure}", "upstream_failed", more)

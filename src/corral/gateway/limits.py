@@ -1,0 +1,88 @@
+"""What one key may use: requests and tokens a minute, requests at once. Pure: time is told.
+
+Each number is a bucket that fills evenly, so a minute's worth may come at once and then as it fills. Tokens are known
+only when an answer has ended: they may overdraw the bucket, and the next request waits until it is paid back. Each
+gateway counts by itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from corral.contract.view import KeyLimits
+
+_MINUTE_S = 60.0
+
+
+class Refusal(NamedTuple):
+    what: str  # requests, tokens, concurrent
+    limit: int
+    retry_after_s: float
+
+
+class _Bucket:
+    __slots__ = ("_at", "_left", "limit")
+
+    def __init__(self, limit: int, now: float) -> None:
+        self.limit = limit
+        self._left = float(limit)
+        self._at = now
+
+    def short_s(self, amount: float, now: float) -> float:
+        """How long until so much is there; 0: it is."""
+        self._left = min(self.limit, self._left + (now - self._at) * self.limit / _MINUTE_S)
+        self._at = now
+        return 0.0 if self._left >= amount else (amount - self._left) * _MINUTE_S / self.limit
+
+    def take(self, amount: float) -> None:
+        self._left -= amount
+
+
+class KeyLimiter:
+    def __init__(self, limits: KeyLimits, now: float, *, busy_retry_s: float = 1.0) -> None:
+        self.limits = limits
+        self.running = 0
+        self._busy_retry_s = busy_retry_s
+        self._requests = _Bucket(limits.requests_per_min, now) if limits.requests_per_min else None
+        self._tokens = _Bucket(limits.tokens_per_min, now) if limits.tokens_per_min else None
+
+    def refuses(self, now: float) -> Refusal | None:
+        limit = self.limits.concurrent
+        if limit and self.running >= limit:
+            return Refusal("concurrent", limit, self._busy_retry_s)
+        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None and (wait_s := bucket.short_s(1.0, now)):
+                return Refusal(what, bucket.limit, wait_s)
+        return None
+
+    def begin(self) -> None:
+        """After `refuses` said nothing."""
+        self.running += 1
+        if self._requests is not None:
+            self._requests.take(1.0)
+
+    def end(self, tokens: int) -> None:
+        self.running -= 1
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+
+class Limiters:
+    """By key. They outlive views, or every change of the fleet would fill the buckets."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, KeyLimiter] = {}
+
+    def of(self, key_id: str, limits: KeyLimits | None, now: float) -> KeyLimiter | None:
+        if limits is None or not (limits.requests_per_min or limits.tokens_per_min or limits.concurrent):
+            return None
+        known = self._by_key.get(key_id)
+        if known is None or known.limits != limits:
+            running = 0 if known is None else known.running
+            known = self._by_key[key_id] = KeyLimiter(limits, now)
+            known.running = running
+        return known
+
+    def keep(self, key_ids: set[str]) -> None:
+        for gone in self._by_key.keys() - key_ids:
+            del self._by_key[gone]

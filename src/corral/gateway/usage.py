@@ -1,0 +1,89 @@
+"""How many tokens an answer cost: read from its last few kilobytes, which pass by anyway. Pure.
+
+The answer is never edited and never parsed as a whole. Engines tell `usage` at the end; llama.cpp tells `timings` where
+nobody asked for usage. Where a stream tells neither, its events are counted, and the count is marked as an estimate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import NamedTuple
+
+from corral.contract.http import Headers
+
+TAIL_BYTES = 4096
+_PIECES = 16  # of a stream: the last events, each a piece of its own or a few together
+
+_USAGE = b'"usage"'
+_TIMINGS = b'"timings"'
+_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})')
+_COMPLETION = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,12})')
+_PROMPT_N = re.compile(rb'"prompt_n"\s*:\s*(\d{1,12})')
+_PREDICTED_N = re.compile(rb'"predicted_n"\s*:\s*(\d{1,12})')
+_CHUNK_LINE = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}\r\n")  # between two chunks, in bytes taken raw off the wire
+
+
+class Usage(NamedTuple):
+    prompt: int = 0
+    completion: int = 0
+    estimated: bool = False
+
+
+NONE = Usage()
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """A name inside a text of the answer is no match: its quotes are escaped there."""
+    at = tail.rfind(_USAGE)
+    if at >= 0:
+        prompt, completion = _PROMPT.search(tail, at), _COMPLETION.search(tail, at)
+        if prompt is not None or completion is not None:
+            return Usage(int(prompt[1]) if prompt else 0, int(completion[1]) if completion else 0)
+    at = tail.rfind(_TIMINGS)
+    if at >= 0:
+        prompt, completion = _PROMPT_N.search(tail, at), _PREDICTED_N.search(tail, at)
+        if completion is not None:
+            return Usage(int(prompt[1]) if prompt else 0, int(completion[1]))
+    return None
+
+
+class UsageTap:
+    """Implements `Tap`; made for each request that does not go the short way."""
+
+    __slots__ = ("_pieces", "_streamed", "events", "status")
+
+    raw = True
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.events = 0
+        self._streamed = False
+        self._pieces: deque[bytes] = deque(maxlen=_PIECES)
+
+    def head(self, status: int, headers: Headers) -> None:
+        self.status = status
+        for name, value in headers:
+            if name == b"content-type":
+                self._streamed = value.startswith(b"text/event-stream")
+
+    def data(self, chunk: bytes) -> None:
+        if self._streamed:
+            self.events += chunk.count(b"data:")
+        if len(chunk) > TAIL_BYTES:
+            chunk = chunk[-TAIL_BYTES:]
+        self._pieces.append(chunk)
+
+    @property
+    def streamed(self) -> bool:
+        return self._streamed
+
+    def usage(self) -> Usage:
+        if self.status >= 400 or not self._pieces:
+            return NONE
+        tail = b"".join(self._pieces)[-2 * TAIL_BYTES :]
+        found = read_usage(_CHUNK_LINE.sub(b"", tail) if self._streamed else tail)
+        if found is not None:
+            return found
+        # Each event brings about a token, but for the last, which says that it is the last.
+        return Usage(completion=max(0, self.events - 1), estimated=True) if self._streamed else NONE

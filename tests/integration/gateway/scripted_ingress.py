@@ -1,0 +1,105 @@
+"""A worker's ingress that does what a test wants: `/replicas/<process>/…`, literal to the wire, on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+
+
+@dataclass
+class Came:
+    process: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class ScriptedIngress:
+    node: str
+    gone: set[str] = field(default_factory=set)  # processes that are not there any more
+    unreachable: set[str] = field(default_factory=set)  # and those that do not accept connections
+    came: list[Came] = field(default_factory=list)
+    running: dict[str, int] = field(default_factory=dict)
+    most: int = 0  # at once, of one process
+    held: asyncio.Event | None = None  # answers wait for it
+    port: int = 0
+    _runner: web.AppRunner | None = None
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """As the gateways' view has it."""
+        return {
+            "id": self.node,
+            "name": f"name-{self.node}",
+            "status": "healthy",
+            "ingress_url": f"http://127.0.0.1:{self.port}",
+            "ingress_token": f"token-{self.node}",
+        }
+
+    def replica(self, process: str, model: str = "small", **more: Any) -> dict[str, Any]:
+        return {"process_id": process, "node_id": self.node, "model": model, "revision": "r1", **more}
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/replicas/{process}/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        server = site._server
+        assert isinstance(server, asyncio.Server)
+        self.port = server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        process = request.match_info["process"]
+        assert request.headers["Authorization"] == f"Bearer token-{self.node}"
+        not_reached = {"X-Corral-Not-Reached": "1"}
+        if process in self.gone:
+            return web.json_response({"error": {"code": 410}}, status=410, headers=not_reached)
+        if process in self.unreachable:
+            return web.json_response({"error": {"code": 503}}, status=503, headers=not_reached)
+        body = await request.read()
+        self.came.append(Came(process, "/" + request.match_info["path"], dict(request.headers), body))
+        self.running[process] = self.running.get(process, 0) + 1
+        self.most = max(self.most, self.running[process])
+        try:
+            if self.held is not None:
+                await self.held.wait()
+            if b'"stream":true' in body.replace(b" ", b""):
+                return await self._stream(request, usage=b"include_usage" in body)
+            return web.json_response({"choices": [{"text": process}], "usage": USAGE})
+        finally:
+            self.running[process] -= 1
+
+    async def _stream(self, request: web.Request, *, usage: bool) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for number in range(4):
+            await answer.write(b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number)
+        if usage:
+            await answer.write(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n')
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def running_ingress(node: str, port: int = 0) -> AsyncIterator[ScriptedIngress]:
+    ingress = ScriptedIngress(node, port=port)
+    await ingress.start()
+    try:
+        yield ingress
+    finally:
+        await ingress.stop()

@@ -1,0 +1,375 @@
+"""Requests for models: the replica that should answer does, others take over, cold models are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from corral.gateway.main import Gateway
+from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
+from tests.integration.gateway.scripted_controller import ScriptedController, key
+from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress
+from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
+SMALL = {"id": "small", "revision": "r1"}
+SHORT = {
+    "receipts_interval_s": 0.02,
+    "load_wait_s": 5.0,
+    "queue_wait_s": 5.0,
+    "load_poll_s": 0.5,
+    "eject_s": 0.2,
+}
+
+
+@dataclass
+class House:
+    """Two nodes, each with an ingress, and what opens gateways before them."""
+
+    controller: ScriptedController
+    one: ScriptedIngress
+    two: ScriptedIngress
+    http: aiohttp.ClientSession
+    open_one: OpenGateway
+    exits: AsyncExitStack
+
+    async def gateway(self, **more: Any) -> Gateway:
+        gateway = await self.exits.enter_async_context(self.open_one(**{**SHORT, **more}))
+        await gateway.keeper.look()
+        return gateway
+
+    async def ask(
+        self, gateway: Gateway, *, secret: str = USER, path: str = CHAT, **body: Any
+    ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+        asked = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **body}
+        async with self.http.post(f"{gateway.url}{path}", headers=bearer(secret), json=asked) as answer:
+            return answer.status, json.loads(await answer.read()), answer.headers
+
+    async def who(self, gateway: Gateway, **body: Any) -> str:
+        """The process that answered."""
+        status, answer, _ = await self.ask(gateway, **body)
+        assert status == 200, answer
+        return str(answer["choices"][0]["text"])
+
+    def both(self, **more: Any) -> None:
+        """A replica on each node."""
+        self.controller.change(replicas=[self.one.replica("p1", **more), self.two.replica("p2", **more)])
+
+    async def receipts(self, count: int) -> list[dict[str, Any]]:
+        await until(lambda: len(self.controller.receipts) >= count, f"{count} receipts")
+        return self.controller.receipts
+
+
+@pytest.fixture
+async def house(
+    controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
+) -> AsyncIterator[House]:
+    async with running_ingress("n1") as one, running_ingress("n2") as two, AsyncExitStack() as exits:
+        controller.change(models=[SMALL], nodes=[one.view, two.view])
+        yield House(controller, one, two, http, open_one, exits)
+
+
+async def test_requests_are_spread_over_replicas_and_receipted(house: House) -> None:
+    house.both(slots=4, replica=1, digest="sha256:b")
+    gateway = await house.gateway()
+    assert {await house.who(gateway) for _ in range(6)} == {"p1", "p2"}
+    assert abs(len(house.one.came) - len(house.two.came)) <= 1
+    assert house.one.came[0].path == CHAT
+    receipts = await house.receipts(6)
+    first = receipts[0]
+    assert {receipt["node_id"] for receipt in receipts} == {"n1", "n2"}
+    assert (first["key_id"], first["model"], first["path"], first["status"]) == (f"id-{USER}", "small", CHAT, 200)
+    assert (first["revision"], first["replica"], first["digest"]) == ("r1", 1, "sha256:b")
+    assert {(row["prompt_tokens"], row["completion_tokens"]) for row in receipts} == {(7, 5)}
+    assert all(row["total_ms"] >= row["first_byte_ms"] > 0 for row in receipts)
+    assert len({row["id"] for row in receipts}) == 6
+
+
+async def test_replicas_of_another_revision_are_never_asked(house: House) -> None:
+    house.controller.change(
+        replicas=[house.one.replica("p1", revision="r0"), house.two.replica("p2"), house.one.replica("p3", "other")]
+    )
+    gateway = await house.gateway()
+    assert {await house.who(gateway) for _ in range(3)} == {"p2"}
+
+
+async def test_a_last_resort_is_used_when_there_is_no_other(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1", last_resort=True), house.two.replica("p2")])
+    gateway = await house.gateway()
+    assert {await house.who(gateway) for _ in range(3)} == {"p2"}
+    house.controller.change(replicas=[house.one.replica("p1", last_resort=True)])
+    await gateway.keeper.look()
+    assert await house.who(gateway) == "p1"
+
+
+@pytest.mark.parametrize("trouble", ["gone", "unreachable", "no ingress"])
+async def test_another_replica_answers_where_one_cannot_be_reached(house: House, trouble: str) -> None:
+    house.both(slots=4)
+    gateway = await house.gateway(eject_s=30.0)
+    assert {await house.who(gateway) for _ in range(4)} == {"p1", "p2"}  # both have connections that are kept
+    if trouble == "no ingress":
+        await house.one.stop()
+    else:
+        getattr(house.one, trouble).add("p1")
+    assert {await house.who(gateway) for _ in range(4)} == {"p2"}
+    receipts = await house.receipts(8)
+    assert [row.get("tries", 1) for row in receipts].count(2) == 1  # after that it is left alone
+    assert {row["status"] for row in receipts} == {200}
+
+
+async def test_an_only_replica_that_is_away_for_a_moment_is_waited_for(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    await house.who(gateway)
+    await house.one.stop()
+    asking = asyncio.create_task(house.who(gateway))
+    await until(lambda: gateway.metrics.relay.upstream_connect_failures > 0, "the first try")
+    await house.one.start()
+    assert await asking == "p1"
+
+
+async def test_nobody_gets_more_requests_than_it_has_slots(house: House) -> None:
+    house.both(slots=2)
+    gateway = await house.gateway()
+    house.one.held = house.two.held = asyncio.Event()
+    asking = [asyncio.create_task(house.who(gateway, user=str(number))) for number in range(12)]
+    await until(lambda: len(house.one.came) == len(house.two.came) == 2, "four under way")
+    house.one.held.set()
+    await asyncio.gather(*asking)
+    assert (house.one.most, house.two.most) == (2, 2)
+    assert len(house.one.came) + len(house.two.came) == 12
+    assert max(row["queue_ms"] for row in await house.receipts(12)) > 0
+
+
+async def test_a_busy_model_is_waited_for_only_so_long_and_by_so_many(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")], models=[{**SMALL, "queue_limit": 1}])
+    gateway = await house.gateway(queue_wait_s=0.3)
+    house.one.held = asyncio.Event()
+    first = asyncio.create_task(house.who(gateway))
+    await until(lambda: len(house.one.came) == 1, "one under way")
+    second = asyncio.create_task(house.ask(gateway))
+    await until(
+        lambda: len(house.controller.batches) > 0 and house.controller.batches[-1]["waiting"] == {"small": 1},
+        "it waits",
+    )
+    status, answer, headers = await house.ask(gateway)
+    assert (status, answer["error"]["code"]) == (503, "queue_full")
+    assert "Retry-After" in headers
+    status, answer, headers = await second
+    assert (status, answer["error"]["code"]) == (503, "model_busy")
+    assert "Retry-After" in headers
+    house.one.held.set()
+    assert await first == "p1"
+
+
+async def test_a_client_that_leaves_the_queue_leaves_its_place(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    house.one.held = asyncio.Event()
+    first = asyncio.create_task(house.who(gateway))
+    await until(lambda: len(house.one.came) == 1, "one under way")
+    leaving = asyncio.create_task(house.who(gateway))
+    await until(
+        lambda: bool(house.controller.batches) and house.controller.batches[-1]["waiting"] == {"small": 1}, "it waits"
+    )
+    leaving.cancel()
+    await until(lambda: house.controller.batches[-1]["waiting"] == {}, "nobody waits")
+    house.one.held.set()
+    assert [await first, await house.who(gateway)] == ["p1", "p1"]
+    assert [row["ending"] for row in await house.receipts(3) if "ending" in row] == ["client_left"]
+
+
+async def test_a_cold_model_is_loaded_once_and_all_who_wait_are_served(house: House) -> None:
+    house.controller.load("small", state="staging", node="name-n1")
+    gateway = await house.gateway()
+    asking = [asyncio.create_task(house.who(gateway, user=str(number))) for number in range(50)]
+    await until(lambda: house.controller.asked_loads == ["small"], "the load is asked for")
+    house.controller.change(replicas=[house.one.replica("p1", slots=4)])
+    house.controller.load("small", state="loaded")
+    assert set(await asyncio.gather(*asking)) == {"p1"}
+    assert house.controller.asked_loads == ["small"]
+    assert house.one.most <= 4
+    receipts = await house.receipts(50)
+    assert min(row["load_ms"] for row in receipts) > 0
+
+
+async def test_a_load_that_takes_longer_than_a_request_may_wait(house: House) -> None:
+    house.controller.load(
+        "small", state="staging", node="gpu-1", progress=41.0, bytes_sent=41, total_bytes=100, eta_seconds=6.2
+    )
+    gateway = await house.gateway(load_wait_s=0.2)
+    status, answer, headers = await house.ask(gateway)
+    assert (status, headers["Retry-After"]) == (503, "7")
+    assert (answer["error"]["type"], answer["error"]["code"]) == ("model_loading", "model_loading")
+    assert answer["loading"] == {
+        "model": "small",
+        "state": "staging",
+        "node": "gpu-1",
+        "progress": 41.0,
+        "bytes_sent": 41,
+        "total_bytes": 100,
+        "file_index": 0,
+        "total_files": 0,
+        "eta_seconds": 6.2,
+    }
+
+
+async def test_a_load_that_fails_tells_why(house: House) -> None:
+    house.controller.load("small", state="loading")
+    gateway = await house.gateway()
+    asking = [asyncio.create_task(house.ask(gateway)) for _ in range(3)]
+    await until(lambda: house.controller.asked_loads == ["small"], "the load is asked for")
+    house.controller.load("small", state="failed", error="llama.cpp: out of memory", retry_after_s=10.0)
+    for status, answer, headers in await asyncio.gather(*asking):
+        assert (status, answer["error"]["code"], headers["Retry-After"]) == (500, "model_load_failed", "10")
+        assert "out of memory" in answer["error"]["message"]
+
+
+async def test_a_controller_that_is_away_while_a_model_is_cold(house: House) -> None:
+    house.controller.load("small", state="loading")
+    gateway = await house.gateway()
+    await house.controller.stop()
+    asking = asyncio.create_task(house.who(gateway))
+    await until(lambda: gateway.metrics.view.failures > 0, "it is missed")
+    house.controller.change(replicas=[house.one.replica("p1")])
+    await house.controller.start()
+    assert await asking == "p1"
+
+
+@pytest.mark.parametrize("how", ["refuse", "use"])
+async def test_what_a_request_gets_while_a_model_loads_can_be_said(house: House, how: str) -> None:
+    cold = {"id": "cold", "revision": "r1", "while_loading": how, "stand_in": "small" if how == "use" else ""}
+    house.controller.change(models=[SMALL, cold], replicas=[house.one.replica("p1")])
+    house.controller.load("cold", state="installing")
+    gateway = await house.gateway()
+    status, answer, headers = await house.ask(gateway, model="cold")
+    assert house.controller.asked_loads == ["cold"]
+    if how == "refuse":
+        assert (status, answer["loading"]["state"]) == (503, "installing")
+    else:
+        assert (status, headers["X-Corral-Model"]) == (200, "small")
+        assert json.loads(house.one.came[0].body)["model"] == "small"
+        assert [(row["model"], row["served_by"]) for row in await house.receipts(1)] == [("cold", "small")]
+
+
+async def test_an_alias_is_its_model(house: House) -> None:
+    house.controller.change(models=[SMALL, {"id": "gpt", "alias": "small"}], replicas=[house.one.replica("p1")])
+    gateway = await house.gateway(expose_node_header=True)
+    status, _, headers = await house.ask(gateway, model="gpt", temperature=0.5)
+    assert (status, headers["X-Corral-Node"], headers["X-LocalAI-Node"]) == (200, "name-n1", "name-n1")
+    assert json.loads(house.one.came[0].body) == {
+        "model": "small",
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 0.5,
+    }
+    assert [(row["model"], row["served_by"]) for row in await house.receipts(1)] == [("gpt", "small")]
+
+
+async def test_unknown_and_disabled_models_are_named_with_what_may_have_been_meant(house: House) -> None:
+    house.controller.change(models=[SMALL, {"id": "smaller", "revision": "r", "disabled": True}])
+    gateway = await house.gateway()
+    for name in ("smal", "smaller"):
+        status, answer, _ = await house.ask(gateway, model=name)
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "Did you mean `small`?" in answer["error"]["message"]
+    async with house.http.get(f"{gateway.url}/v1/models", headers=bearer(USER)) as listed:
+        assert [row["id"] for row in (await listed.json())["data"]] == ["small"]
+
+
+async def test_the_openai_client_streams_and_tokens_are_counted(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=USER, max_retries=0) as client:
+        for extra in ({}, {"stream_options": {"include_usage": True}}):
+            stream = await client.chat.completions.create(
+                model="small", messages=[{"role": "user", "content": "hi"}], stream=True, extra_body=extra
+            )
+            said = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+            assert said == ["0", "1", "2", "3"]
+    guessed, told = await house.receipts(2)
+    assert (guessed["completion_tokens"], guessed["estimated"], guessed["streamed"]) == (4, True, True)
+    assert (told["completion_tokens"], told["prompt_tokens"], "estimated" in told) == (5, 7, False)
+
+
+async def test_prompts_that_begin_alike_go_where_their_beginning_is_known(house: House) -> None:
+    house.both(slots=8)
+    gateway = await house.gateway()
+    talks = [[{"role": "user", "content": f"{number} " * 600}] for number in range(8)]
+    first = [await house.who(gateway, messages=talk) for talk in talks]
+    assert set(first) == {"p1", "p2"}
+    longer = [await house.who(gateway, messages=[*talk, {"role": "user", "content": "go on"}]) for talk in talks]
+    assert longer == first
+
+
+async def test_files_are_passed_on_as_they_came(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway(multipart_limit_bytes=8 * 1024 * 1024)
+    sound = bytes(range(256)) * 12_000  # 3 MB: more than is written at once
+    for order in (("file", "model"), ("model", "file")):
+        form = aiohttp.FormData()
+        for name in order:
+            if name == "file":
+                form.add_field("file", io.BytesIO(sound), filename="a.wav", content_type="audio/wav")
+            else:
+                form.add_field("model", "small")
+        url = f"{gateway.url}/v1/audio/transcriptions"
+        async with house.http.post(url, headers=bearer(USER), data=form) as answer:
+            assert answer.status == 200, await answer.text()
+        assert sound in house.one.came[-1].body
+        assert house.one.came[-1].headers["Content-Type"].startswith("multipart/form-data")
+    form = aiohttp.FormData({"model": "small"}, default_to_multipart=True)
+    form.add_field("file", io.BytesIO(b"x" * 9_000_000), filename="b")
+    async with house.http.post(url, headers=bearer(USER), data=form) as answer:
+        assert answer.status == 413
+
+
+async def test_other_paths_go_to_the_model_they_name(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    status, _, _ = await house.ask(gateway, path="/v1/tokenize")
+    assert (status, house.one.came[0].path) == (200, "/v1/tokenize")
+
+
+async def test_what_a_key_may_use_is_limited(house: House) -> None:
+    keys = [
+        *KEYS,
+        key("ck_few", "inference", limits={"requests_per_min": 2}),
+        key("ck_words", "inference", limits={"tokens_per_min": 20}),
+        key("ck_one", "inference", limits={"concurrent": 1}),
+    ]
+    house.controller.change(keys=keys, replicas=[house.one.replica("p1", slots=8)])
+    gateway = await house.gateway()
+    for secret, served, kind in (("ck_few", 2, "requests"), ("ck_words", 2, "tokens")):
+        for _ in range(served):
+            assert (await house.ask(gateway, secret=secret))[0] == 200
+        status, answer, headers = await house.ask(gateway, secret=secret)
+        assert (status, answer["error"]["type"], answer["error"]["code"]) == (429, kind, "rate_limit_exceeded")
+        assert int(headers["Retry-After"]) >= 1
+    house.one.held = asyncio.Event()
+    first = asyncio.create_task(house.ask(gateway, secret="ck_one"))
+    await until(lambda: len(house.one.came) == 5, "it runs")
+    assert (await house.ask(gateway, secret="ck_one"))[1]["error"]["type"] == "concurrent"
+    house.one.held.set()
+    assert (await first)[0] == 200
+    assert (await house.ask(gateway, secret="ck_one"))[0] == 200
+
+
+async def test_receipts_wait_for_a_controller_that_is_away(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    house.controller.takes_receipts = False
+    gateway = await house.gateway(receipts_limit=3)
+    for _ in range(5):
+        await house.who(gateway)
+        await asyncio.sleep(0)
+    house.controller.takes_receipts = True
+    await until(lambda: sum(batch.get("dropped", 0) for batch in house.controller.batches) == 2, "two are missed")
+    assert len(house.controller.receipts) == 3
