@@ -54,6 +54,8 @@ SERVICES = (
     "overview",
     "readiness",
     "schedules",
+    "loads",
+    "replica_rows",
     "upgrades",
     "views",
     "watch",

@@ -42,6 +42,8 @@ _UNUSED = (
     "overview",
     "readiness",
     "controller_metrics",
+    "loads",
+    "replica_rows",
 )
 
 

@@ -86,6 +86,8 @@ class Controller:
 
 
 class Fleet:
+    worker_kind: type[CorralWorker] = CorralWorker
+
     def __init__(
         self, store: Store, hub: LocalHub, clock: Clock, stack: contextlib.AsyncExitStack, yard: Yard | None = None
     ) -> None:
@@ -181,7 +183,7 @@ class Fleet:
     async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
         """A node with a Corral worker that has told its inventory."""
         node_id = await self.node(name, **known)
-        worker = CorralWorker(await self._bus(f"worker-{name}"), node_id)
+        worker = self.worker_kind(await self._bus(f"worker-{name}"), node_id)
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
         if joins:

@@ -156,7 +156,9 @@ def _page_app(
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
     services |= {"models": models_of(store, watch), "schedules": Schedules(store, watch)}
-    unused = dict.fromkeys(("node_api", "views", "readiness", "controller_metrics", "ingresses"))
+    unused = dict.fromkeys(
+        ("node_api", "views", "readiness", "controller_metrics", "ingresses", "loads", "replica_rows")
+    )
     with warnings.catch_warnings():
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
         warnings.simplefilter("ignore", LitestarDeprecationWarning)

@@ -92,7 +92,8 @@ class Backends:
             write_s=options.progress_write_s,
         )
         self.preparing = Preparing(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
-        self.operations = Operations(store, Accepting(store, self.preparing, watch), self.progress, watch, clock)
+        self.accepting = Accepting(store, self.preparing, watch)
+        self.operations = Operations(store, self.accepting, self.progress, watch, clock)
         self.upgrades = UpgradeCheck(
             store,
             catalogue,

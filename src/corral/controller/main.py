@@ -42,6 +42,8 @@ from corral.controller.registry.admission import AdmissionRules, NodeApi
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.replica_setup import replica_settings
+from corral.controller.replicas.setup import Needs, Replicas
 from corral.controller.settings import ControllerSettings
 from corral.controller.store_wait import open_store_when_there
 from corral.controller.view import Views
@@ -116,6 +118,15 @@ async def serve(
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
         catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
+        replicas = Replicas(
+            store,
+            bus,
+            leadership,
+            watch,
+            clock,
+            Needs(catalogued.models, opened_files.files, catalogue, backends.accepting, changes),
+            replica_settings(settings),
+        )
         heartbeats = Heartbeats(
             store,
             bus,
@@ -180,6 +191,8 @@ async def serve(
                 "catalogue": catalogue,
                 "preparing": backends.preparing,
                 "models": catalogued.models,
+                "loads": replicas.loads,
+                "replica_rows": replicas.rows,
                 "schedules": catalogued.schedules,
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
@@ -200,6 +213,7 @@ async def serve(
                 housekeeping,
                 *backends.parts,
                 *catalogued.parts,
+                *replicas.parts,
                 opened_files.files,
             )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]

@@ -255,6 +255,46 @@ class _ControllerSettings:
     auto_upgrade: bool = setting(
         "upgrade by itself what the check finds", default=False, aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",)
     )
+    idle_unload_s: Seconds = setting(
+        "a model unused for so long is unloaded, unless its schedule or definition says otherwise; 0 = never",
+        default=Seconds(0),
+    )
+    load_cooldown_s: Seconds = setting(
+        "a model that failed to load is not tried again for so long; doubles each time, up to five minutes",
+        default=Seconds(10),
+        aliases=("LOCALAI_MODEL_LOAD_FAILURE_COOLDOWN",),
+        check=_positive,
+    )
+    disk_check: bool = setting(
+        "place no model where its files would fill the disk",
+        default=True,
+        aliases=("LOCALAI_DISTRIBUTED_DISK_HEADROOM_CHECK",),
+    )
+    shared_models: bool = setting(
+        "every node sees the same models folder: files are not fetched",
+        default=False,
+        aliases=("LOCALAI_DISTRIBUTED_SHARED_MODELS",),
+    )
+    scale_down_after_s: Seconds = setting(
+        "a replica beyond the least a schedule wants, unused for so long, ends", default=Seconds(300), check=_positive
+    )
+    scale_up_after_s: Seconds = setting(
+        "when all replicas of a scheduled model are busy for so long, another is started",
+        default=Seconds(5),
+        check=_positive,
+    )
+    replica_interval_s: Seconds = setting(
+        "how often replicas are compared with what should be, whatever was heard",
+        default=Seconds(5),
+        check=_positive,
+        advanced=True,
+    )
+    stray_after_s: Seconds = setting(
+        "a process of no model, with nothing to do, is stopped after so long",
+        default=Seconds(120),
+        check=_positive,
+        advanced=True,
+    )
     log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 

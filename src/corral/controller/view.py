@@ -1,8 +1,11 @@
-"""The fleet as gateways need it: keys, models, and the nodes that may serve, each with what opens its ingress."""
+"""The fleet as gateways need it: keys, models, the processes that may answer, and their nodes, each with what opens its
+ingress."""
 
 from __future__ import annotations
 
 import asyncio
+
+import msgspec
 
 from corral.contract.access import Scope
 from corral.contract.view import FleetView, GatewayBus, ViewKey, ViewNode
@@ -10,6 +13,7 @@ from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.principal import Role
 from corral.controller.access.signing import IngressTokens
 from corral.controller.models.views import view_models
+from corral.controller.replicas.reading import read_routing
 from corral.controller.watch import WORK
 from corral.kit.clock import Clock
 from corral.store import api_keys, model_schedules, models, nodes, revisions
@@ -42,11 +46,18 @@ class Views:
             rows = await nodes.list_(tx)
             defined = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
+            replicas, answering = await read_routing(tx)
+        # After an edit the former revision answers until the present one can: to gateways it is the model's until then.
+        told = [
+            msgspec.structs.replace(model, revision=answering.get(model.id, model.revision))
+            for model in view_models(defined, schedules)
+        ]
         return FleetView(
             revision=revision,
             keys=tuple(_view_key(key) for key in keys if key.revoked_at is None and key.role != Role.GATEWAY),
             nodes=await self._nodes([row for row in rows if row.approved]),
-            models=view_models(defined, schedules),
+            models=tuple(told),
+            replicas=replicas,
             server_time=self._clock.now().timestamp(),
         )
 

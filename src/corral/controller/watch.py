@@ -28,7 +28,7 @@ log = get_log(__name__)
 
 _QUEUE = 2000
 WORK = frozenset(
-    {"operations", "rules", "inventory", "upgrades", "upgrade_check"}
+    {"operations", "rules", "inventory", "upgrades", "upgrade_check", "loads"}
 )  # counters that concern controllers only, see WORK_CHANGED
 
 

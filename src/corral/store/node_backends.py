@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, and_, bindparam, or_, select, update
+from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, and_, bindparam, cast, or_, select, update
 
 from corral.contract.messages.backends import NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaProcess
@@ -28,6 +28,14 @@ class Inventory(msgspec.Struct, frozen=True):
     processes: tuple[ReplicaProcess, ...] = ()
     told_at: datetime | None = None  # when the worker told its orders, the last time it did
     fingerprint: str = ""  # of all that was told; `put` makes it
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """The part of an inventory that says what runs."""
+
+    node_id: str
+    boot_id: str
+    processes: tuple[ReplicaProcess, ...]
 
 
 table = Table(
@@ -78,6 +86,12 @@ _STILL_SO = (
     .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
     .values(told_at=bindparam("at", type_=Instant()))
 )
+_PROCESSES = (
+    select(table.c.node_id, table.c.boot_id, table.c.processes)
+    .where(cast(table.c.processes, Text) != "[]")
+    .order_by(table.c.node_id)
+)
+_PROCESSES_OF = _PROCESSES.where(among(table.c.node_id, "node_ids"))
 _CHANGED = select(table.c.node_id, table.c.seen_at, table.c.fingerprint).where(
     table.c.seen_at > bindparam("since", type_=Instant())
 )
@@ -132,3 +146,12 @@ async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[
 async def list_changed(tx: Transaction, since: datetime) -> dict[str, tuple[datetime, str]]:
     """Nodes whose inventory was written after that: when, and its fingerprint."""
     return {node_id: (seen_at, told) for node_id, seen_at, told in await tx.fetch_all(_CHANGED, {"since": since})}
+
+
+async def list_processes(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, Processes]:
+    """By node, of these or all: what runs there. Nodes on which nothing does are absent."""
+    if node_ids is None:
+        rows = await tx.fetch_all(_PROCESSES)
+    else:
+        rows = await tx.fetch_all(_PROCESSES_OF, {"node_ids": node_ids})
+    return {row.node_id: row for row in records(Processes, rows)}

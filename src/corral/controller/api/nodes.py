@@ -26,18 +26,9 @@ class Nodes(Controller):
     async def list_nodes(self, nodes: NodeAdmin, limit: Limit = None, after: After = None) -> list[NodeView]:
         return await nodes.list_views(limit=limit, after=after)
 
-    @get("/models", summary="Replicas that can answer now")
-    async def all_models(self) -> list[dict[str, object]]:
-        return []
-
     @get("/{node:str}", summary="One node")
     async def show(self, nodes: NodeAdmin, node: str) -> NodeView:
         return await nodes.view(node)
-
-    @get("/{node:str}/models", summary="Replicas of one node")
-    async def models(self, nodes: NodeAdmin, node: str) -> list[dict[str, object]]:
-        await nodes.view(node)
-        return []
 
     @get("/{node:str}/metrics", summary="The worker's own metrics, in Prometheus' text", media_type="text/plain")
     async def metrics(self, nodes: NodeAdmin, ingresses: IngressClient, node: str) -> Response[bytes]:

@@ -18,6 +18,7 @@ from corral.controller.desired.worker_calls import WorkerCalls
 from corral.controller.desired.world import is_current, takes_backends
 from corral.controller.leadership import Leadership
 from corral.controller.registry.reports import tame_text
+from corral.controller.replicas.routable import routing_facts
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unreachable
@@ -34,6 +35,7 @@ _LEASE = "inventories"
 _AT_ONCE = 64
 _KEEP = 100_000
 COUNTER = "inventory"
+REPLICAS = "replicas"  # the counter of what gateways may ask
 
 
 class Inventories:
@@ -62,6 +64,8 @@ class Inventories:
         self._ask_every = timedelta(seconds=ask_every_s)
         self._look_every_s = look_every_s
         self._waiting: dict[str, tuple[float, Inventory]] = {}  # with our second at which it was heard
+        self._routing: dict[str, frozenset[object]] = {}  # by node: what gateways would notice, as last heard
+        self._soon = Wake()
         self.wake = Wake()
 
     def heard(self, node_id: str, beat: BusHeartbeat) -> None:
@@ -73,11 +77,23 @@ class Inventories:
             node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or (), beat.processes or ()
         )
         self._waiting[node_id] = (self._clock.monotonic(), told)
+        # A replica that has just become ready, or is no more, is what requests wait for: it does not.
+        routing = routing_facts(told.processes)
+        if self._routing.get(node_id, frozenset()) != routing:
+            self._routing[node_id] = routing
+            self._soon.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                run_every("inventories", self._flush_s, self.flush, clock=self._clock, worst_wait_s=self._flush_s)
+                run_every(
+                    "inventories",
+                    self._flush_s,
+                    self.flush,
+                    clock=self._clock,
+                    wake=self._soon,
+                    worst_wait_s=self._flush_s,
+                )
             )
             tasks.create_task(
                 run_every("asking for inventories", self._look_every_s, self.ask_due, clock=self._clock, wake=self.wake)
@@ -147,14 +163,24 @@ class Inventories:
             outlines = {each.id: each for each in await nodes.list_outlines(tx, [told.node_id for told in news])}
             kept = [told for told in news if told.node_id in outlines]
             before = await node_backends.list_boots(tx, list(outlines))
+            ran = await node_backends.list_processes(tx, list(outlines))
             await node_backends.put_all(tx, kept)
             now = await node_backends.list_boots(tx, list(outlines))
             # A worker that follows the one on file would look restarted until its heartbeat itself is written.
             await nodes.set_boot_ids(
                 tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
             )
+            moved = any(
+                routing_facts(told.processes)
+                != routing_facts(ran[told.node_id].processes if told.node_id in ran else ())
+                for told in kept
+            )
             await revisions.bump(tx, COUNTER)
+            if moved:
+                await revisions.bump(tx, REPLICAS)
         self._watch.touched(COUNTER)
+        if moved:
+            self._watch.touched(REPLICAS)
 
 
 async def with_boot(tx: Transaction, answers: Sequence[Looked]) -> list[Inventory]:

@@ -19,6 +19,7 @@ from msgspec.structs import replace as changed
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.replicas import START_REPLICA_RESULT, ReplicaResult, StartReplica, StopReplica
+from corral.controller.desired.inventories import REPLICAS
 from corral.controller.desired.rules import Wanted
 from corral.controller.leadership import Leadership
 from corral.controller.loads.jobs import Cooldown
@@ -54,7 +55,6 @@ log = get_log(__name__)
 
 LEASE = "replicas"
 LOADS = "loads"  # the counter of what whoever waits for a model sees
-REPLICAS = "replicas"  # the counter of what gateways may ask
 WAKES = ("inventory", "nodes", "models", "schedules", LOADS)
 _USED_COUNTS = timedelta(seconds=5)  # when it was last used is written down no finer than this
 

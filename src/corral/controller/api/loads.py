@@ -1,0 +1,111 @@
+"""Loads and replicas by HTTP: for gateways under `/internal/loads`, for people under `/api/models/{id}/…`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from litestar import Controller, Request, Response, get, post
+from litestar.params import Parameter
+
+from corral.contract.codec import Message, encode
+from corral.contract.loads import AskForLoad, LoadState, LoadStatus
+from corral.controller.api.auth import admins, anybody_known, gateways, principal_of, viewers
+from corral.controller.api.segments import whole_name
+from corral.controller.loads.service import Loads
+from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.replicas.listing import ReplicaRows
+from corral.kit.errors import Invalid, NotFound
+
+AnyRequest = Request[Any, Any, Any]
+Since = Annotated[int, Parameter(ge=0, description="Answer as soon as there is a higher version")]
+Wait = Annotated[float, Parameter(ge=0, le=60, description="Seconds to wait for one")]
+Force = Annotated[bool, Parameter(description="Whatever it is doing")]
+
+
+class UnloadBody(Message, frozen=True):
+    model_name: str = ""
+
+
+@post("/internal/loads", guards=[gateways], status_code=202, include_in_schema=False)
+async def ask_for_load(request: AnyRequest, loads: Loads, data: AskForLoad) -> Response[bytes]:
+    if not data.model:
+        raise Invalid("say which model")
+    return _status(await loads.ask(data.model, by=principal_of(request).name), 202)
+
+
+@get("/internal/loads/{model:str}", guards=[gateways], include_in_schema=False)
+async def load_status(loads: Loads, model: str, since: Since = 0, wait_s: Wait = 0.0) -> Response[bytes]:
+    name = whole_name(model)
+    found = await loads.wait(name, since=since, wait_s=wait_s)
+    if found is None:
+        raise NotFound(f"{name} is not being loaded")
+    return _status(found, 200)
+
+
+class ModelLoads(Controller):
+    path = "/api/models/{model:str}"
+    tags = ("models",)
+
+    @get("/load-status", guards=(anybody_known,), summary="How far a model's load is; 404 when there is none")
+    async def load_status(self, loads: Loads, model: str, since: Since = 0, wait_s: Wait = 0.0) -> LoadStatus:
+        name = whole_name(model)
+        found = await loads.wait(name, since=since, wait_s=wait_s)
+        if found is None or (found.state == LoadState.LOADED and not since):
+            raise NotFound(f"{name} is not being loaded")
+        return found
+
+    @post(
+        "/load", guards=(admins,), status_code=202, summary="Have a replica of it loaded, out of a gallery if need be"
+    )
+    async def load(self, request: AnyRequest, loads: Loads, model: str) -> LoadStatus:
+        return await loads.ask(whole_name(model), by=principal_of(request).name)
+
+    @post("/unload", guards=(admins,), status_code=200, summary="End its replicas when they have done their work")
+    async def unload(self, request: AnyRequest, loads: Loads, model: str, force: Force = False) -> dict[str, Any]:
+        ended = await loads.unload(whole_name(model), force=force, by=principal_of(request).name)
+        return {"message": f"{ended} replica{'s' if ended != 1 else ''} will end", "replicas": ended}
+
+    @get("/replicas", guards=(viewers,), summary="Its replicas: where, in which state, what they are doing")
+    async def replicas(self, replica_rows: ReplicaRows, model: str) -> list[dict[str, Any]]:
+        return await replica_rows.list_(model=whole_name(model))
+
+
+class NodeModels(Controller):
+    path = "/api/nodes"
+    tags = ("replicas",)
+    guards = (viewers,)
+
+    @get("/models", summary="Replicas that can answer now")
+    async def all_models(self, replica_rows: ReplicaRows) -> list[dict[str, Any]]:
+        return await replica_rows.list_(answering=True)
+
+    @get("/{node:str}/models", summary="Replicas of one node, in any state")
+    async def models(self, nodes: NodeAdmin, replica_rows: ReplicaRows, node: str) -> list[dict[str, Any]]:
+        return await replica_rows.list_(node_id=(await nodes.view(node)).id)
+
+    @post("/{node:str}/models/unload", guards=(admins,), status_code=200, summary="End a model's replicas there")
+    async def unload(
+        self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody
+    ) -> dict[str, str]:
+        await self._unload(request, nodes, loads, node, data)
+        return {"message": "model unloaded"}
+
+    @post("/{node:str}/models/delete", guards=(admins,), status_code=200, summary="The same; its files stay")
+    async def delete(
+        self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody
+    ) -> dict[str, str]:
+        await self._unload(request, nodes, loads, node, data)
+        return {"message": "model deleted from node"}
+
+    async def _unload(self, request: AnyRequest, nodes: NodeAdmin, loads: Loads, node: str, data: UnloadBody) -> None:
+        if not data.model_name:
+            raise Invalid("say which model: model_name")
+        node_id = (await nodes.view(node)).id
+        await loads.unload(data.model_name, node_id=node_id, by=principal_of(request).name)
+
+
+ROUTES = (ask_for_load, load_status, ModelLoads, NodeModels)
+
+
+def _status(status: LoadStatus, code: int) -> Response[bytes]:
+    return Response(encode(status), status_code=code, media_type="application/json")

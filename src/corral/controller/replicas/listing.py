@@ -1,0 +1,78 @@
+"""Replicas as people and the contract see them (http.md §3.1): rows of what is wanted, and how each is by its node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
+from corral.controller.registry.views import rfc3339
+from corral.controller.replicas.life import Intended, Place, Stage
+from corral.controller.replicas.quiet import Quietness
+from corral.controller.replicas.world import read_own
+from corral.store import models, node_backends, nodes
+from corral.store.api import Store
+from corral.store.nodes import Node
+
+_STATES = {
+    Stage.PLACED: "staging",
+    Stage.ORDERED: "loading",
+    Stage.RUNNING: "loaded",
+    Stage.LEAVING: "unloading",
+}  # the contract's words
+
+
+class ReplicaRows:
+    def __init__(self, store: Store, quiet: Quietness) -> None:
+        self._store = store
+        self._quiet = quiet
+
+    async def list_(self, *, node_id: str = "", model: str = "", answering: bool = False) -> list[dict[str, Any]]:
+        """`answering`: only those that can be asked now, of their model's present revision."""
+        async with self._store.read() as tx:
+            rows, _ = await read_own(tx)
+            known = {node.id: node for node in await nodes.list_(tx)}
+            told = await node_backends.list_processes(tx)
+            revisions = {row.id: row.revision for row in await models.list_(tx)}
+        found = []
+        for row in rows:
+            if node_id not in ("", row.node_id) or model not in ("", row.model) or row.node_id not in known:
+                continue
+            process = _process(row, told.get(row.node_id))
+            serves = process is not None and process.state == ReplicaState.READY
+            current = row.stage is Stage.RUNNING and serves and revisions.get(row.model) == row.revision
+            if not answering or (current and known[row.node_id].status == "healthy"):
+                found.append(self._view(row, known[row.node_id], process))
+        return found
+
+    def _view(self, row: Intended, node: Node, process: ReplicaProcess | None) -> dict[str, Any]:
+        process_id = process.process_id if process is not None else row.process_id
+        quiet = self._quiet.find(row.node_id, process_id) if process is not None else None
+        url = node.ingress_url.rstrip("/")
+        view: dict[str, Any] = {
+            "id": row.op_id,
+            "node_id": row.node_id,
+            "node_name": node.name,
+            "model_name": row.model,
+            "replica_index": row.replica,
+            "address": f"{url}/replicas/{process_id}" if url and process_id else "",
+            "state": _STATES[row.stage],
+            "in_flight": quiet.in_flight if quiet is not None else 0,
+            "last_used": rfc3339(row.last_used_at or row.ready_at or row.created_at),
+            "backend_type": row.backend,
+            "config_revision": row.revision,
+            "process_id": process_id,
+            "process_state": process.state if process is not None else "",
+            "memory_bytes": row.memory_bytes,
+            "devices": [device.index for device in row.devices],
+            "reason": row.reason,
+            "restarts": process.restarts if process is not None else 0,
+            "created_at": rfc3339(row.created_at),
+            "updated_at": rfc3339(row.updated_at),
+        }
+        if process is not None and process.error:
+            view["error"] = process.error
+        return view
+
+
+def _process(row: Intended, told: node_backends.Processes | None) -> ReplicaProcess | None:
+    return Place(row.node_id, "", processes=told.processes).process_of(row) if told is not None else None

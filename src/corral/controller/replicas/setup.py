@@ -1,0 +1,88 @@
+"""The parts that load models and keep replicas, put together: what `main.py` starts and the API's doors use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from corral.bus.api import Bus
+from corral.controller.desired.catalogue import Catalogue
+from corral.controller.leadership import Leadership
+from corral.controller.loads.service import KnownModels, Loads
+from corral.controller.operations.accepting import Accepting
+from corral.controller.registry.changes import NodeChanges
+from corral.controller.replicas.bringing import Bringing
+from corral.controller.replicas.builds import Builds
+from corral.controller.replicas.calls import ReplicaCalls
+from corral.controller.replicas.fetching import Fetching, FilesOfModels
+from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.quiet import HEARD_WITHIN_S, Quietness
+from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions
+from corral.controller.watch import Watch
+from corral.kit.clock import Clock
+from corral.store.api import Store
+
+
+@dataclass(frozen=True)
+class ReplicaTimes:
+    accept_s: float = 10.0
+    second_try_s: float = 0.25
+    heard_within_s: float = HEARD_WITHIN_S
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What of other rooms it works with."""
+
+    models: KnownModels
+    files: FilesOfModels
+    catalogue: Catalogue
+    accepting: Accepting
+    changes: NodeChanges
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    loop: ReplicaOptions = field(default_factory=ReplicaOptions)
+    times: ReplicaTimes = field(default_factory=ReplicaTimes)
+
+
+class Replicas:
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        leadership: Leadership,
+        watch: Watch,
+        clock: Clock,
+        needs: Needs,
+        settings: ReplicaSettings | None = None,
+    ) -> None:
+        settings = settings or ReplicaSettings()
+        times = settings.times
+        self.quiet = Quietness(bus, clock, heard_within_s=times.heard_within_s)
+        self.loop = ReplicaLoop(
+            store,
+            bus,
+            ReplicaCalls(bus, clock, accept_s=times.accept_s, second_try_s=times.second_try_s),
+            leadership,
+            needs.changes,
+            watch,
+            clock,
+            builds=Builds(needs.catalogue, clock, found=self._wake),
+            bringing=Bringing(needs.accepting, clock),
+            fetching=Fetching(needs.files, moved=self._wake),
+            files=needs.files,
+            quiet=self.quiet,
+            options=settings.loop,
+        )
+        self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)
+        self.rows = ReplicaRows(store, self.quiet)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Each has a name and a `run`."""
+        return (self.loop,)
+
+    def _wake(self) -> None:
+        self.loop.wake()

@@ -1,0 +1,151 @@
+"""A model nobody serves is asked for: one load, from nothing to a process gateways are told of."""
+
+from __future__ import annotations
+
+import asyncio
+
+from corral.kit.errors import Failed
+from tests.support.replica_fleet import ReplicaFleet
+from tests.support.waiting import until
+
+
+async def test_a_load_from_nothing_installs_stages_starts_and_is_done(fleet: ReplicaFleet) -> None:
+    barn = await fleet.worker("barn")
+    definition = await fleet.define("m", download_files=[{"filename": "w.gguf", "uri": "https://h.test/w", "size": 7}])
+    asked = await fleet.ask("m")
+    assert asked.state == "pending"
+    shown = await fleet.until_ready("m")
+    assert [(each.node_id, each.revision) for each in shown] == [("id-of-barn", definition.revision)]
+    assert [order["backend"] for order in barn.orders("install")] == ["llama-cpp"]
+    [order] = barn.started
+    assert order["files"] == [{"path": "w.gguf", "digest": "sha256:", "size_bytes": 7}]
+    assert order["sources"] == ["https://blobs.test"]
+    assert order["source_token"] == "token-of-id-of-barn"
+    assert order["definition"]["backend"] == "llama-cpp"
+
+    async def done() -> bool:
+        return await fleet.jobs() == []
+
+    await until(done, "end of the job")
+    assert [(row.stage, row.node_id) for row in await fleet.rows("m")] == [("running", "id-of-barn")]
+    status = await fleet.status("m")
+    assert status is not None
+    assert status.state == "loaded"
+
+
+async def test_a_hundred_who_ask_cause_one_load(fleet: ReplicaFleet) -> None:
+    barn = await fleet.worker("barn", has="llama-cpp")
+    await fleet.define("m")
+    barn.starts.hold = asyncio.Event()
+    await asyncio.gather(*(fleet.ask("m") for _ in range(100)))
+    await until(lambda: barn.processes)
+    assert (await fleet.ask("m")).state in ("staging", "loading", "pending")
+    barn.starts.hold.set()
+    await fleet.until_ready("m")
+    assert len(barn.started) == 1
+    assert (await fleet.ask("m")).state == "loaded"
+
+
+async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn")
+    await local.define("m")
+    barn.starts.hold = asyncio.Event()
+    local.files.hold = asyncio.Event()
+    barn.script.hold = asyncio.Event()
+    status = await local.ask("m")
+    seen = [status.state]
+    while status.state != "loaded":
+        newer = await local.loads.wait("m", since=status.version, wait_s=10)
+        assert newer is not None
+        assert newer.version > status.version
+        status = newer
+        if status.state != seen[-1]:
+            seen.append(status.state)
+        {"installing": barn.script.hold, "staging": local.files.hold, "loading": barn.starts.hold}.get(
+            status.state, asyncio.Event()
+        ).set()
+    assert seen == ["pending", "installing", "staging", "loading", "loaded"]
+
+
+async def test_a_failure_is_told_with_its_cause_then_left_alone_for_a_while(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    barn.starts.failures = ["exit code 1\nlast line: out of memory"]
+    await local.ask("m")
+
+    async def failed() -> bool:
+        status = await local.status("m")
+        return status is not None and status.state == "failed"
+
+    await until(failed)
+    status = await local.status("m")
+    assert status is not None
+    assert "out of memory" in status.error
+    assert status.retry_after_s > 0
+    assert (await local.ask("m")).state == "failed", "it is not tried again at once"
+    assert await local.rows("m") == []
+
+    async def again() -> bool:
+        return (await local.ask("m")).state != "failed"
+
+    await until(again)
+    await local.until_ready("m")
+    assert len(barn.started) == 1
+
+
+async def test_what_fails_on_one_node_is_tried_on_another_before_anybody_hears(local: ReplicaFleet) -> None:
+    barn, shed = await local.worker("barn", has="llama-cpp"), await local.worker("shed", has="llama-cpp")
+    await local.define("m")
+    barn.starts.failures, shed.starts.failures = ["broken card"], []
+    await local.ask("m")
+    shown = await local.until_ready("m")
+    assert [each.node_id for each in shown] == ["id-of-shed"]
+    assert await local.jobs() == [] or (await local.status("m")) is not None
+
+
+async def test_files_that_cannot_be_had_fail_the_load_once(local: ReplicaFleet) -> None:
+    await local.worker("barn", has="llama-cpp")
+    await local.worker("shed", has="llama-cpp")
+    await local.define("m")
+    local.files.failures = [Failed("404 from the hub")] * 5
+
+    await local.ask("m")
+
+    async def failed() -> bool:
+        status = await local.status("m")
+        return status is not None and status.state == "failed"
+
+    await until(failed)
+    status = await local.status("m")
+    assert status is not None
+    assert "404 from the hub" in status.error
+    assert local.files.asked == ["m"]
+
+
+async def test_a_model_no_node_can_ever_run_fails_with_the_reasons(local: ReplicaFleet) -> None:
+    await local.worker("barn")
+    await local.define("m", backend="no-such-backend")
+    await local.ask("m")
+
+    async def failed() -> bool:
+        status = await local.status("m")
+        return status is not None and status.state == "failed"
+
+    await until(failed)
+    status = await local.status("m")
+    assert status is not None
+    assert "no-such-backend" in status.error
+    assert "barn" in status.error
+
+
+async def test_without_a_node_it_waits_and_goes_on_when_one_joins(local: ReplicaFleet) -> None:
+    await local.define("m")
+    await local.ask("m")
+
+    async def told() -> bool:
+        status = await local.status("m")
+        return status is not None and "no nodes" in status.message
+
+    await until(told)
+    await local.worker("barn", has="llama-cpp")
+    await local.until_ready("m")
