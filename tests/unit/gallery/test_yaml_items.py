@@ -191,3 +191,35 @@ def test_no_bytes_raise_anything_but_invalid(body: bytes) -> None:
 def test_no_yaml_like_text_raises_anything_but_invalid(text: str) -> None:
     with contextlib.suppress(Invalid):
         read("- name: a\n" + text)
+
+
+def test_numbers_and_truth_values_where_they_are_asked_for() -> None:
+    text = (
+        b"a: 1\nb: '1'\nc: true\nd: 0.5\ne: 1e3\nf: yes\ng: 007\nh: 1.10.1\ni: 0x10\nj: ~\nk: -3\n7: x\n"
+        b"l: 9999999999999999999999\n"
+    )
+    [item] = read_items(text, typed=True, single=True).items
+    assert item.value == {
+        "a": 1,
+        "b": "1",
+        "c": True,
+        "d": 0.5,
+        "e": 1000.0,
+        "f": "yes",
+        "g": "007",
+        "h": "1.10.1",
+        "i": 16,
+        "k": -3,
+        "7": "x",
+        "l": "9999999999999999999999",
+    }
+    assert type(item.value["c"]) is bool
+
+
+def test_a_mapping_by_itself_is_whole_or_nothing() -> None:
+    with pytest.raises(Invalid, match=r"this is not YAML: .* \(line"):
+        read_items(b"# words\n---\na: 1\nfiles:\n  - [\n  - b\n", single=True)
+    with pytest.raises(Invalid, match="not a YAML list"):
+        read_items(b"a: 1\n")
+    kept = read_items(b"- a: 1\n- a: @\n- b: 2\n", single=True)
+    assert [item.value for item in kept.items] == [{"a": "1"}, {"b": "2"}]
