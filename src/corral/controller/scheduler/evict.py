@@ -151,9 +151,12 @@ class Keeping:
             return False
         return patient or not self._for_now(replica, with_them)
 
-    def told(self, replica: Replica) -> str:
+    def why(self, replica: Replica) -> str:
         """Why it stays; empty: nothing keeps it."""
-        reason = self._for_good(replica, ()) or self._for_now(replica, ())
+        return self._for_good(replica, ()) or self._for_now(replica, ())
+
+    def told(self, replica: Replica) -> str:
+        reason = self.why(replica)
         return f"{replica.model} {reason}" if reason else ""
 
     def order(self, replica: Replica) -> tuple[bool, tuple[float, str, int]]:
