@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corral.blobs.errors import WrongDigest
@@ -209,8 +209,12 @@ class ModelFiles:
         if found:
             self._room.require(self._blobs.folder, need, f"the files of {model}")
 
-    async def _fetch(self, model: str, item: _Item, origin: Origin, tell: Tell) -> StoredFile:
+    async def _fetch(self, model: str, item: _Item, origin: Origin, told: Tell) -> StoredFile:
         known = item.known
+
+        def tell(progress: Progress) -> None:  # people know the file, not the parcel it comes in
+            told(replace(progress, file=known.path))
+
         try:
             blob = await origin.fetch(self._blobs, Wanted(known.digest or origin.digest, known.size_bytes), tell)
         except WrongDigest as error:
