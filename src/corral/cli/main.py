@@ -29,6 +29,7 @@ COMMANDS = {
     "keys": "corral.cli.keys",
     "backends": "corral.cli.backends",
     "models": "corral.cli.models",
+    "chat": "corral.cli.chat",
     "ops": "corral.cli.ops",
     "doctor": "corral.cli.doctor.command",
     "controller": "corral.cli.run.controller",

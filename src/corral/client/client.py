@@ -17,6 +17,7 @@ from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
 from corral.client.keys import Keys
+from corral.client.loads import Loads
 from corral.client.models import Models
 from corral.client.nodes import Nodes
 from corral.client.operations import Operations
@@ -55,6 +56,7 @@ class Client:
         self.keys = Keys(self)
         self.backends = Backends(self)
         self.models = Models(self)
+        self.loads = Loads(self)
         self.operations = Operations(self)
         self._timeout_s = timeout_s
         self._idle_s = idle_s
@@ -119,6 +121,28 @@ class Client:
         if 200 <= answer.status < 300:
             return payload
         raise error_of(answer.status, payload, retry_after=answer.headers.get("Retry-After"))
+
+    async def stream(
+        self, path: str, body: object, *, head: list[tuple[str, str]] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer to a POST as it comes: it may begin late and take its time. `head` is filled with its headers."""
+        patience = aiohttp.ClientTimeout(total=None, connect=self._timeout_s)
+        try:
+            async with self._open.post(
+                self._url(path),
+                data=encode(body),
+                headers={"Content-Type": "application/json", "Accept": "*/*"},
+                timeout=patience,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
+                if head is not None:
+                    head.extend(answer.headers.items())
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 
     async def status_of(self, path: str) -> tuple[int, bytes]:
         """A probe (`/readyz`): whatever the status, that is the answer."""

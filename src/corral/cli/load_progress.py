@@ -1,0 +1,73 @@
+"""A load while somebody waits for it, shown on stderr: one line that moves on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from corral.cli.output import console, plain, remark, size
+from corral.contract.loads import LoadState, LoadStatus
+from corral.kit.durations import format_duration
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+_WORDS = {
+    LoadState.PENDING: "looking for a place",
+    LoadState.INSTALLING: "installing its backend",
+    LoadState.STAGING: "fetching its files",
+    LoadState.LOADING: "loading",
+    LoadState.FAILED: "failed",
+    LoadState.LOADED: "ready",
+}
+
+
+def words_of(status: LoadStatus) -> str:
+    """`smollm2-135m: fetching its files on barn, 62% (61.0 MiB of 98.4 MiB), about 3s left`."""
+    known = status.state in set(LoadState)
+    what = _WORDS[LoadState(status.state)] if known else status.state
+    line = f"{status.model}: {what}" + (f" on {status.node}" if status.node else "")
+    if status.total_bytes and status.state in (LoadState.STAGING, LoadState.INSTALLING):
+        line += f", {status.progress:.0f}% ({size(status.bytes_sent)} of {size(status.total_bytes)})"
+        if status.eta_seconds:
+            line += f", about {format_duration(max(1, round(status.eta_seconds)))} left"
+    elif status.message and status.state != LoadState.LOADED:
+        line += f" ({status.message})"
+    return plain(line)
+
+
+class LoadProgress:
+    """`with`: shows what it is told. A model that was ready all along leaves no trace."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._status: Status | None = None
+        self._last = ""
+
+    def __enter__(self) -> LoadProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def see(self, status: LoadStatus) -> None:
+        if status.state in (LoadState.LOADED, LoadState.FAILED):
+            return
+        if sys.stderr.isatty():
+            self._move(words_of(status))
+        else:
+            self._say(status)
+
+    def _move(self, line: str) -> None:
+        if self._status is None:
+            self._status = self._stack.enter_context(console(sys.stderr).status(line))
+        else:
+            self._status.update(line)
+
+    def _say(self, status: LoadStatus) -> None:
+        """A line per state: nobody wants a log full of percents."""
+        line = words_of(status) if status.state != LoadState.STAGING else f"{status.model}: fetching its files"
+        if status.state != self._last:
+            self._last = status.state
+            remark(line)

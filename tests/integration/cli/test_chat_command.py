@@ -1,0 +1,130 @@
+"""`corral chat`: what is missing is brought about and shown, the answer is printed as it comes, failures say why."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.integration.cli.conftest import Corral
+from tests.support.scripted_fleet import refused
+
+LOAD = ("POST", "/api/models/tiny/load")
+STATUS = ("GET", "/api/models/tiny/load-status")
+CHAT = ("POST", "/v1/chat/completions")
+
+
+def load(state: str, **more: Any) -> web.Response:
+    return web.json_response({"model": "tiny", "state": state, "version": 5, **more}, status=202)
+
+
+def chunk(text: str = "", ending: str | None = None, **more: Any) -> str:
+    choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": ending}
+    return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice], **more}) + "\n\n"
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2}
+WHOLE = chunk("A fence") + chunk(" for horses.") + chunk(ending="stop") + chunk(usage=USAGE) + "data: [DONE]\n\n"
+
+
+def answer(text: str, **headers: str) -> web.Response:
+    return web.Response(text=text, headers={"Content-Type": "text/event-stream", **headers})
+
+
+def asked(corral: Corral) -> dict[str, Any]:
+    (body,) = [body for method, path, body in corral.fleet.calls if (method, path) == CHAT]
+    assert isinstance(body, dict)
+    return body
+
+
+def test_a_warm_model_answers_and_nothing_else_is_said(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE)}
+    ran = corral(
+        "chat", "tiny", "What is a corral?", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0"
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")
+    assert asked(corral) == {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a corral?"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 9,
+        "temperature": 0.0,
+    }
+
+
+def test_a_cold_model_is_loaded_first_and_that_is_told_apart_from_the_answer(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: load("installing", node="barn"), STATUS: load("loaded"), CHAT: answer(WHOLE)}
+    ran = corral("chat", "tiny", "What is a corral?")
+    assert (ran.code, ran.out) == (0, "A fence for horses.\n")
+    assert ran.err == "tiny: installing its backend on barn\n"
+
+
+def test_a_load_that_fails_says_the_real_cause(corral: Corral) -> None:
+    failed = load("failed", error="llama-cpp ended with code 1\nout of memory")
+    corral.fleet.answers |= {LOAD: load("loading"), STATUS: failed}
+    ran = corral("chat", "tiny", "hello")
+    assert (ran.code, ran.out) == (1, "")
+    assert "tiny could not be loaded: llama-cpp ended with code 1" in ran.err
+    assert "out of memory" in ran.err
+
+
+def test_a_model_nobody_knows(corral: Corral) -> None:
+    corral.fleet.answers[LOAD] = refused(404, "no model is called 'tiny'; near it: tinier", "not_found")
+    ran = corral("chat", "tiny", "hello")
+    assert (ran.code, ran.out, ran.err) == (1, "", "corral: no model is called 'tiny'; near it: tinier\n")
+
+
+def test_whoever_may_only_ask_asks(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: refused(403, "only admins load models", "denied"), CHAT: answer(WHOLE)}
+    assert corral("chat", "tiny", "hello").out == "A fence for horses.\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (answer(chunk("A fence")), "the answer broke off"),
+        (answer(chunk("A fence") + 'data: {"error": {"message": "the engine died"}}\n\n'), "the engine died"),
+        (answer("data: not json\n\n"), "the answer is not OpenAI's"),
+        (refused(503, "the model is loading", "model_loading"), "the model is loading"),
+    ],
+)
+def test_an_answer_that_does_not_end_well(corral: Corral, reply: web.Response, words: str) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: reply}
+    ran = corral("chat", "tiny", "hello")
+    assert ran.code == 1
+    assert words in ran.err
+    assert ran.out in ("", "A fence\n")
+
+
+def test_for_scripts(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE, **{"X-Corral-Node": "barn"})}
+    told = corral("chat", "tiny", "hello", "--json").json()
+    assert told.pop("first_token_ms") <= told.pop("total_ms")
+    assert told == {
+        "model": "tiny",
+        "answer": "A fence for horses.",
+        "ending": "stop",
+        "node": "barn",
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+    }
+
+
+def test_the_question_may_come_from_a_pipe(corral: Corral, monkeypatch: pytest.MonkeyPatch) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE)}
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is\na corral?\n"))
+    assert corral("chat", "tiny", "-").code == 0
+    assert asked(corral)["messages"] == [{"role": "user", "content": "What is\na corral?"}]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "nothing to ask" in corral("chat", "tiny").err
+
+
+def test_what_a_model_says_does_not_steer_the_terminal(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(chunk("a\x1b[2J\nb") + chunk(ending="length"))}
+    ran = corral("chat", "tiny", "hello")
+    assert ran.out == "a\ufffd[2J\nb\n"
+    assert "cut off" in ran.err
