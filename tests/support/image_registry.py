@@ -295,6 +295,26 @@ def make_image(
     return MadeImage(digest_of(document), document, index_type, manifests, blobs, packed)
 
 
+def make_artifact(files: Mapping[str, bytes], media_type: str = "application/vnd.test.model") -> MadeImage:
+    """Files as layers, each named by an annotation, as ORAS pushes them."""
+    empty = b"{}"
+    layers = [
+        {
+            "mediaType": media_type,
+            "digest": digest_of(data),
+            "size": len(data),
+            "annotations": {"org.opencontainers.image.title": name},
+        }
+        for name, data in files.items()
+    ]
+    config = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(empty), "size": len(empty)}
+    about = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": layers}
+    document = json.dumps(about).encode()
+    blobs = {digest_of(data): data for data in (*files.values(), empty)}
+    whole = {"": (digest_of(document), document)}
+    return MadeImage(digest_of(document), document, OCI_MANIFEST, whole, blobs, {})
+
+
 def push_image(url: str, repository: str, tag: str, image: MadeImage, headers: Mapping[str, str] | None = None) -> None:
     for digest, data in image.blobs.items():
         _push_blob(url, repository, digest, data, headers or {})

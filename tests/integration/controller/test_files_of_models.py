@@ -40,7 +40,10 @@ from corral.store import Store, model_files, models, open_store
 from corral.store.models import Model
 from corral.worker.files.model_files import WorkerFiles
 from tests.support.blob_server import BlobServer
+from tests.support.image_registry import ImageRegistry, layer, make_artifact, make_image, push_image, registry
 from tests.support.waiting import until
+
+__all__ = ["registry"]  # a fixture
 
 WEIGHTS = os.urandom(1_500_000)
 DIGEST = "sha256:" + hashlib.sha256(WEIGHTS).hexdigest()
@@ -205,6 +208,27 @@ async def test_the_hub_tells_what_is_there_and_sees_the_token_alone(site: Site) 
     assert await site.rows() == {"w.gguf": (f"{site.hub}/ann/demo/resolve/{commit}/w.gguf", DIGEST)}
     assert {asked.authorization for asked in site.server.asked} == {""}
     await runner.cleanup()
+
+
+async def test_files_of_artifacts_and_images(site: Site, registry: ImageRegistry) -> None:
+    artifact = make_artifact({"model/w.gguf": WEIGHTS, "README.md": b"read me"})
+    push_image(registry.url, "demo/artifact", "1", artifact)
+    reference = f"oci://{registry.host}/demo/artifact:1"
+    definition = await site.install(**listed(("model/w.gguf", reference), ("docs/README.md", reference)))
+    files = site.files()
+    weights, readme = await files.ensure(definition)
+    assert (weights.digest, readme.size_bytes) == (DIGEST, 7)
+    assert (await site.rows())["docs/README.md"][0] == f"oci://{registry.host}/demo/artifact@{artifact.digest}"
+    absent = await site.install(**listed(("other.gguf", reference)))
+    with pytest.raises(NotFound, match=r"model/w\.gguf, README\.md"):
+        await files.ensure(absent)
+    image = make_image({"linux/amd64": [layer({"models/w.gguf": WEIGHTS}), layer({"etc/x": b"1"})]})
+    push_image(registry.url, "demo/image", "1", image)
+    definition = await site.install(**listed(("models/w.gguf", f"oci://{registry.host}/demo/image:1")))
+    files = site.files("elsewhere")
+    (found,) = await files.ensure(definition)
+    assert found.digest == DIGEST
+    assert os.listdir(site.folder / "elsewhere" / "sha256") == [DIGEST.removeprefix("sha256:")]
 
 
 async def test_only_opened_folders_are_read(site: Site) -> None:
