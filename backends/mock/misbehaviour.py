@@ -34,8 +34,11 @@ class Misbehaviour:
     load_fails: str = ""  # the reason
     identity: str = ""  # claims to be this model
     # at work
+    first_delay_s: float = 0.0  # before anything is answered, as while a long prompt is read
     piece_delay_s: float = 0.0
     busy: bool = False
+    hang: bool = False  # never answers, never breaks off
+    tool: str = ""  # calls this tool with what it was asked, in two pieces
     leak_mb: int = 0  # per request, and kept
     crash_after: int = 0  # pieces, then it is gone without a word
     hang_after: int = 0  # pieces, then nothing more

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
+import struct
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from misbehaviour import from_environment, from_prompt
+from misbehaviour import Misbehaviour, from_environment, from_prompt
 
 from corral.contract import backend_pb2 as pb
-from corral.sdk import Backend, Busy, Chat, Model, serve
+from corral.sdk import Backend, Busy, Chat, Model, ToolCall, serve
+from corral.sdk.backend import Piece
 from corral.sdk.grpc_server import GrpcService
+
+RATE = 8000
+SPOKEN = b"mock says "  # in place of sound
 
 
 class Mock(Backend):
@@ -39,12 +45,12 @@ class Mock(Backend):
     async def unload(self) -> None:
         self.leaked.clear()
 
-    async def generate(self, chat: Chat) -> AsyncIterator[str]:
-        said, text = from_prompt(chat.text)
-        faults = self.faults.but(said)
-        faults.at_request(self.leaked)
-        if faults.busy:
-            raise Busy("all slots are taken")
+    async def generate(self, chat: Chat) -> AsyncIterator[Piece]:
+        faults, text = await self._begin(chat.text)
+        if faults.tool:
+            yield ToolCall(faults.tool, '{"said": ')
+            yield ToolCall(arguments=json.dumps(text) + "}")
+            return
         words = [f"mock {self.version}:", *text.split()]
         for count, word in enumerate(words[: chat.max_tokens or None]):
             if faults.crash_after and count == faults.crash_after:
@@ -55,10 +61,45 @@ class Mock(Backend):
             yield word if count == 0 else f" {word}"
 
     async def embed(self, text: str) -> Sequence[float]:
+        _, text = await self._begin(text)
         return [byte / 255 for byte in hashlib.sha256(text.encode()).digest()[:8]]
 
     async def tokenize(self, text: str) -> Sequence[int]:
+        _, text = await self._begin(text)
         return [len(word) for word in text.split()]
+
+    async def rerank(self, query: str, documents: Sequence[str]) -> Sequence[float]:
+        """By the share of the query's words that are in the document."""
+        _, query = await self._begin(query)
+        wanted = set(query.lower().split())
+        return [len(wanted & set(text.lower().split())) / max(1, len(wanted)) for text in documents]
+
+    async def transcribe(self, audio: Path, language: str) -> str:
+        """What a WAV from `speak` says is in its samples; of any other file, how long it is."""
+        content = await asyncio.to_thread(audio.read_bytes)
+        said = content.partition(SPOKEN)[2].rstrip(b"\0").decode(errors="replace")
+        _, text = await self._begin(said)
+        return text or f"{len(content)} bytes{f' in {language}' if language else ''}"
+
+    async def speak(self, text: str, voice: str) -> bytes:
+        _, text = await self._begin(text)
+        samples = SPOKEN + (f"{voice}: " if voice else "").encode() + text.encode()
+        samples += b"\0" * (len(samples) % 2)
+        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, RATE * 2, 2, 16)
+        data = struct.pack("<4sI", b"data", len(samples)) + samples
+        return struct.pack("<4sI4s", b"RIFF", 4 + len(form) + len(data), b"WAVE") + form + data
+
+    async def _begin(self, text: str) -> tuple[Misbehaviour, str]:
+        """What is wrong with this request, and the rest of what it says."""
+        said, rest = from_prompt(text)
+        faults = self.faults.but(said)
+        faults.at_request(self.leaked)
+        if faults.busy:
+            raise Busy("all slots are taken")
+        if faults.hang:
+            await asyncio.Event().wait()
+        await asyncio.sleep(faults.first_delay_s)
+        return faults, rest
 
 
 class MockService(GrpcService):
@@ -68,6 +109,29 @@ class MockService(GrpcService):
         result = await super().LoadModel(request, context)
         self.identity = self.backend.faults.identity or self.identity
         return result
+
+    async def TTSStream(self, request: pb.TTSRequest, context: Any) -> AsyncIterator[pb.Reply]:
+        async with self.answering(context):
+            sound = await self.backend.speak(request.text, request.voice)
+        yield pb.Reply(message=json.dumps({"sample_rate": RATE}).encode())
+        for at in range(44, len(sound), 16):
+            yield pb.Reply(audio=sound[at : at + 16])
+
+    async def VAD(self, request: pb.VADRequest, context: Any) -> pb.VADResponse:
+        """Somebody speaks where it is louder than a tenth."""
+        loud = [at for at, sample in enumerate(request.audio) if abs(sample) > 0.1]
+        if not loud:
+            return pb.VADResponse()
+        return pb.VADResponse(segments=[pb.VADSegment(start=loud[0] / RATE, end=(loud[-1] + 1) / RATE)])
+
+    async def Diarize(self, request: pb.DiarizeRequest, context: Any) -> pb.DiarizeResponse:
+        async with self.answering(context):
+            text = await self.backend.transcribe(Path(request.dst), request.language)
+        segment = pb.DiarizeSegment(start=0.0, end=1.0, speaker="SPEAKER_00", text=text if request.include_text else "")
+        return pb.DiarizeResponse(segments=[segment], num_speakers=1, duration=1.0, language=request.language)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(content=" ".join("x" * length for length in request.tokens))
 
     async def Free(self, request: pb.HealthMessage, context: Any) -> pb.Result:
         if self.backend.faults.free_hangs:

@@ -12,6 +12,7 @@ from corral.sdk.backend import (
     ChatMessage,
     Model,
     NotLoaded,
+    ToolCall,
     Unsupported,
 )
 from corral.sdk.serving import serve
@@ -25,6 +26,7 @@ __all__ = [
     "ChatMessage",
     "Model",
     "NotLoaded",
+    "ToolCall",
     "Unsupported",
     "serve",
 ]

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 
 class BackendError(Exception):
@@ -61,6 +63,20 @@ class ChatMessage:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """Yielded by `generate` instead of text: a call of one of `chat.tools`. Whole, or the next piece of its arguments;
+    name and id come with the first piece."""
+
+    name: str = ""
+    arguments: str = ""  # JSON as text
+    id: str = ""
+    index: int = 0  # which call, when there are several
+
+
+Piece = str | ToolCall
+
+
+@dataclass(frozen=True)
 class Chat:
     """One request for text. Either `messages`, or a `prompt` that somebody rendered already."""
 
@@ -69,7 +85,8 @@ class Chat:
     max_tokens: int = 0  # 0: as the backend likes
     temperature: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # seen to: what you yield is cut there, and you are not asked for more
+    tools: tuple[Mapping[str, Any], ...] = ()  # OpenAI's objects: {"type": "function", "function": {…}}
     raw: object = None  # the request as it came: a `PredictOptions`, or the JSON as a dict
 
     @property
@@ -93,8 +110,8 @@ class Backend:
     async def unload(self) -> None:
         """Release the memory; the process stays."""
 
-    def generate(self, chat: Chat) -> AsyncIterator[str] | Iterator[str]:
-        """Pieces of text as they come: an async generator, or a plain one, which then runs in a thread."""
+    def generate(self, chat: Chat) -> AsyncIterator[Piece] | Iterator[Piece]:
+        """Pieces as they come: an async generator, or a plain one, which then runs in a thread."""
         raise Unsupported("this backend does not generate text")
 
     async def embed(self, text: str) -> Sequence[float]:
@@ -103,9 +120,68 @@ class Backend:
     async def tokenize(self, text: str) -> Sequence[int]:
         raise Unsupported("this backend does not tokenize")
 
+    async def rerank(self, query: str, documents: Sequence[str]) -> Sequence[float]:
+        """How well each document answers the query, in their order."""
+        raise Unsupported("this backend does not rerank")
 
-async def pieces(backend: Backend, chat: Chat) -> AsyncGenerator[str, None]:
-    """What the backend generates, whichever way it does. Close it, and the backend's own generator is closed."""
+    async def transcribe(self, audio: Path, language: str) -> str:
+        """What is said in that file. `language` may be empty."""
+        raise Unsupported("this backend does not transcribe")
+
+    async def speak(self, text: str, voice: str) -> bytes:
+        """A WAV file. `voice` may be empty."""
+        raise Unsupported("this backend does not speak")
+
+
+async def pieces(backend: Backend, chat: Chat) -> AsyncGenerator[Piece, None]:
+    """What the backend generates, whichever way it does, up to the first stop word. Close it, and the backend's own
+    generator is closed."""
+    async with contextlib.aclosing(_pieces(backend, chat)) as source:
+        if not chat.stop:
+            async for piece in source:
+                yield piece
+            return
+        stop = StopWords(chat.stop)
+        async for piece in source:
+            if isinstance(piece, str):
+                piece = stop.feed(piece)
+            if piece:
+                yield piece
+            if stop.found:
+                return
+        if rest := stop.rest():
+            yield rest
+
+
+class StopWords:
+    """Cuts a text at the first of some words, which may come in pieces."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = tuple(word for word in words if word)
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What may be said by now: the end of it stays here while it may be the beginning of a stop word."""
+        self._held += text
+        places = [place for word in self._words if (place := self._held.find(word)) >= 0]
+        if places:
+            self.found = True
+            return self._held[: min(places)]
+        unclear = max((self._overlap(word) for word in self._words), default=0)
+        said = self._held[: len(self._held) - unclear]
+        self._held = self._held[len(said) :]
+        return said
+
+    def rest(self) -> str:
+        return "" if self.found else self._held
+
+    def _overlap(self, word: str) -> int:
+        longest = min(len(word) - 1, len(self._held))
+        return next((size for size in range(longest, 0, -1) if self._held.endswith(word[:size])), 0)
+
+
+async def _pieces(backend: Backend, chat: Chat) -> AsyncGenerator[Piece, None]:
     source = backend.generate(chat)
     if isinstance(source, AsyncGenerator):
         async with contextlib.aclosing(source):
@@ -120,8 +196,8 @@ async def pieces(backend: Backend, chat: Chat) -> AsyncGenerator[str, None]:
                 yield piece
 
 
-async def _in_a_thread(source: Iterator[str]) -> AsyncGenerator[str, None]:
-    def step() -> str | None:
+async def _in_a_thread(source: Iterator[Piece]) -> AsyncGenerator[Piece, None]:
+    def step() -> Piece | None:
         return next(source, None)
 
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
+import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -13,7 +16,18 @@ import grpc.aio
 
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendServicer, add_BackendServicer_to_server
-from corral.sdk.backend import Backend, BackendError, Chat, ChatMessage, Model, NotLoaded, pieces
+from corral.sdk.backend import (
+    Backend,
+    BackendError,
+    BadRequest,
+    Chat,
+    ChatMessage,
+    Model,
+    NotLoaded,
+    Piece,
+    ToolCall,
+    pieces,
+)
 
 LARGEST = 50 * 1024 * 1024
 STOP_GRACE_S = 5.0
@@ -60,14 +74,21 @@ class GrpcService(BackendServicer):
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
         async with self.answering(context):
             parts = [piece async for piece in pieces(self.backend, chat_of(request))]
-        return self._last("".join(parts), len(parts), request)
+        text = "".join(piece for piece in parts if isinstance(piece, str))
+        reply = self._last(text, len(parts), request)
+        if calls := _whole_calls(parts):
+            reply.chat_deltas.append(pb.ChatDelta(content=text, tool_calls=calls))
+        return reply
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> AsyncIterator[pb.Reply]:
         count = 0
         async with self.answering(context), contextlib.aclosing(pieces(self.backend, chat_of(request))) as parts:
             async for piece in parts:
                 count += 1
-                yield pb.Reply(message=piece.encode(), chat_deltas=[pb.ChatDelta(content=piece)])
+                if isinstance(piece, str):
+                    yield pb.Reply(message=piece.encode(), chat_deltas=[pb.ChatDelta(content=piece)])
+                else:
+                    yield pb.Reply(chat_deltas=[pb.ChatDelta(tool_calls=[_call(piece)])])
         yield self._last("", count, request)
 
     async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
@@ -83,6 +104,28 @@ class GrpcService(BackendServicer):
         async with self.answering(context):
             tokens = await self.backend.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
+
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        documents = list(request.documents)
+        async with self.answering(context):
+            scores = await self.backend.rerank(request.query, documents)
+        ranked = sorted(range(len(documents)), key=lambda at: -scores[at])[: request.top_n or None]
+        count = sum(len(text.split()) for text in (request.query, *documents))
+        return pb.RerankResult(
+            usage=pb.Usage(total_tokens=count, prompt_tokens=count),
+            results=[pb.DocumentResult(index=at, text=documents[at], relevance_score=scores[at]) for at in ranked],
+        )
+
+    async def AudioTranscription(self, request: pb.TranscriptRequest, context: Context) -> pb.TranscriptResult:
+        async with self.answering(context):
+            text = await self.backend.transcribe(Path(request.dst), request.language)
+        return pb.TranscriptResult(text=text, language=request.language)
+
+    async def TTS(self, request: pb.TTSRequest, context: Context) -> pb.Result:
+        async with self.answering(context):
+            sound = await self.backend.speak(request.text, request.voice)
+            await asyncio.to_thread(Path(request.dst).write_bytes, sound)
+        return pb.Result(success=True)
 
     @contextlib.asynccontextmanager
     async def answering(self, context: Context) -> AsyncIterator[None]:
@@ -188,8 +231,32 @@ def chat_of(request: pb.PredictOptions) -> Chat:
         temperature=request.Temperature,
         seed=request.Seed or None,
         stop=tuple(request.StopPrompts),
+        tools=_tools(request.Tools),
         raw=request,
     )
+
+
+def _tools(text: str) -> tuple[dict[str, Any], ...]:
+    try:
+        told = json.loads(text) if text else []
+    except ValueError as error:
+        raise BadRequest(f"Tools are no JSON: {error}") from error
+    return tuple(tool for tool in told if isinstance(tool, dict)) if isinstance(told, list) else ()
+
+
+def _call(piece: ToolCall) -> pb.ToolCallDelta:
+    return pb.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+
+
+def _whole_calls(parts: Iterable[Piece]) -> list[pb.ToolCallDelta]:
+    """Each call with all its arguments."""
+    calls: dict[int, pb.ToolCallDelta] = {}
+    for piece in parts:
+        if isinstance(piece, ToolCall):
+            call = calls.setdefault(piece.index, pb.ToolCallDelta(index=piece.index))
+            call.id, call.name = call.id or piece.id, call.name or piece.name
+            call.arguments += piece.arguments
+    return [calls[index] for index in sorted(calls)]
 
 
 def _model(request: pb.ModelOptions) -> Model:

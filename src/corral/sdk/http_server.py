@@ -1,18 +1,31 @@
-"""A `Backend` behind OpenAI's HTTP: health, models, chat and text completions with server-sent events, embeddings."""
+"""A `Backend` behind OpenAI's HTTP: health, models, chat and text completions with server-sent events, and the rest."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
+import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from corral.sdk.backend import Backend, BackendError, BadRequest, Chat, ChatMessage, NotLoaded, pieces
+from corral.sdk.backend import (
+    Backend,
+    BackendError,
+    BadRequest,
+    Chat,
+    ChatMessage,
+    NotLoaded,
+    Piece,
+    ToolCall,
+    pieces,
+)
 
 LARGEST = 64 * 1024 * 1024
 STOP_GRACE_S = 5.0
@@ -38,6 +51,9 @@ class HttpService:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post("/v1/embeddings", self.embeddings)
+        app.router.add_post("/v1/rerank", self.rerank)
+        app.router.add_post("/v1/audio/transcriptions", self.transcribe)
+        app.router.add_post("/v1/audio/speech", self.speak)
         app.router.add_post("/tokenize", self.tokenize)
         return app
 
@@ -75,9 +91,40 @@ class HttpService:
         body = await self._body(request)
         return web.json_response({"tokens": list(await self.backend.tokenize(_text(body.get("content"))))})
 
-    async def _body(self, request: web.Request) -> dict[str, Any]:
+    async def rerank(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        told = body.get("documents")
+        if not isinstance(told, list):
+            raise BadRequest("documents must be a list")
+        documents = [_text(each.get("text") if isinstance(each, dict) else each) for each in told]
+        scores = await self.backend.rerank(_text(body.get("query")), documents)
+        ranked = sorted(range(len(documents)), key=lambda at: -scores[at])[: body.get("top_n") or None]
+        rows = [{"index": at, "relevance_score": scores[at], "document": {"text": documents[at]}} for at in ranked]
+        return web.json_response({"model": self.model, "results": rows})
+
+    async def transcribe(self, request: web.Request) -> web.Response:
+        self._check_loaded()
+        form = await request.post()
+        sent = form.get("file")
+        if not isinstance(sent, web.FileField):
+            raise BadRequest("the form has no file")
+        with tempfile.TemporaryDirectory() as folder:
+            audio = Path(folder) / f"audio{Path(sent.filename).suffix}"
+            await asyncio.to_thread(audio.write_bytes, sent.file.read())
+            text = await self.backend.transcribe(audio, str(form.get("language") or ""))
+        return web.json_response({"text": text})
+
+    async def speak(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        sound = await self.backend.speak(_text(body.get("input")), _text(body.get("voice")))
+        return web.Response(body=sound, content_type="audio/wav")
+
+    def _check_loaded(self) -> None:
         if not self.loaded:
             raise NotLoaded("model not loaded")
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        self._check_loaded()
         try:
             body = await request.json()
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -93,7 +140,7 @@ class HttpService:
             if body.get("stream"):
                 return await _stream(request, parts, shape, _usage_wanted(body), chat)
             told = [piece async for piece in parts]
-        return web.json_response(shape.whole("".join(told), _usage(chat, len(told))))
+        return web.json_response(shape.whole(told, _usage(chat, len(told))))
 
 
 class _Shape:
@@ -106,21 +153,23 @@ class _Shape:
     def __init__(self, model: str) -> None:
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex[:24]}", "created": int(time.time()), "model": model}
 
-    def piece(self, text: str, reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **self.part(text), "finish_reason": reason}
+    def piece(self, piece: Piece, reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **self.part(piece), "finish_reason": reason}
         return {**self._head, "object": self.chunk_kind, "choices": [choice]}
 
-    def whole(self, text: str, usage: dict[str, int]) -> dict[str, Any]:
-        choice = {"index": 0, **self.all(text), "finish_reason": "stop"}
+    def whole(self, pieces: Sequence[Piece], usage: dict[str, int]) -> dict[str, Any]:
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        choice = {"index": 0, **self.all(text, calls), "finish_reason": "tool_calls" if calls else "stop"}
         return {**self._head, "object": self.kind, "choices": [choice], "usage": usage}
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
 
-    def part(self, text: str) -> dict[str, Any]:
+    def part(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
-    def all(self, text: str) -> dict[str, Any]:
+    def all(self, text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -129,38 +178,62 @@ class _ChatShape(_Shape):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._begun: set[int] = set()
 
-    def all(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+    def part(self, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, ToolCall):
+            return {"delta": {"tool_calls": [self._call(piece)]}}
+        return {"delta": {"content": piece} if piece else {}}
+
+    def all(self, text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [_whole_call(calls, index) for index in sorted({call.index for call in calls})]
+        return {"message": message}
+
+    def _call(self, piece: ToolCall) -> dict[str, Any]:
+        """Id, type and name once; then only more of the arguments."""
+        if piece.index in self._begun:
+            return {"index": piece.index, "function": {"arguments": piece.arguments}}
+        self._begun.add(piece.index)
+        return {"index": piece.index, **_whole_call([piece], piece.index)}
 
 
 class _TextShape(_Shape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def part(self, text: str) -> dict[str, Any]:
+    def part(self, piece: Piece) -> dict[str, Any]:
+        return {"text": piece if isinstance(piece, str) else ""}
+
+    def all(self, text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
         return {"text": text}
 
-    def all(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+
+def _whole_call(calls: Sequence[ToolCall], index: int) -> dict[str, Any]:
+    own = [call for call in calls if call.index == index]
+    name, given = next((call.name for call in own if call.name), ""), next((call.id for call in own if call.id), "")
+    function = {"name": name, "arguments": "".join(call.arguments for call in own)}
+    return {"id": given or f"call_{uuid.uuid4().hex[:16]}", "type": "function", "function": function}
 
 
 async def _stream(
-    request: web.Request, parts: AsyncIterator[str], shape: _Shape, usage_wanted: bool, chat: Chat
+    request: web.Request, parts: AsyncIterator[Piece], shape: _Shape, usage_wanted: bool, chat: Chat
 ) -> web.StreamResponse:
     """The head goes out with the first piece, so that what fails before it is still an ordinary error."""
     first = await anext(parts, None)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    count = 0
+    count, called = 0, False
     piece = first
     while piece is not None:
         count += 1
+        called = called or isinstance(piece, ToolCall)
         await response.write(_event(shape.piece(piece, None)))
         piece = await anext(parts, None)
-    await response.write(_event(shape.piece("", "stop")))
+    await response.write(_event(shape.piece("", "tool_calls" if called else "stop")))
     if usage_wanted:
         await response.write(_event(shape.usage(_usage(chat, count))))
     await response.write(b"data: [DONE]\n\n")
@@ -190,6 +263,7 @@ def _chat(body: Mapping[str, Any], *, messages: tuple[ChatMessage, ...] = (), pr
         temperature=body.get("temperature"),
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        tools=tuple(tool for tool in body.get("tools") or () if isinstance(tool, dict)),
         raw=body,
     )
 

@@ -60,7 +60,7 @@ async def test_every_rpc_it_has(run: Run) -> None:
             await backend.Predict(HELLO, metadata=AUTHORIZED)
         assert (gone.value.code(), gone.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "model not loaded")
         with pytest.raises(grpc.aio.AioRpcError) as missing:
-            await backend.TTS(pb.TTSRequest(text="x"), metadata=AUTHORIZED)
+            await backend.GenerateImage(pb.GenerateImageRequest(), metadata=AUTHORIZED)
         assert missing.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
