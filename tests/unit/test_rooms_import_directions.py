@@ -72,6 +72,8 @@ PURE = [
     "worker/agent/peer.py",
     "worker/supervisor/environment.py",
     "blobs/answers.py",
+    "blobs/serving/asked.py",
+    "blobs/together.py",
     "blobs/archives/bounds.py",
     "blobs/archives/tree.py",
     "blobs/oci/challenge.py",

@@ -1,0 +1,141 @@
+"""Which files a definition means, what they are called on a worker, and several of them as one bar."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corral.blobs.progress import Progress
+from corral.blobs.together import Together
+from corral.contract.messages.backends import Phase
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.models import read_definition
+from corral.controller.files.door import Certificate, told_url
+from corral.controller.files.wanted import on_a_worker, wanted_files
+from corral.kit.certificates import Ca, make_ca
+from corral.kit.errors import Invalid
+from corral.kit.settings import BadSettings
+
+
+def wanted(folder: Path | None = None, **words: Any) -> list[tuple[str, str]]:
+    definition = read_definition({"name": "m", "backend": "b"} | words)
+    return [(file.path, file.uri) for file in wanted_files(definition, folder)]
+
+
+FILES = [{"filename": "a.json", "uri": "https://x/a"}, {"filename": "w.gguf", "uri": "https://x/w"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ({}, []),
+        ({"parameters": {"model": "org/hub-id"}}, []),
+        ({"download_files": FILES}, [("a.json", "https://x/a"), ("w.gguf", "https://x/w")]),
+        (
+            {"parameters": {"model": "w.gguf"}, "download_files": FILES},
+            [("w.gguf", "https://x/w"), ("a.json", "https://x/a")],
+        ),
+        ({"parameters": {"model": "https://x/y/z.gguf?download=1"}}, [("z.gguf", "https://x/y/z.gguf?download=1")]),
+        (
+            {"parameters": {"model": "huggingface://o/r/sub/z.gguf@main"}},
+            [("z.gguf", "huggingface://o/r/sub/z.gguf@main")],
+        ),
+        ({"parameters": {"model": "https://x/w"}, "download_files": FILES[1:]}, [("w.gguf", "https://x/w")]),
+        (
+            {"parameters": {"model": "w.gguf"}, "mmproj": "https://x/p.gguf", "download_files": FILES[1:]},
+            [("w.gguf", "https://x/w"), ("p.gguf", "https://x/p.gguf")],
+        ),
+        ({"lora_adapters": ["https://x/l1", "l2"]}, [("l1", "https://x/l1")]),
+    ],
+)
+def test_which_files(words: dict[str, Any], found: list[tuple[str, str]]) -> None:
+    assert wanted(**words) == found
+
+
+def test_what_cannot_be_meant() -> None:
+    with pytest.raises(Invalid, match="two files"):
+        wanted(parameters={"model": "https://x/w.gguf"}, download_files=[{"filename": "w.gguf", "uri": "https://y/w"}])
+    with pytest.raises(Invalid, match="file's name"):
+        wanted(parameters={"model": "https://x/"})
+
+
+def test_files_in_the_models_folder(tmp_path: Path) -> None:
+    (tmp_path / "w.gguf").write_bytes(b"w")
+    assert wanted(tmp_path, parameters={"model": "w.gguf"}) == [("w.gguf", f"file://{tmp_path}/w.gguf")]
+    assert wanted(tmp_path, parameters={"model": "absent.gguf"}) == []
+
+
+def test_other_files_are_another_set() -> None:
+    one, two = ReplicaFile("w", "sha256:" + "1" * 64, 1), ReplicaFile("w", "sha256:" + "2" * 64, 1)
+    (first,), (again,), (other,) = (on_a_worker("org/m", [file]) for file in (one, one, two))
+    assert first == again
+    assert first.path.startswith("org/m/")
+    assert first.path.endswith("/w")
+    assert first.path != other.path
+    (renamed,) = on_a_worker("org/m", [ReplicaFile("v", one.digest, 1)])
+    assert renamed.path.split("/")[2] != first.path.split("/")[2]
+
+
+def test_several_files_are_one_bar_that_never_goes_back() -> None:
+    told: list[Progress] = []
+    bar = Together([100, 0, 50], told.append, lambda: 0.0)
+    bar.there(0)
+    second, third = bar.watch(1), bar.watch(2)
+    second(Progress(Phase.DOWNLOADING, "b", 10))
+    second(Progress(Phase.DOWNLOADING, "b", 20, 40))
+    second(Progress(Phase.DOWNLOADING, "b", 0, 40))  # begun again
+    second(Progress(Phase.EXTRACTING, "b", 1, 40))
+    bar.there(1)
+    third(Progress(Phase.DOWNLOADING, "c", 50, 50))
+    assert [(each.current_bytes, each.total_bytes, each.file_index) for each in told] == [
+        (110, 0, 2),
+        (120, 190, 2),
+        (120, 190, 2),
+        (140, 190, 2),
+        (190, 190, 3),
+    ]
+    assert {each.file_count for each in told} == {3}
+
+
+@pytest.mark.parametrize(
+    ("host", "secure", "url"),
+    [
+        ("127.0.0.1", False, "http://127.0.0.1:8090"),
+        ("0.0.0.0", True, "https://{host}:8090"),
+        ("::", False, "http://{host}:8090"),
+        ("10.0.0.2", True, "https://10.0.0.2:8090"),
+        ("fd00::1", True, "https://[fd00::1]:8090"),
+    ],
+)
+def test_what_workers_are_told(host: str, secure: bool, url: str) -> None:
+    assert told_url(host, 8090, secure=secure) == url
+
+
+def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    made = make_ca("test", now)
+    crt, key = tmp_path / "crt", tmp_path / "key"
+
+    def write() -> None:
+        issued = Ca(made.certificate_pem, made.key_pem).issue_server(["x"], now, life=timedelta(days=1))
+        key.write_text(issued.key_pem)
+        crt.write_text(issued.certificate_pem)
+
+    with pytest.raises(BadSettings):
+        Certificate(crt, None)
+    with pytest.raises(BadSettings):
+        Certificate(crt, key)
+    assert Certificate(None, None).context() is None
+    write()
+    certificate = Certificate(crt, key)
+    first = certificate.context()
+    assert isinstance(first, ssl.SSLContext)
+    assert certificate.context() is first
+    crt.write_text("being written")
+    assert certificate.context() is first
+    write()
+    assert certificate.context() is not first
