@@ -116,6 +116,7 @@ class ModelsFolder:
     async def _write(self, wanted: Mapping[str, tuple[Definition, str]], folder_id: str) -> tuple[list[str], list[str]]:
         written, removed = [], []
         async with self._store.write() as tx:
+            await revisions.hold(tx, COUNTER)
             ours = [
                 row for row in await models.list_of_origin(tx, Origin.FILE) if row.source.startswith(f"{folder_id}/")
             ]

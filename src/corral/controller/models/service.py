@@ -7,7 +7,8 @@ Every change raises the counter `models` (`store.revisions`): whoever must know 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
@@ -86,7 +87,7 @@ class Models:
     async def install(self, asked: InstallModel, *, by: str = "") -> ModelChanged:
         """Raises Conflict when there is another model of that name, unless it is to be replaced."""
         definition, origin, source = await self._asked_for(asked)
-        async with self._store.write() as tx:
+        async with self._changing() as tx:
             before = await models.find(tx, definition.name)
             _refuse_if_of_a_file(before)
             same = before is not None and (before.source == source != "" or before.definition == definition.whole)
@@ -110,7 +111,7 @@ class Models:
         whole = _whole_of(asked.definition, asked.text)
         if bool(whole) == bool(asked.changes):
             raise Invalid("give either a whole definition or changes to it")
-        async with self._store.write() as tx:
+        async with self._changing() as tx:
             before = await self._get(tx, model_id)
             _refuse_if_of_a_file(before)
             if asked.row_version and asked.row_version != before.row_version:
@@ -127,7 +128,7 @@ class Models:
 
     async def delete(self, model_id: str, *, force: bool = False) -> ModelChanged:
         """With its schedule. Refused while other models stand for it, or a file defines it, unless forced."""
-        async with self._store.write() as tx:
+        async with self._changing() as tx:
             before = await self._get(tx, model_id)
             if not force:
                 _refuse_if_of_a_file(before)
@@ -213,6 +214,13 @@ class Models:
         others = {each.id: _alias_of(each) for each in await models.list_(tx) if each.id != row.id}
         check_alias(definition, others)
         return await models.put(tx, row)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[Transaction]:
+        """Nobody else changes models meanwhile: of two who install the same, one finds it there."""
+        async with self._store.write() as tx:
+            await revisions.hold(tx, COUNTER)
+            yield tx
 
     async def _bump(self, tx: Transaction, written: Model | None) -> None:
         if written is not None:
