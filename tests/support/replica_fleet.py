@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from corral.blobs.progress import Tell
 from corral.bus.api import Bus
@@ -132,8 +135,6 @@ class ReplicaWorker(CorralWorker):
 
     async def set_process(self, process_id: str, **changes: Any) -> None:
         """It changed by itself."""
-        import msgspec
-
         self.processes[process_id] = msgspec.structs.replace(self.processes[process_id], **changes)
         await self.beat()
 
@@ -196,8 +197,6 @@ class ReplicaWorker(CorralWorker):
 
 
 def wire_json(row: dict[str, Any]) -> bytes:
-    import json
-
     return json.dumps(row).encode()
 
 
@@ -216,6 +215,9 @@ class ScriptedFiles:
         if self.failures:
             raise self.failures.pop(0)
         return tuple(ReplicaFile(file.path, f"sha256:{file.sha256}", file.size_bytes) for file in definition.files)
+
+    def find(self, digest: str) -> Path | None:
+        return None
 
     def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
         return ("https://blobs.test",), f"token-of-{node_id}"
@@ -318,9 +320,16 @@ class ReplicaFleet:
         try:
             await until(ready, f"{count} of {model}")
         except AssertionError:
-            rows = [dataclasses.asdict(row) if dataclasses.is_dataclass(row) else row for row in await self.rows()]
-            raise AssertionError(f"{await self.shown()}; {rows}; {await self.status(model)}") from None
+            raise AssertionError(f"{await self.shown()}; {await self.rows()}; {await self.status(model)}") from None
         return await self.shown(model)
+
+    async def until_settled(self) -> None:
+        """No load is under way."""
+
+        async def settled() -> bool:
+            return not await self.jobs()
+
+        await until(settled, "end of the loads")
 
     async def until_gone(self, model: str) -> None:
         async def gone() -> bool:

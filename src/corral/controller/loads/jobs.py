@@ -72,6 +72,7 @@ class Moved:
     file_index: int = 0
     total_files: int = 0
     text: str = ""  # what is moving
+    staging: bool = False  # its node is fetching its files, though it was ordered already
 
 
 def begin(model: str, revision: str, now: datetime, before: Job | None = None) -> Job:
@@ -87,7 +88,7 @@ def follow(job: Job, row: Intended | None, node_name: str, *, installed: bool, m
     if row is None:
         after = replace(job, state=LoadState.PENDING, node_id="", node_name="", **_counts(Moved()))
         return _newer(after, job, now) if after != job else job
-    state, message = _state(row, node_name, installed)
+    state, message = _state(row, node_name, installed, moved.staging)
     if moved.text:
         message = f"{message}: {moved.text}"
     since = job.moving_since if job.state is state else None
@@ -176,10 +177,10 @@ def _eta_s(job: Job, now: datetime) -> float | None:
     return float(math.ceil((job.total_bytes - job.bytes_sent) * for_s / job.bytes_sent))
 
 
-def _state(row: Intended, node_name: str, installed: bool) -> tuple[LoadState, str]:
+def _state(row: Intended, node_name: str, installed: bool, staging: bool) -> tuple[LoadState, str]:
     if row.stage is Stage.PLACED and not installed:
         return LoadState.INSTALLING, f"{row.backend} is being installed on {node_name}"
-    if row.stage is Stage.PLACED:
+    if row.stage is Stage.PLACED or staging:
         return LoadState.STAGING, f"its files are being brought to {node_name}"
     return LoadState.LOADING, f"it is starting on {node_name}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.loads.jobs import Moved
 from corral.controller.replicas.facts import Files
+from corral.controller.replicas.needs import MemoryNeeds
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 
@@ -28,6 +30,9 @@ class FilesOfModels(Protocol):
     async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
         """All of them on the controller, verified. Raises what keeps them from it."""
 
+    def find(self, digest: str) -> Path | None:
+        """One of them, where it is here."""
+
     def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
         """Where a node fetches them by digest, and what opens it."""
 
@@ -39,8 +44,9 @@ def _is_open(files: Files | None) -> bool:
 class Fetching:
     """`async with` it. `moved` is called when something is new."""
 
-    def __init__(self, files: FilesOfModels, *, moved: Callable[[], None]) -> None:
+    def __init__(self, files: FilesOfModels, needs: MemoryNeeds, *, moved: Callable[[], None]) -> None:
         self._files = files
+        self._needs = needs
         self._moved = moved
         self._known: dict[tuple[str, str], Files] = {}
         self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -85,7 +91,9 @@ class Fetching:
             self._known[key] = Files(moved=moved)
 
         try:
-            self._known[key] = Files(files=await self._files.ensure(definition, tell))
+            files = await self._files.ensure(definition, tell)
+            await self._needs.learn(files)  # before anybody is told that they are there: its place depends on it
+            self._known[key] = Files(files=files)
         except CorralError as error:
             log.warning("files of a model could not be fetched", model=definition.name, error=error.message)
             self._known[key] = Files(trouble=f"its files could not be fetched: {error.message}")

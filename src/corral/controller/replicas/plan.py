@@ -66,8 +66,12 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
     for key, row in list(decided.rows.items()):
         after = _heard(facts, row)
         where = facts.places.get(row.node_id)
+        if isinstance(after, Intended) and (fitted := _fitted(facts, decided, after)) is None:
+            del decided.rows[key]
+            decided.events.append(("replica does not fit where it was placed", row))
+            continue
         if isinstance(after, Intended):
-            after, ready = _prepared(facts, after)
+            after, ready = _prepared(facts, fitted or after)
             following = next_of(after, where, ready, facts.now, facts.epoch, facts.times)
         else:
             following = after
@@ -102,6 +106,18 @@ def _heard(facts: Facts, row: Intended) -> Intended | Broke:
                 return after
             row = after
     return row
+
+
+def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
+    """Before its files were there nobody knew what it needs. None: now that it is known, it has to go elsewhere."""
+    model = facts.world.models.get(row.model)
+    if row.stage is not Stage.PLACED or row.memory_bytes or model is None or not model.memory.known:
+        return row
+    world = replace(facts.world, replicas=mirror(decided.rows.values(), facts.places))
+    found = place(world, model, gone={row.key}, only={row.node_id})
+    if isinstance(found, NoRoom):
+        return None
+    return changed(row, devices=found.fit.devices, memory_bytes=found.fit.memory_bytes, reason=found.text)
 
 
 def _prepared(facts: Facts, row: Intended) -> tuple[Intended, Ready]:

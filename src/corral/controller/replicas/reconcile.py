@@ -18,17 +18,25 @@ from typing import Any
 from msgspec.structs import replace as changed
 
 from corral.bus.api import Bus, Tokens
-from corral.contract.messages.replicas import START_REPLICA_RESULT, ReplicaResult, StartReplica, StopReplica
+from corral.contract.messages.backends import Phase
+from corral.contract.messages.replicas import (
+    START_REPLICA_PROGRESS,
+    START_REPLICA_RESULT,
+    ReplicaProgress,
+    ReplicaResult,
+    StartReplica,
+    StopReplica,
+)
 from corral.controller.desired.inventories import REPLICAS
 from corral.controller.desired.rules import Wanted
 from corral.controller.leadership import Leadership
-from corral.controller.loads.jobs import Cooldown
+from corral.controller.loads.jobs import Cooldown, Moved
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.replicas.bringing import Bringing
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.calls import ReplicaCalls
-from corral.controller.replicas.facts import Decided, Facts
+from corral.controller.replicas.facts import Decided, Facts, Files, Key
 from corral.controller.replicas.fetching import Fetching, FilesOfModels
 from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Ready, Stage, Start, Times
 from corral.controller.replicas.plan import decide
@@ -42,7 +50,7 @@ from corral.controller.replicas.world import (
     read_own,
     row_of,
 )
-from corral.controller.scheduler.world import Memory, Policy, World
+from corral.controller.scheduler.world import Policy, World
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
@@ -95,7 +103,7 @@ class ReplicaLoop:
         fetching: Fetching,
         files: FilesOfModels,
         quiet: Quietness,
-        memory: FindMemory = lambda definition, files: Memory(),
+        memory: FindMemory,
         options: ReplicaOptions | None = None,
     ) -> None:
         self._store = store
@@ -114,6 +122,7 @@ class ReplicaLoop:
         self._options = options or ReplicaOptions()
         self._wake = Wake()
         self._heard: list[Heard] = []
+        self._progress: dict[OrderId, ReplicaProgress] = {}
         self._strays: dict[str, datetime] = {}
         self._busy_since: dict[str, float] = {}  # by model: since when all that can answer are busy
         self._looked_at = float("-inf")
@@ -138,6 +147,7 @@ class ReplicaLoop:
                     await stack.enter_async_context(part)
                 await self._quiet.listen()
                 await self._bus.subscribe(START_REPLICA_RESULT, self._result)
+                await self._bus.subscribe(START_REPLICA_PROGRESS, self._progressed)
                 async with asyncio.TaskGroup() as tasks:
                     self._tasks = tasks
                     tasks.create_task(self._tick())
@@ -168,6 +178,25 @@ class ReplicaLoop:
         order = OrderId(tokens["node"], result.op_id, result.attempt)
         self._hear(Ended(order, result.success, result.error))
 
+    async def _progressed(self, told: ReplicaProgress, tokens: Tokens) -> None:
+        order = OrderId(tokens["node"], told.op_id, told.attempt)
+        before = self._progress.get(order)
+        if before is None or before.seq < told.seq:
+            self._progress[order] = told
+
+    def _moved(self, read: Read) -> dict[Key, Moved]:
+        """What nodes tell of the backends and files they fetch."""
+        found = dict(read.installing)
+        orders = {OrderId(row.node_id, row.op_id, row.attempt): row for row in read.rows}
+        self._progress = {order: told for order, told in self._progress.items() if order in orders}
+        for order, told in self._progress.items():
+            staging = told.phase != Phase.STARTING
+            text = f"{told.phase} {told.file}".strip() if staging else ""
+            found[orders[order].key] = Moved(
+                told.current_bytes, told.total_bytes, told.file_index, told.total_files, text, staging
+            )
+        return found
+
     def _hear(self, heard: Heard) -> None:
         self._heard.append(heard)
         self.wake()
@@ -195,6 +224,7 @@ class ReplicaLoop:
     async def _pass(self) -> None:
         self._looked_at = self._clock.monotonic()
         heard, self._heard = self._heard, []
+        fetched = self._fetching.known()  # before the store is read: what is known here is on file there
         try:
             async with self._store.read() as tx:
                 read = await read_all(
@@ -204,7 +234,7 @@ class ReplicaLoop:
                     quiet=self._quiet.find,
                     memory=self._memory,
                 )
-            decided = decide(self._facts(read, heard))
+            decided = decide(self._facts(read, heard, fetched))
             if not await self._write(read, decided):
                 self._heard = heard + self._heard
                 self.wake()
@@ -220,7 +250,7 @@ class ReplicaLoop:
         self._at_work = active or any(row.stage is not Stage.RUNNING for row in decided.rows.values())
         self._quiet.forget_all_but(read.process_ids)
 
-    def _facts(self, read: Read, heard: list[Heard]) -> Facts:
+    def _facts(self, read: Read, heard: list[Heard], fetched: dict[tuple[str, str], Files]) -> Facts:
         backends = dict(read.backends)
         for key, why in self._bringing.refused.items():
             backends[key] = Ready(trouble=f"{key[1]} cannot be installed there: {why}")
@@ -237,8 +267,8 @@ class ReplicaLoop:
             read.jobs,
             heard,
             backends,
-            self._fetching.known(),
-            read.installing,
+            fetched,
+            self._moved(read),
             read.formers,
             self._strays,
             frozenset(model.backend for model in known.values() if self._builds.is_looking(model.backend)),
@@ -297,6 +327,7 @@ class ReplicaLoop:
             for name, revision in sorted(settled.items()):
                 await models.forget_formers(tx, name, revision)
             if clear:
+                self.wake()
                 await model_schedules.clear_unsatisfiable(tx)
             for name, (ticks, until) in sorted(scheduled.items()):
                 await model_schedules.mark_unsatisfiable(tx, name, ticks, until)

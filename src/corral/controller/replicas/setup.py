@@ -16,6 +16,7 @@ from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.calls import ReplicaCalls
 from corral.controller.replicas.fetching import Fetching, FilesOfModels
 from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.needs import MemoryNeeds
 from corral.controller.replicas.quiet import HEARD_WITHIN_S, Quietness
 from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions
 from corral.controller.watch import Watch
@@ -60,6 +61,7 @@ class Replicas:
     ) -> None:
         settings = settings or ReplicaSettings()
         times = settings.times
+        memory = MemoryNeeds(needs.files)
         self.quiet = Quietness(bus, clock, heard_within_s=times.heard_within_s)
         self.loop = ReplicaLoop(
             store,
@@ -71,9 +73,10 @@ class Replicas:
             clock,
             builds=Builds(needs.catalogue, clock, found=self._wake),
             bringing=Bringing(needs.accepting, clock),
-            fetching=Fetching(needs.files, moved=self._wake),
+            fetching=Fetching(needs.files, memory, moved=self._wake),
             files=needs.files,
             quiet=self.quiet,
+            memory=memory.of,
             options=settings.loop,
         )
         self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)

@@ -20,6 +20,7 @@ from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
 from corral.controller.scheduler import world as seen
+from corral.controller.scheduler.memory import device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.store import (
     backend_intents,
@@ -149,7 +150,8 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             if len(stored) == len(definition.files)
             else None,
             tensor_parallel=definition.tensor_parallel,
-            in_ram=definition.whole.get("gpu_layers") == 0 and "gpu_layers" in definition.whole,
+            device_share=device_share(definition),
+            in_ram=lives_in_ram(definition),
             concurrency_groups=definition.concurrency_groups,
             pinned=definition.pinned,
             disabled=definition.disabled,

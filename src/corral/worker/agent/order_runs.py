@@ -87,9 +87,14 @@ class OrderRuns:
             log.info("order accepted", kind=key.kind, about=key.about, op=key.op_id, attempt=key.attempt)
             self._count()
 
-    def cancel(self, op_id: str, about: str) -> bool:
-        """Whether there is such an order under way; its outcome comes as that of any other."""
-        found = [run for run in self._runs.values() if (run.key.op_id, run.key.about) == (op_id, about)]
+    def cancel(self, op_id: str, about: str, *, kind: str = "") -> bool:
+        """Whether there is such an order under way, of this kind if one is given; its outcome comes as that of any
+        other."""
+        found = [
+            run
+            for run in self._runs.values()
+            if (run.key.op_id, run.key.about) == (op_id, about) and kind in ("", run.key.kind)
+        ]
         for run in found:
             if not run.held and run.task is not None:
                 run.cancelled = True

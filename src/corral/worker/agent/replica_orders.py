@@ -123,6 +123,8 @@ class ReplicaOrders:
                 tell(replace(last, phase=Phase.STARTING))
 
     async def _stop(self, order: StopReplica) -> str:
+        if order.op_id:  # it may still be fetching files: what is stopped must not come up later
+            self._runs.cancel(order.op_id, order.process_id, kind=START)
         try:
             stopped = await self._supervisor.stop(order.process_id, grace_s=order.grace_s or None)
         except NotFound:

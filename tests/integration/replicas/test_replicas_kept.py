@@ -1,0 +1,228 @@
+"""Replicas that are wanted come and come back; those that are not go, when their work is done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.kit.errors import Conflict
+from tests.support.replica_fleet import GIB, ReplicaFleet, ReplicaWorker
+from tests.support.waiting import until
+
+
+async def test_the_least_that_is_wanted_comes_by_itself_and_comes_back(fleet: ReplicaFleet) -> None:
+    barn, shed = await fleet.worker("barn", has="llama-cpp"), await fleet.worker("shed", has="llama-cpp")
+    mill = await fleet.worker("mill", has="llama-cpp")
+    await fleet.define("m")
+    await fleet.schedule("m", min_replicas=2)
+    await fleet.until_ready("m", 2)
+    victim = next(worker for worker in (barn, shed, mill) if worker.serving("m"))
+    lost = victim.serving("m")[0].process_id
+    await victim.lose(lost)
+
+    async def back() -> bool:
+        shown = await fleet.shown("m")
+        return len(shown) == 2 and lost not in [each.process_id for each in shown]
+
+    await until(back)
+    assert len({each.node_id for each in await fleet.shown("m")}) == 2
+
+
+async def test_a_node_that_goes_offline_is_replaced(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.schedule("m", min_replicas=1)
+    await local.until_ready("m")
+    shed = await local.worker("shed", has="llama-cpp")
+    await barn.stop()
+    await local.fleet.set_node("barn", status="offline")
+    await until(lambda: shed.serving("m"))
+    assert [each.node_id for each in await local.until_ready("m")] == ["id-of-shed"]
+
+
+async def test_one_on_every_node_that_matches(local: ReplicaFleet) -> None:
+    workers = [await local.worker(name, has="llama-cpp", labels={"tier": "fast"}) for name in ("a", "b")]
+    other = await local.worker("c", has="llama-cpp")
+    await local.define("m")
+    await local.schedule("m", spread_all=True, node_selector={"tier": "fast"})
+    await local.until_ready("m", 2)
+    assert all(len(worker.serving("m")) == 1 for worker in workers)
+    assert not other.serving("m")
+    late = await local.worker("d", has="llama-cpp", labels={"tier": "fast"})
+    await local.until_ready("m", 3)
+    assert len(late.serving("m")) == 1
+
+
+async def test_after_an_edit_the_old_one_serves_until_the_new_one_is_ready(fleet: ReplicaFleet) -> None:
+    barn = await fleet.worker("barn", has="llama-cpp")
+    old = await fleet.define("m")
+    await fleet.ask("m")
+    [before] = await fleet.until_ready("m")
+    await barn.in_flight(**{before.process_id: 1})
+    barn.starts.hold = asyncio.Event()
+    new = await fleet.define("m", context_size=4096)
+    await until(lambda: len(barn.processes) == 2)
+    assert [each.revision for each in await fleet.shown("m")] == [old.revision]
+    barn.starts.hold.set()
+
+    async def changed() -> bool:
+        return [each.revision for each in await fleet.shown("m")] == [new.revision]
+
+    await until(changed)
+
+    async def leaves() -> bool:
+        return "leaving" in [row.stage for row in await fleet.rows("m")]
+
+    await until(leaves)
+    for _ in range(5):
+        await barn.in_flight(**{before.process_id: 1})
+        await asyncio.sleep(0.06)
+    assert before.process_id in barn.processes, "it is at work, and is not stopped"
+    await barn.in_flight()
+    await until(lambda: before.process_id not in barn.processes)
+
+    async def one_row() -> bool:
+        return [row.revision for row in await fleet.rows("m")] == [new.revision]
+
+    await until(one_row)
+
+
+async def test_an_edit_that_does_not_wait_ends_the_old_one_first(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    [before] = await local.until_ready("m")
+    await local.until_settled()
+    new = await local.define("m", recreate=True, context_size=4096)
+    assert await local.shown("m") == []
+    await local.ask("m")
+    [after] = await local.until_ready("m")
+    assert after.revision == new.revision
+    await until(lambda: before.process_id not in barn.processes)
+
+
+async def test_a_deleted_model_is_served_no_more_and_ends(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    await local.until_ready("m")
+    await local.forget("m")
+    assert await local.shown() == []
+    await until(lambda: not barn.processes)
+    await local.until_gone("m")
+
+
+async def test_unload_ends_it_and_a_schedule_is_not_overruled(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    await local.until_ready("m")
+    assert await local.loads.unload("m") == 1
+    assert await local.shown("m") == []
+    await until(lambda: not barn.processes)
+    await local.until_gone("m")
+    assert await local.status("m") is None
+    await local.schedule("m", min_replicas=1)
+    await local.until_ready("m")
+    with pytest.raises(Conflict, match="schedule"):
+        await local.loads.unload("m")
+
+
+async def test_drain_moves_a_replica_in_use_before_it_ends(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    [before] = await local.until_ready("m")
+    shed = await local.worker("shed", has="llama-cpp")
+    shed.starts.hold = asyncio.Event()
+    await local.fleet.set_node("barn", status="draining", drained=True)
+    await until(lambda: shed.processes)
+    assert [(each.node_id, each.last_resort) for each in await local.shown("m")] == [("id-of-barn", True)]
+    shed.starts.hold.set()
+    await until(lambda: not barn.processes)
+    shown = await local.until_ready("m")
+    assert [each.node_id for each in shown] == ["id-of-shed"]
+    assert before.process_id not in shed.processes
+
+
+async def test_two_models_that_fit_only_one_at_a_time_give_way_to_each_other(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp", total_ram=16 * GIB, available_ram=15 * GIB)
+    await local.define("a", memory="10GiB")
+    await local.define("b", memory="10GiB")
+    await local.ask("a")
+    [first] = await local.until_ready("a")
+    assert barn.processes[first.process_id].memory_bytes == 10 * GIB
+    await local.ask("b")
+    await local.until_ready("b")
+    assert first.process_id not in barn.processes
+    assert await local.shown("a") == []
+    await local.ask("a")
+    await local.until_ready("a")
+    assert await local.shown("b") == []
+
+
+async def test_a_busy_model_is_not_evicted_and_the_other_waits(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp", total_ram=16 * GIB, available_ram=15 * GIB)
+    await local.define("a", memory="10GiB")
+    await local.define("b", memory="10GiB")
+    await local.ask("a")
+    [first] = await local.until_ready("a")
+
+    busy = asyncio.create_task(_keep_busy(barn, first.process_id))
+    try:
+        await asyncio.sleep(0.05)
+        await local.ask("b")
+
+        async def waits() -> bool:
+            status = await local.status("b")
+            return status is not None and "busy" in status.message
+
+        await until(waits)
+        assert first.process_id in barn.processes
+    finally:
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    await barn.in_flight()
+    await local.until_ready("b")
+
+
+async def _keep_busy(worker: ReplicaWorker, process_id: str) -> None:
+    while True:
+        await worker.in_flight(**{process_id: 1})
+        await asyncio.sleep(0.05)
+
+
+async def test_a_process_nobody_wants_is_stopped_after_a_while_and_one_that_is_wanted_taken_in(
+    local: ReplicaFleet,
+) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    wanted = await local.define("m")
+    for name, model, revision in (("p-1", "m", wanted.revision), ("p-2", "m", "ancient"), ("p-3", "unknown", "r")):
+        replica = int(name[-1])
+        barn.processes[name] = ReplicaProcess(name, model, replica, "llama-cpp", "ready", "openai", revision=revision)
+    await barn.beat()
+    await until(lambda: set(barn.processes) == {"p-1"})
+    assert [row.process_id for row in await local.rows("m")] == ["p-1"]
+    assert [each.process_id for each in await local.shown()] == ["p-1"]
+
+
+async def test_a_process_its_worker_started_again_is_the_same_replica(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    [before] = await local.until_ready("m")
+    process = barn.processes.pop(before.process_id)
+    barn.processes["again"] = ReplicaProcess(
+        "again", "m", process.replica, "llama-cpp", "ready", "openai", revision=process.revision
+    )
+    await barn.beat()
+
+    async def shown() -> bool:
+        return [each.process_id for each in await local.shown("m")] == ["again"]
+
+    await until(shown)
+    await asyncio.sleep(0.5)
+    assert len(barn.started) == 1
+    assert set(barn.processes) == {"again"}
