@@ -53,6 +53,7 @@ SERVICES = (
     "operations",
     "overview",
     "readiness",
+    "receipts",
     "schedules",
     "loads",
     "replica_rows",

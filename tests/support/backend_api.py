@@ -41,6 +41,7 @@ _UNUSED = (
     "views",
     "overview",
     "readiness",
+    "receipts",
     "controller_metrics",
     "loads",
     "replica_rows",

@@ -31,6 +31,7 @@ COMMANDS = {
     "models": "corral.cli.models",
     "chat": "corral.cli.chat",
     "ops": "corral.cli.ops",
+    "requests": "corral.cli.requests",
     "doctor": "corral.cli.doctor.command",
     "controller": "corral.cli.run.controller",
     "gateway": "corral.cli.run.gateway",

@@ -21,6 +21,7 @@ from corral.client.loads import Loads
 from corral.client.models import Models
 from corral.client.nodes import Nodes
 from corral.client.operations import Operations
+from corral.client.requests import Requests
 from corral.client.tokens import Tokens
 from corral.client.trust import trust_of
 from corral.contract.admin import Cluster
@@ -58,6 +59,7 @@ class Client:
         self.models = Models(self)
         self.loads = Loads(self)
         self.operations = Operations(self)
+        self.requests = Requests(self)
         self._timeout_s = timeout_s
         self._idle_s = idle_s
         self._clock = clock or SystemClock()

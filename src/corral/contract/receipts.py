@@ -33,8 +33,43 @@ class Receipt(Message, frozen=True):
 
 
 class Receipts(Message, frozen=True):
+    gateway: str = ""  # made up by it when it starts
     receipts: tuple[Receipt, ...] = always(tuple)
     dropped: int = 0  # that found no room since the last batch
     # Requests that wait at this gateway right now, by model. A batch comes at least once a second while there are any,
     # and one without them after the last.
     waiting: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+
+
+class RequestView(Message, frozen=True, omit_defaults=False):
+    """One request as `GET /api/requests` shows it."""
+
+    id: str
+    at: str  # RFC 3339
+    key_id: str
+    key: str  # its name; empty: it is gone
+    model: str
+    served_by: str
+    path: str
+    status: int
+    node_id: str
+    node: str
+    process_id: str
+    replica: int
+    revision: str
+    digest: str
+    queue_ms: float
+    load_ms: float
+    first_byte_ms: float
+    total_ms: float
+    prompt_tokens: int
+    completion_tokens: int
+    estimated: bool
+    streamed: bool
+    ending: str
+    tries: int
+
+
+class RequestList(Message, frozen=True, omit_defaults=False):
+    requests: tuple[RequestView, ...] = ()
+    next: str = ""  # ask for `before` this to go on; empty: there are no more

@@ -1,5 +1,5 @@
 """Throws away what nobody needs any more: tombstones, ended sessions, revocations that outlived every credential,
-operations of long ago, rules that were withdrawn and what they meant."""
+operations and receipts of long ago, rules that were withdrawn and what they meant."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from corral.store import (
     bus_credentials,
     node_tombstones,
     operations,
+    receipts,
     revisions,
     web_sessions,
 )
@@ -35,8 +36,10 @@ class Housekeeping:
         *,
         interval_s: float = 3600.0,
         keep_operations_s: float = 30 * 86400.0,
+        keep_receipts_s: float = 14 * 86400.0,
     ) -> None:
         self._store = store
+        self._keep_receipts = timedelta(seconds=keep_receipts_s)
         self._keep_operations = timedelta(seconds=keep_operations_s)
         self._leadership = leadership
         self._clock = clock
@@ -53,6 +56,7 @@ class Housekeeping:
             await node_tombstones.prune(tx, older_than_s=_KEEP_TOMBSTONES_S)
             await web_sessions.prune_expired(tx, await tx.now())
             await bus_credentials.prune_expired(tx)
+            await receipts.prune(tx, await tx.now() - self._keep_receipts)
             await self._forget_operations(tx)
 
     async def _forget_operations(self, tx: Transaction) -> None:

@@ -38,6 +38,7 @@ from corral.controller.models.setup import open_models
 from corral.controller.overview import Overview
 from corral.controller.presence import Presence
 from corral.controller.readiness import Readiness
+from corral.controller.receipts import ReceiptBook
 from corral.controller.registry.admission import AdmissionRules, NodeApi
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
@@ -194,6 +195,7 @@ async def serve(
                 "loads": replicas.loads,
                 "replica_rows": replicas.rows,
                 "schedules": catalogued.schedules,
+                "receipts": ReceiptBook(store, clock),
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
                 **web_dependencies(clock),
@@ -202,7 +204,13 @@ async def serve(
             ca_pem=ca.certificate_pem if ca else "",
         )
         async with asyncio.TaskGroup() as tasks:  # the first to fail takes the others down with it
-            housekeeping = Housekeeping(store, leadership, clock, keep_operations_s=settings.keep_operations_s)
+            housekeeping = Housekeeping(
+                store,
+                leadership,
+                clock,
+                keep_operations_s=settings.keep_operations_s,
+                keep_receipts_s=settings.keep_receipts_s,
+            )
             parts = (
                 watch,
                 heartbeats,

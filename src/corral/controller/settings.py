@@ -249,6 +249,9 @@ class _ControllerSettings:
         default=Seconds(6 * 3600),
         check=_positive,
     )
+    keep_receipts_s: Seconds = setting(
+        "what became of requests is forgotten after so long", default=Seconds(14 * 86400), check=_positive
+    )
     keep_operations_s: Seconds = setting(
         "operations that ended so long ago are forgotten", default=Seconds(30 * 86400), check=_positive, advanced=True
     )

@@ -7,6 +7,7 @@ waits for it. The ring is bounded: what finds no room is counted, not kept.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -142,6 +143,7 @@ class ReceiptSender:
         self._server_now = server_now
         self._waiting = waiting
         self._interval_s = interval_s
+        self._gateway = secrets.token_hex(8)
         self._unsent: list[Receipt] = []
         self._told_waiting = False
         self._trouble = ""
@@ -158,7 +160,7 @@ class ReceiptSender:
             waiting = self._waiting()
             while self._unsent or self._ring.dropped or waiting or self._told_waiting:
                 batch, dropped = tuple(self._unsent[:_PER_BATCH]), self._ring.dropped
-                await self._desk.send_receipts(Receipts(receipts=batch, dropped=dropped, waiting=waiting))
+                await self._desk.send_receipts(Receipts(self._gateway, batch, dropped, waiting))
                 del self._unsent[: len(batch)]
                 self._ring.dropped -= dropped
                 self._told_waiting = bool(waiting)

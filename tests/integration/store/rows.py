@@ -22,6 +22,7 @@ from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation, OperationRequest
+from corral.store.receipts import StoredReceipt
 from corral.store.replicas import Replica
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
@@ -178,3 +179,21 @@ def a_job(model: str = "smol", **known: Any) -> LoadJob:
         "retry_at": NOON,
     }
     return LoadJob(model, **(defaults | known))
+
+
+def a_receipt(**known: Any) -> StoredReceipt:
+    defaults: dict[str, Any] = {
+        "at": NOON,
+        "id": f"request-{next(_numbers)}",
+        "key_id": "k",
+        "model": "smol",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "total_us": 1_500,
+        "tries": 1,
+        "estimated": False,
+        "streamed": True,
+    }
+    defaults |= dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending"), "") | defaults
+    numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens")
+    return StoredReceipt(**(dict.fromkeys(numbers, 0) | defaults | known))

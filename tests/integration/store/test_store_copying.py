@@ -34,6 +34,7 @@ from corral.store import (
     open_store,
     operation_nodes,
     operations,
+    receipts,
     replicas,
     revisions,
     settings_kv,
@@ -50,6 +51,7 @@ from tests.integration.store.rows import (
     a_job,
     a_model,
     a_node,
+    a_receipt,
     a_replica,
     a_rule,
     a_schedule,
@@ -98,6 +100,7 @@ async def fill(store: Store) -> None:
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
+            await receipts.insert(tx, [a_receipt(node_id=node.id, total_us=2**40)])
             await models.put(tx, a_model(f"model-{number}"))
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])

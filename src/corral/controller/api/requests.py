@@ -1,0 +1,54 @@
+"""`/api/requests`: what became of requests for models; and the door through which gateways tell of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from litestar import get, post
+from litestar.params import Parameter
+
+from corral.contract.codec import Undecodable, decode
+from corral.contract.receipts import Receipts, RequestList
+from corral.controller.api.asking import AnyRequest
+from corral.controller.api.auth import gateways, viewers
+from corral.controller.receipts import ReceiptBook
+from corral.kit.errors import Invalid
+
+Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]
+Before = Annotated[str, Parameter(max_length=300, description="Go on from here: what `next` said")]
+Since = Annotated[datetime | None, Parameter(description="Only those that came since then (RFC 3339)")]
+OfModel = Annotated[str, Parameter(max_length=255, description="Only for this model, or answered by it")]
+OfKey = Annotated[str, Parameter(max_length=255, description="Only of this key, by id or name")]
+OnNode = Annotated[str, Parameter(max_length=255, description="Only answered by this node, by id or name")]
+Failed = Annotated[bool, Parameter(description="Only those answered with 400 or more")]
+
+
+@get("/api/requests", guards=[viewers], tags=["requests"], summary="What became of requests, the newest first")
+async def list_requests(
+    receipts: ReceiptBook,
+    limit: Limit = 50,
+    before: Before = "",
+    since: Since = None,
+    model: OfModel = "",
+    key: OfKey = "",
+    node: OnNode = "",
+    failed: Failed = False,
+) -> RequestList:
+    if since is not None and since.tzinfo is None:
+        raise Invalid("since: say in which time zone, like 2026-01-31T12:00:00Z")
+    return await receipts.list_views(
+        limit=limit, failed=failed, model=model, key=key, node=node, since=since, before=before
+    )
+
+
+@post("/internal/receipts", guards=[gateways], status_code=202, include_in_schema=False)
+async def take_receipts(request: AnyRequest, receipts: ReceiptBook) -> None:
+    try:
+        batch = decode(Receipts, await request.body())
+    except Undecodable as error:
+        raise Invalid(f"these are no receipts: {error}") from error
+    await receipts.take(batch)
+
+
+ROUTES: tuple[Any, ...] = (list_requests, take_receipts)

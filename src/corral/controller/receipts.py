@@ -1,0 +1,153 @@
+"""What gateways tell of the requests they served: stored, listed, and how many wait right now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from datetime import UTC, datetime
+
+from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
+from corral.controller.registry.views import rfc3339
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid
+from corral.kit.log import get_log
+from corral.store import receipts
+from corral.store.api import Store
+from corral.store.receipts import NamedReceipt, StoredReceipt
+
+log = get_log(__name__)
+
+_SILENT_AFTER_S = 5.0  # a gateway with requests that wait tells of them every second
+_LONGEST = 512  # of a text in a receipt
+_LARGEST = 2**53
+
+
+class ReceiptBook:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._waiting: dict[str, tuple[float, dict[str, int]]] = {}  # by gateway: when it told, and what
+        self.dropped = 0  # receipts that gateways had no room for
+
+    async def take(self, batch: Receipts) -> None:
+        self._hear(batch)
+        if batch.dropped:
+            self.dropped += batch.dropped
+            log.warning("a gateway had no room for receipts", dropped=batch.dropped)
+        if batch.receipts:
+            async with self._store.write() as tx:
+                await receipts.insert(tx, [_stored(receipt) for receipt in batch.receipts])
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait at gateways which tell this controller, by model."""
+        fresh = self._clock.monotonic() - _SILENT_AFTER_S
+        total: Counter[str] = Counter()
+        for told_at, waiting in self._waiting.values():
+            if told_at >= fresh:
+                total.update(waiting)
+        return dict(total)
+
+    async def list_views(
+        self, *, limit: int, failed: bool, model: str, key: str, node: str, since: datetime | None, before: str
+    ) -> RequestList:
+        place, place_id = _read_place(before) if before else (None, None)
+        async with self._store.read() as tx:
+            found = await receipts.list_(
+                tx,
+                limit=limit,
+                failed=failed,
+                model=model or None,
+                key=key or None,
+                node=node or None,
+                since=since,
+                before=place,
+                before_id=place_id,
+            )
+        more = f"{found[-1].receipt.at.isoformat()}~{found[-1].receipt.id}" if len(found) == limit else ""
+        return RequestList(tuple(_view(each) for each in found), more)
+
+    def _hear(self, batch: Receipts) -> None:
+        if batch.waiting:
+            self._waiting[batch.gateway] = (self._clock.monotonic(), batch.waiting)
+        else:
+            self._waiting.pop(batch.gateway, None)
+
+
+def _read_place(text: str) -> tuple[datetime, str]:
+    moment, mark, request_id = text.partition("~")
+    at: datetime | None = None
+    with contextlib.suppress(ValueError):
+        at = datetime.fromisoformat(moment)
+    if at is None or at.tzinfo is None or not mark:
+        raise Invalid("before: use what `next` said")
+    return at, request_id
+
+
+def _stored(told: Receipt) -> StoredReceipt:
+    return StoredReceipt(
+        at=datetime.fromtimestamp(min(max(told.at, 0.0), 2**33), UTC),
+        id=_text(told.id),
+        key_id=_text(told.key_id),
+        model=_text(told.model),
+        path=_text(told.path),
+        served_by=_text(told.served_by),
+        node_id=_text(told.node_id),
+        process_id=_text(told.process_id),
+        revision=_text(told.revision),
+        digest=_text(told.digest),
+        ending=_text(told.ending),
+        status=_number(told.status),
+        replica=_number(told.replica),
+        queue_us=_us(told.queue_ms),
+        load_us=_us(told.load_ms),
+        first_byte_us=_us(told.first_byte_ms),
+        total_us=_us(told.total_ms),
+        prompt_tokens=_number(told.prompt_tokens),
+        completion_tokens=_number(told.completion_tokens),
+        tries=_number(told.tries),
+        estimated=told.estimated,
+        streamed=told.streamed,
+    )
+
+
+def _text(value: str) -> str:
+    # PostgreSQL takes no NUL in a text.
+    return value[:_LONGEST].replace("\0", "")
+
+
+def _number(value: int) -> int:
+    return min(max(value, 0), _LARGEST)
+
+
+def _us(ms: float) -> int:
+    return _number(round(ms * 1000))
+
+
+def _view(named: NamedReceipt) -> RequestView:
+    kept = named.receipt
+    return RequestView(
+        id=kept.id,
+        at=rfc3339(kept.at),
+        key_id=kept.key_id,
+        key=named.key,
+        model=kept.model,
+        served_by=kept.served_by,
+        path=kept.path,
+        status=kept.status,
+        node_id=kept.node_id,
+        node=named.node,
+        process_id=kept.process_id,
+        replica=kept.replica,
+        revision=kept.revision,
+        digest=kept.digest,
+        queue_ms=kept.queue_us / 1000,
+        load_ms=kept.load_us / 1000,
+        first_byte_ms=kept.first_byte_us / 1000,
+        total_ms=kept.total_us / 1000,
+        prompt_tokens=kept.prompt_tokens,
+        completion_tokens=kept.completion_tokens,
+        estimated=kept.estimated,
+        streamed=kept.streamed,
+        ending=kept.ending,
+        tries=kept.tries,
+    )

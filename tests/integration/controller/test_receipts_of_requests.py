@@ -1,0 +1,93 @@
+"""What gateways tell of requests, and how people read it: over HTTP and by `corral requests`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.fleet import Answer, http
+from tests.support.processes import CORRAL
+
+BATCH = {
+    "gateway": "g1",
+    "dropped": 2,
+    "receipts": [
+        {
+            "id": f"r{number}",
+            "at": 1_800_000_000.0 + number,
+            "key_id": "gone",
+            "model": "smol" if number % 2 else "other",
+            "path": "/v1/chat/completions",
+            "status": 200 if number else 503,
+            "queue_ms": 1.5,
+            "total_ms": 250.25,
+            "prompt_tokens": 7,
+            "completion_tokens": 5,
+            "streamed": True,
+            "ending": "client_left" if number == 3 else "",
+        }
+        for number in range(4)
+    ],
+}
+
+
+def tell(cluster: Cluster, batch: dict[str, Any], *, key: str = "") -> Answer:
+    gateway_key = (cluster.secrets / "gateway.key").read_text().strip()
+    url = f"http://127.0.0.1:{cluster.members[0].controller_port}/internal/receipts"
+    return http("POST", url, key=key or gateway_key, body=batch)
+
+
+def read(cluster: Cluster, query: str = "") -> dict[str, Any]:
+    answer = http("GET", f"{cluster.members[0].url}/api/requests{query}", key=cluster.key)
+    assert answer.status == 200, answer
+    return dict(answer.json())
+
+
+@pytest.fixture(scope="module")
+def told(cluster: Cluster) -> Cluster:
+    assert tell(cluster, BATCH).status == 202
+    assert tell(cluster, BATCH).status == 202  # its answer was lost
+    return cluster
+
+
+def test_they_are_listed_page_by_page(told: Cluster) -> None:
+    first = read(told, "?limit=3")
+    assert [row["id"] for row in first["requests"]] == ["r3", "r2", "r1"]
+    rest = read(told, f"?limit=3&before={first['next'].replace('+', '%2B')}")
+    assert [row["id"] for row in rest["requests"]] == ["r0"]
+    assert rest["next"] == ""
+    row = first["requests"][0]
+    assert (row["at"], row["model"], row["total_ms"], row["queue_ms"]) == (
+        "2027-01-15T08:00:03.000Z",
+        "smol",
+        250.25,
+        1.5,
+    )
+    assert [row["id"] for row in read(told, "?model=smol")["requests"]] == ["r3", "r1"]
+    assert [row["id"] for row in read(told, "?failed=true")["requests"]] == ["r0"]
+    assert [row["id"] for row in read(told, "?since=2027-01-15T08:00:02Z")["requests"]] == ["r3", "r2"]
+
+
+def test_only_gateways_tell_and_only_viewers_read(told: Cluster) -> None:
+    assert tell(told, BATCH, key=told.key).status == 403
+    assert http("GET", f"{told.members[0].url}/api/requests", key="ck_wrong").status == 401
+    assert http("GET", f"{told.members[0].url}/api/requests?before=x", key=told.key).status == 400
+    assert http("GET", f"{told.members[0].url}/api/requests?since=2027-01-15T08:00:02", key=told.key).status == 400
+
+
+def test_people_read_them_on_the_command_line(told: Cluster) -> None:
+    def run(*words: str) -> str:
+        place = {"CORRAL_URL": told.members[0].url, "CORRAL_KEY": told.key}
+        return subprocess.run(
+            [*CORRAL, "requests", *words], env=told.env | place, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+
+    assert [row["id"] for row in json.loads(run("--json", "--model", "smol"))] == ["r3", "r1"]
+    lines = run("-n", "2").splitlines()
+    assert lines[0].split() == ["WHEN", "MODEL", "KEY", "STATUS", "QUEUED", "TOTAL", "IN", "OUT", "REMARK"]
+    assert "the client left" in lines[1]
+    assert "250 ms" in lines[1]

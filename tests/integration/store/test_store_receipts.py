@@ -1,0 +1,58 @@
+"""Receipts: stored once, found by what people ask for, forgotten in time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from corral.store import Store, api_keys, nodes, receipts
+from corral.store.api_keys import ApiKey
+from tests.integration.store.rows import NOON, a_node, a_receipt
+
+
+async def ids(store: Store, limit: int = 10, **wanted: Any) -> list[str]:
+    async with store.read() as tx:
+        return [each.receipt.id for each in await receipts.list_(tx, limit=limit, **wanted)]
+
+
+async def test_a_receipt_comes_back_whole_and_with_names(store: Store) -> None:
+    node = a_node(name="barn")
+    told = a_receipt(node_id=node.id, key_id="k1", replica=2, digest="sha256:a", queue_us=7, ending="client_left")
+    async with store.write() as tx:
+        await nodes.insert(tx, node)
+        await api_keys.insert(tx, ApiKey("k1", "notebook", "h", "inference", NOON))
+        await receipts.insert(tx, [told])
+        await receipts.insert(tx, [told, a_receipt(id="orphan", at=NOON - timedelta(seconds=1))])  # a batch told twice
+    async with store.read() as tx:
+        first, second = await receipts.list_(tx, limit=10)
+    assert (first.receipt, first.node, first.key) == (told, "barn", "notebook")
+    assert (second.receipt.id, second.node, second.key) == ("orphan", "", "")
+
+
+async def test_they_are_found_by_model_key_node_status_and_time(store: Store) -> None:
+    node = a_node(name="barn")
+    rows = [
+        a_receipt(id="a", at=NOON, model="smol", node_id=node.id),
+        a_receipt(id="b", at=NOON + timedelta(seconds=1), model="alias", served_by="smol", status=503),
+        a_receipt(id="c", at=NOON + timedelta(seconds=2), model="other", key_id="k2"),
+        a_receipt(id="d", at=NOON + timedelta(seconds=2), model="other"),
+    ]
+    async with store.write() as tx:
+        await nodes.insert(tx, node)
+        await api_keys.insert(tx, ApiKey("k2", "guests", "h", "inference", NOON))
+        await receipts.insert(tx, rows)
+    assert await ids(store) == ["c", "d", "b", "a"]
+    assert await ids(store, limit=2) == ["c", "d"]
+    assert await ids(store, before=NOON + timedelta(seconds=2), before_id="c") == ["d", "b", "a"]
+    assert await ids(store, model="smol") == ["b", "a"]
+    assert await ids(store, node="barn") == await ids(store, node=node.id) == ["a"]
+    assert await ids(store, key="guests") == await ids(store, key="k2") == ["c"]
+    assert await ids(store, failed=True) == ["b"]
+    assert await ids(store, since=NOON + timedelta(seconds=1), model="other") == ["c", "d"]
+
+
+async def test_old_ones_are_forgotten(store: Store) -> None:
+    async with store.write() as tx:
+        await receipts.insert(tx, [a_receipt(id="old"), a_receipt(id="new", at=NOON + timedelta(days=1))])
+        assert await receipts.prune(tx, NOON + timedelta(hours=1)) == 1
+    assert await ids(store) == ["new"]
