@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
 from corral.kit.signing import Signer
 from corral.worker.addresses import HostPort
@@ -67,7 +67,7 @@ async def open_site(folder: Path, **changed: Any) -> AsyncIterator[Worksite]:
     tokens.trust(signer.public_key, NODE)
     with swept(folder / "processes"):
         async with Supervisor(settings(folder / "processes", **changed)) as supervisor:
-            files = RequestFiles(folder / "requests")
+            files = LocalFiles(folder / "requests")
             door = Door(Standing("boot-1", "w1"), tokens, WorkerMetrics(), supervisor, files)
             certificate = IngressCertificate(folder)
             async with Ingress(HostPort("127.0.0.1", 0), door, tokens, certificate, clock.now) as ingress:

@@ -14,7 +14,7 @@ from corral.inference import generating, listening, small_calls, speaking, vecto
 from corral.inference.asked import Asked
 from corral.inference.calling import Caller
 from corral.inference.refusals import JSON, Refused, not_bridged
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import Files
 from corral.inference.served import Served
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -34,7 +34,7 @@ _ASKED: dict[bytes, Callable[[Caller, Asked, Responder], Awaitable[int]]] = {
     b"/vad": small_calls.find_speech,
 }
 # A form with a file in it.
-_FORMS: dict[bytes, Callable[[Caller, Request, Responder, RequestFiles], Awaitable[int]]] = {
+_FORMS: dict[bytes, Callable[[Caller, Request, Responder, Files], Awaitable[int]]] = {
     b"/v1/audio/transcriptions": listening.transcribe,
     b"/v1/audio/translations": listening.translate,
     b"/v1/audio/diarization": listening.diarize,
@@ -78,8 +78,8 @@ _NOT_BRIDGED = {
 class Bridge:
     """Of one process. `close` it when that process is gone: the last request under way closes it in truth."""
 
-    def __init__(self, served: Served, files: RequestFiles) -> None:
-        """`files`: on a disk that the process sees under the same paths."""
+    def __init__(self, served: Served, files: Files) -> None:
+        """`files`: where the process can read and write them."""
         self.served = served
         self._files = files
         self._caller = Caller(served)

@@ -12,7 +12,7 @@ from corral.contract.http import Request
 from corral.inference.asked import Asked
 from corral.inference.multipart import FormReader, Part, boundary_of
 from corral.inference.refusals import Refused, bad
-from corral.inference.request_files import RequestFiles, extension_of
+from corral.inference.request_files import Folder, extension_of
 
 LARGEST_FILE = 256 * 1024 * 1024
 LARGEST_FIELDS = 1024 * 1024
@@ -21,7 +21,7 @@ _WRITE_BYTES = 1024 * 1024
 
 @dataclass
 class Form:
-    file: Path
+    file: str  # as the backend knows it
     fields: dict[str, list[str]] = field(default_factory=dict)
 
     def text(self, name: str, default: str = "") -> str:
@@ -50,11 +50,11 @@ class Form:
         return Asked({name: self.number(name)}).whole(name) or 0
 
 
-async def read_form(request: Request, files: RequestFiles, folder: Path, *, largest: int = LARGEST_FILE) -> Form:
+async def read_form(request: Request, folder: Folder, *, largest: int = LARGEST_FILE) -> Form:
     """The part called `file` lies in `folder` afterwards. Raises Refused."""
     reader = FormReader(boundary_of(request.header(b"content-type") or b""))
     with contextlib.ExitStack() as stack:
-        taking = _Taking(folder, files, largest, stack)
+        taking = _Taking(folder.here, largest, stack)
         async for data in request.body.chunks():
             for event in reader.feed(data):
                 taking.take(event)
@@ -62,13 +62,12 @@ async def read_form(request: Request, files: RequestFiles, folder: Path, *, larg
                 await asyncio.to_thread(taking.write)
         reader.close()
         await asyncio.to_thread(taking.write)
-    return taking.form()
+    return Form(await folder.hand_over(taking.file), taking.fields())
 
 
 class _Taking:
-    def __init__(self, folder: Path, files: RequestFiles, largest: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, largest: int, stack: contextlib.ExitStack) -> None:
         self._folder = folder
-        self._files = files
         self._largest = largest
         self._stack = stack
         self._fields: dict[str, list[bytearray]] = {}
@@ -97,13 +96,15 @@ class _Taking:
         self._pieces.clear()
         self.waiting = 0
 
-    def form(self) -> Form:
-        if self._path is None or self._out is None:
+    @property
+    def file(self) -> Path:
+        if self._path is None:
             raise bad("file", "The form has no file.")
-        fields = {
-            name: [bytes(value).decode(errors="replace") for value in told] for name, told in self._fields.items()
-        }
-        return Form(self._path, fields)
+        return self._path
+
+    def fields(self) -> dict[str, list[str]]:
+        told = self._fields.items()
+        return {name: [value.decode(errors="replace") for value in values] for name, values in told}
 
     def _begin(self, part: Part) -> None:
         self._part = part
@@ -114,7 +115,6 @@ class _Taking:
                 raise bad("file", "The form has more than one file.")
             self._path = self._folder / f"input{extension_of(part.filename)}"
             self._out = self._stack.enter_context(self._path.open("xb"))
-            self._files.hand_over(self._path)
 
     def _take_file(self, data: bytes) -> None:
         self._file_bytes += len(data)

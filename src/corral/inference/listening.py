@@ -12,24 +12,24 @@ from corral.inference.calling import Caller
 from corral.inference.forms import Form, read_form
 from corral.inference.generating import EVENTS
 from corral.inference.refusals import JSON, Refused, bad
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import Files
 from corral.inference.shapes import event
 from corral.inference.transcripts import FORMATS, text_of
 
 _GRANULARITIES = ("segment", "word")
 
 
-async def transcribe(caller: Caller, request: Request, responder: Responder, files: RequestFiles) -> int:
+async def transcribe(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
     return await _transcribe(caller, request, responder, files, "transcribe")
 
 
-async def translate(caller: Caller, request: Request, responder: Responder, files: RequestFiles) -> int:
+async def translate(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
     return await _transcribe(caller, request, responder, files, "translate")
 
 
-async def _transcribe(caller: Caller, request: Request, responder: Responder, files: RequestFiles, task: str) -> int:
-    with files.open() as folder:
-        form = await read_form(request, files, folder)
+async def _transcribe(caller: Caller, request: Request, responder: Responder, files: Files, task: str) -> int:
+    async with files.open() as folder:
+        form = await read_form(request, folder)
         wanted = form.text("response_format", "json")
         if wanted not in FORMATS:
             raise bad("response_format", f"response_format must be one of {', '.join(FORMATS)}.")
@@ -52,7 +52,7 @@ def _asked(caller: Caller, form: Form, task: str) -> pb.TranscriptRequest:
     threads = served.setting("threads")
     language = served.setting("parameters", "language")
     return pb.TranscriptRequest(
-        dst=str(form.file),
+        dst=form.file,
         language=form.text("language") or (language if isinstance(language, str) else ""),
         threads=threads if isinstance(threads, int) and 0 < threads < 1024 else 0,
         translate=task == "translate" or form.flag("translate"),
@@ -101,11 +101,11 @@ async def _events(replies: AsyncIterator[pb.TranscriptStreamResponse]) -> AsyncG
     yield event({"type": "transcript.text.done", "text": whole or "".join(said)})
 
 
-async def diarize(caller: Caller, request: Request, responder: Responder, files: RequestFiles) -> int:
-    with files.open() as folder:
-        form = await read_form(request, files, folder)
+async def diarize(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
+    async with files.open() as folder:
+        form = await read_form(request, folder)
         asked = pb.DiarizeRequest(
-            dst=str(form.file),
+            dst=form.file,
             language=form.text("language"),
             num_speakers=form.whole("num_speakers"),
             min_speakers=form.whole("min_speakers"),

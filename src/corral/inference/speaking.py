@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import msgspec
 
@@ -20,14 +19,15 @@ from corral.contract.sources import is_safe_path
 from corral.inference.asked import Asked
 from corral.inference.calling import Caller
 from corral.inference.refusals import BrokenOff, Refused, bad
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import Files, Folder
 
 SAMPLE_RATE = 16_000
+SPEECH = "speech.wav"
 _KINDS = {"wav": b"audio/wav", "mp3": b"audio/mpeg", "opus": b"audio/ogg", "flac": b"audio/flac", "pcm": b"audio/pcm"}
 _PIECE_BYTES = 64 * 1024
 
 
-async def speak(caller: Caller, asked: Asked, responder: Responder, files: RequestFiles) -> int:
+async def speak(caller: Caller, asked: Asked, responder: Responder, files: Files) -> int:
     request = _request(caller, asked)
     wanted = asked.text("response_format")
     if wanted and wanted not in _KINDS:
@@ -40,13 +40,12 @@ async def speak(caller: Caller, asked: Asked, responder: Responder, files: Reque
         streamed = await _stream(caller, request, responder, header=wanted != "pcm")
         if streamed:
             return 200
-    with files.open() as folder:
-        spoken = folder / "speech.wav"
-        request.dst = str(spoken)
+    async with files.open() as folder:
+        request.dst = folder.there(SPEECH)
         result = await caller.ask("TTS", request, pb.Result)
         if not result.success:
             raise Refused(500, f"TTS: {result.message or 'no reason given'}", code="backend_failed")
-        await _send_file(responder, spoken, wanted)
+        await _send_file(responder, folder, wanted)
     return 200
 
 
@@ -81,15 +80,16 @@ def _own_voice(voice: str, folder: str) -> str:
     return path if path and os.path.isfile(path) else voice
 
 
-async def _send_file(responder: Responder, path: Path, wanted: str) -> None:
+async def _send_file(responder: Responder, folder: Folder, wanted: str) -> None:
     try:
-        size = (await asyncio.to_thread(path.stat)).st_size
+        path = await folder.fetch(SPEECH)
     except FileNotFoundError as error:
-        raise Refused(502, "The backend said it spoke, and wrote nothing.", code="backend_failed") from error
-    if not size:
-        raise Refused(502, "The backend said it spoke, and wrote nothing.", code="backend_failed")
+        raise _silent() from error
     with path.open("rb") as file:
-        found = kind_of(await asyncio.to_thread(file.read, 64))
+        beginning = await asyncio.to_thread(file.read, 64)
+        if not beginning:
+            raise _silent()
+        found = kind_of(beginning)
         skipped = 0
         if wanted == "pcm" and found == "wav":
             file.seek(0)
@@ -103,6 +103,10 @@ async def _send_file(responder: Responder, path: Path, wanted: str) -> None:
                 yield data
 
         await responder.stream(200, _headers(wanted or found), pieces())
+
+
+def _silent() -> Refused:
+    return Refused(502, "The backend said it spoke, and wrote nothing.", code="backend_failed")
 
 
 def kind_of(beginning: bytes) -> str:

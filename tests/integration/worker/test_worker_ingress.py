@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
 from corral.worker.addresses import HostPort
 from corral.worker.agent.certificate import IngressCertificate
@@ -190,7 +190,7 @@ async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer,
 async def test_every_interface_means_both_protocols(tmp_path: Path) -> None:
     clock = ServerClock(SystemClock())
     tokens, metrics = TokenCheck(clock.now), WorkerMetrics()
-    files = RequestFiles(tmp_path / "requests")
+    files = LocalFiles(tmp_path / "requests")
     door = Door(Standing("b", "w1"), tokens, metrics, Supervisor(SupervisorSettings(tmp_path)), files)
     certificate = IngressCertificate(tmp_path)
     hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() and _has_v6_loopback() else ["127.0.0.1"]

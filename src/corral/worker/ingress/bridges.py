@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.inference.request_files import RequestFiles
+from corral.inference.request_files import Files, LocalFiles
 from corral.worker.supervisor.launch import find_user
 from corral.worker.supervisor.table import Running
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from corral.inference.bridge import Bridge
 
 
-def open_request_files(folder: Path, backend_user: str) -> RequestFiles:
+def open_request_files(folder: Path, backend_user: str) -> LocalFiles:
     """What an earlier worker left there is removed. Raises Invalid for a user nobody knows."""
     user, _ = find_user(backend_user)
-    files = RequestFiles(folder, (user.uid, user.gid) if user is not None else None)
+    files = LocalFiles(folder, (user.uid, user.gid) if user is not None else None)
     files.sweep()
     return files
 
 
 class Bridges:
-    def __init__(self, files: RequestFiles) -> None:
+    def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[str, tuple[Running, Bridge]] = {}
 
