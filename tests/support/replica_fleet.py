@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -219,7 +219,7 @@ class ScriptedFiles:
     def find(self, digest: str) -> Path | None:
         return None
 
-    def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
+    def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
         return ("https://blobs.test",), f"token-of-{node_id}"
 
 

@@ -163,7 +163,7 @@ async def serve(
             live_for_s=settings.lease_ttl_s,
             compat_localai=settings.compat_localai,
         )
-        presence = Presence(store, instance, clock, interval_s=settings.lease_ttl_s / 3)
+        presence = Presence(store, instance, clock, interval_s=settings.lease_ttl_s / 3, blob_url=opened_files.url)
         app = build_app(
             {
                 "access": access,
@@ -222,7 +222,7 @@ async def serve(
                 *backends.parts,
                 *catalogued.parts,
                 *replicas.parts,
-                opened_files.files,
+                *opened_files.parts,
             )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with (

@@ -21,18 +21,21 @@ _FORGET_AFTER = timedelta(days=7)
 class Presence:
     name = "presence"
 
-    def __init__(self, store: Store, instance: str, clock: Clock, *, interval_s: float) -> None:
+    def __init__(self, store: Store, instance: str, clock: Clock, *, interval_s: float, blob_url: str = "") -> None:
         self._store = store
         self._instance = instance
         self._clock = clock
         self._interval_s = interval_s
+        self._blob_url = blob_url
 
     async def run(self) -> None:
         await run_every("presence", self._interval_s, self.tell, clock=self._clock, worst_wait_s=self._interval_s)
 
     async def tell(self) -> None:
         async with self._store.write() as tx:
-            await controllers.seen(tx, self._instance, host=socket.gethostname(), version=__version__)
+            await controllers.seen(
+                tx, self._instance, host=socket.gethostname(), version=__version__, blob_url=self._blob_url
+            )
             await controllers.prune(tx, await tx.now() - _FORGET_AFTER)
 
     async def leave(self) -> None:

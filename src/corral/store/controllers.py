@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Column, Table, Text, bindparam, select
+from sqlalchemy import Column, Table, Text, bindparam, select, text
 from sqlalchemy import delete as delete_from
 
 from corral.store.api import Transaction
@@ -19,6 +19,7 @@ class Controller(msgspec.Struct, frozen=True):
     version: str
     started_at: datetime
     seen_at: datetime
+    blob_url: str = ""  # where it serves model files; empty = it does not say
 
 
 table = Table(
@@ -29,12 +30,13 @@ table = Table(
     Column("version", Text, nullable=False),
     Column("started_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
+    Column("blob_url", Text, nullable=False, server_default=text("''")),  # for those who do not know the column yet
 )
 
 _INSERT = insert_whole(table).values(started_at=now(), seen_at=now())
 _SEEN = _INSERT.on_conflict_do_update(
     index_elements=[table.c.id],
-    set_={name: _INSERT.excluded[name] for name in ("host", "version", "seen_at")},
+    set_={name: _INSERT.excluded[name] for name in ("host", "version", "seen_at", "blob_url")},
 )
 _ALL = select(table).order_by(table.c.started_at, table.c.id)
 _LIVE = _ALL.where(table.c.seen_at > now_plus("ago_us"))
@@ -42,9 +44,9 @@ _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
 _PRUNE = delete_from(table).where(table.c.seen_at < bindparam("before", type_=Instant()))
 
 
-async def seen(tx: Transaction, controller_id: str, *, host: str, version: str) -> None:
+async def seen(tx: Transaction, controller_id: str, *, host: str, version: str, blob_url: str = "") -> None:
     """I am here; the first time also: since now."""
-    await tx.execute(_SEEN, {"id": controller_id, "host": host, "version": version})
+    await tx.execute(_SEEN, {"id": controller_id, "host": host, "version": version, "blob_url": blob_url})
 
 
 async def list_(tx: Transaction) -> list[Controller]:

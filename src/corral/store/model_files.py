@@ -47,6 +47,7 @@ _PUT = _INSERT.on_conflict_do_update(
 _ALL = select(table).order_by(table.c.model, table.c.path)
 _OF = _ALL.where(table.c.model == bindparam("model"))
 _OF_THESE = _ALL.where(among(table.c.model, "models"))
+_BY_DIGEST = _ALL.where(table.c.digest == bindparam("digest"))
 _DIGESTS = select(table.c.digest).distinct()
 
 
@@ -63,6 +64,11 @@ async def list_(tx: Transaction, models: Sequence[str] | None = None) -> list[St
 
 async def list_of(tx: Transaction, model: str) -> list[StoredFile]:
     return records(StoredFile, await tx.fetch_all(_OF, {"model": model}))
+
+
+async def list_by_digest(tx: Transaction, digest: str) -> list[StoredFile]:
+    """Every model that has this very file."""
+    return records(StoredFile, await tx.fetch_all(_BY_DIGEST, {"digest": digest}))
 
 
 async def list_digests(tx: Transaction) -> list[str]:

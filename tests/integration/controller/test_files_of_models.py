@@ -22,22 +22,27 @@ from corral.blobs.fetcher import Fetcher, FetchLimits
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.progress import Progress
 from corral.blobs.remote import open_session
+from corral.blobs.serving.server import ServingLimits
 from corral.blobs.space import Room
 from corral.blobs.store import BlobStore
 from corral.contract.access import Scope
+from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.contract.sources import Wheel
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.images import Images
+from corral.controller.files.missing import Missing
 from corral.controller.files.model_files import ModelFiles, Upkeep
+from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
 from corral.gallery.pypi.locking import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
-from corral.store import Store, model_files, models, open_store
+from corral.store import Store, controllers, model_files, models, open_store
 from corral.store.models import Model
+from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import WorkerFiles
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import ImageRegistry, layer, make_artifact, make_image, push_image, registry
@@ -47,6 +52,9 @@ __all__ = ["registry"]  # a fixture
 
 WEIGHTS = os.urandom(1_500_000)
 DIGEST = "sha256:" + hashlib.sha256(WEIGHTS).hexdigest()
+
+
+QUICK = FetchLimits(tries=9, first_wait_s=0.01, cap_wait_s=0.1)
 
 
 class OneWheel:
@@ -80,11 +88,12 @@ class Site:
     told: list[Progress] = field(default_factory=list)
     hub: str = "http://hub.invalid"
     hub_token: str = ""
+    places: Neighbours | None = None
 
-    def files(self, folder: str = "blobs", **more: Any) -> ModelFiles:
+    def files(self, folder: str = "blobs") -> ModelFiles:
         """Another `folder` is another controller."""
-        limits = FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01)
-        self.blobs = BlobStore(self.folder / folder, Fetcher(limits))
+        self.blobs = BlobStore(self.folder / folder, Fetcher(QUICK))
+        places = self.places or Neighbours(self.store, SystemClock(), own="", live_for_s=1.0, every_s=1.0)
         registry = RegistryClient(self.session, settings=RegistrySettings(tries=1))
         origins = Origins(
             self.session,
@@ -96,7 +105,9 @@ class Site:
         )
         room = Room(reserve_bytes=0, look=lambda _folder: self.free)
         upkeep = Upkeep(folder=self.folder / "models", unused_s=100.0)
-        return ModelFiles(self.store, self.blobs, origins, self.tokens, SystemClock(), room=room, upkeep=upkeep, **more)
+        return ModelFiles(
+            self.store, self.blobs, origins, self.tokens, SystemClock(), places=places, room=room, upkeep=upkeep
+        )
 
     async def install(self, **words: Any) -> Definition:
         definition = read_definition({"name": "m", "backend": "tiny"} | words)
@@ -321,17 +332,52 @@ async def test_files_of_deleted_models_are_swept(site: Site) -> None:
 
 
 @asynccontextmanager
-async def door(site: Site) -> AsyncIterator[str]:
-    async with open_door(DoorSettings(port=0), site.blobs, site.tokens.public_key, SystemClock()) as url:
+async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
+    missing = Missing(files.bring_back)
+    public = site.tokens.public_key
+    limits = ServingLimits(busy_retry_s=0)
+    async with (
+        open_door(DoorSettings(port=0), site.blobs, public, SystemClock(), coming=missing.coming, limits=limits) as url,
+        alongside(missing.run()),
+    ):
         yield url
+
+
+async def test_a_file_that_was_lost_is_brought_back_when_it_is_asked_for(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files()
+    (file,) = await files.ensure(definition)
+    site.blobs.discard(DIGEST)
+    (site.folder / "worker").mkdir()
+    async with door(site, files) as url:
+        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock(), limits=QUICK)
+        _, token = files.sources_for("node-1")
+        await worker.ensure([file], [url], token)
+        assert (site.folder / "worker" / file.path).read_bytes() == WEIGHTS
+        with pytest.raises(NotFound):
+            await worker.ensure([ReplicaFile("x", "sha256:" + "0" * 64, 1)], [url], token)
+
+
+async def test_nodes_are_sent_to_those_who_have_the_files(site: Site) -> None:
+    definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
+    files = site.files()
+    async with site.store.write() as tx:
+        for name, url in (("a", "http://own"), ("b", "http://b"), ("c", ""), ("d", "http://b")):
+            await controllers.seen(tx, name, host="h", version="1", blob_url=url)
+    places = Neighbours(site.store, SystemClock(), own="http://own", live_for_s=60.0, every_s=1.0)
+    await places.look()
+    site.places = places
+    files = site.files()
+    absent = (ReplicaFile("w", DIGEST, len(WEIGHTS)),)
+    assert files.sources_for("n", absent)[0] == ("http://b", "http://own")
+    assert files.sources_for("n", await files.ensure(definition))[0] == ("http://own", "http://b")
 
 
 async def test_a_worker_fetches_them_with_the_token_of_its_order(site: Site) -> None:
     definition = await site.install(**listed(("w", site.server.put("/w", WEIGHTS, etag='"1"'))))
-    files = site.files(urls=("http://{host}:1",))
+    files = site.files()
     got = await files.ensure(definition)
-    assert files.sources_for("node-1")[0] == ("http://{host}:1",)
-    async with door(site) as url:
+    async with door(site, files) as url:
         worker = WorkerFiles(site.folder / "worker", site.session, SystemClock())
         (site.folder / "worker").mkdir()
         _, token = files.sources_for("node-1")

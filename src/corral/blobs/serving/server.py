@@ -60,6 +60,11 @@ class ServingLimits:
 
 Find = Callable[[str], Path | None]  # by digest
 Check = Callable[[str], Refusal | None]  # given the Authorization header
+Coming = Callable[[str], bool]  # whether a blob that is not here will be soon
+
+
+def _never(_digest: str) -> bool:
+    return False
 
 
 class BlobListener:
@@ -70,12 +75,14 @@ class BlobListener:
         find: Find,
         check: Check,
         *,
+        coming: Coming = _never,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         limits: ServingLimits | None = None,
     ) -> None:
         """`tls` is asked for each connection: a certificate may be renewed meanwhile."""
         self._find = find
         self._check = check
+        self._coming = coming
         self._tls = tls
         self._limits = limits or ServingLimits()
         self._listeners: list[socket.socket] = []
@@ -206,6 +213,11 @@ class BlobListener:
             file = path.open("rb") if path is not None else None
         except FileNotFoundError:
             file = None
+        if file is None and head.digest and self._coming(head.digest):
+            connection.sendall(
+                _head(503, {"Retry-After": str(self._limits.busy_retry_s)}, 0, keep_alive=head.keep_alive)
+            )
+            return True
         if file is None:
             what = f"{head.digest} is not here" if head.digest else "there is nothing here but /blobs/sha256:…"
             return self._refuse(connection, Refusal(404, what), keep_alive=head.keep_alive)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.blobs.serving.server import BlobListener, Refusal, ServingLimits
+from corral.blobs.serving.server import BlobListener, Coming, Refusal, ServingLimits
 from corral.blobs.store import BlobStore
 from corral.contract.access import ANY_NODE, AccessClaims, Scope, refusal
 from corral.contract.codec import Undecodable, decode
@@ -104,9 +104,16 @@ class Certificate:
 
 @asynccontextmanager
 async def open_door(
-    settings: DoorSettings, blobs: BlobStore, public_key: str, clock: Clock, *, limits: ServingLimits | None = None
+    settings: DoorSettings,
+    blobs: BlobStore,
+    public_key: str,
+    clock: Clock,
+    *,
+    coming: Coming,
+    limits: ServingLimits | None = None,
 ) -> AsyncIterator[str]:
-    """Listening when entered. Yields the URL for workers, which may hold `{host}`."""
+    """Listening when entered. Yields the URL for workers, which may hold `{host}`. `coming` is told of blobs that are
+    asked for and not here, and says whether they will be."""
 
     def find(digest: str) -> Path | None:
         blob = blobs.find(digest)
@@ -114,7 +121,7 @@ async def open_door(
 
     certificate = Certificate(settings.certificate, settings.key)
     tokens = BlobTokens(public_key, clock)
-    async with BlobListener(find, tokens.check, tls=certificate.context, limits=limits) as listener:
+    async with BlobListener(find, tokens.check, coming=coming, tls=certificate.context, limits=limits) as listener:
         port = await _listen(listener, settings)
         secure = settings.certificate is not None
         if not secure and not is_loopback(settings.host):

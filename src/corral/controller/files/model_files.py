@@ -7,10 +7,12 @@ own copy on its own disk; one that lacks a file fetches it again, and then it mu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
+from corral.blobs.digests import PREFIX
 from corral.blobs.errors import WrongDigest
 from corral.blobs.partial import Wanted
 from corral.blobs.progress import Progress, Tell, tell_nobody
@@ -52,6 +54,15 @@ class Upkeep:
     sweep_every_s: float = 600.0
 
 
+class Places(Protocol):
+    """Where controllers serve their blobs."""
+
+    @property
+    def own(self) -> str: ...
+    @property
+    def others(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class _Item:
     file: ModelFile
@@ -70,17 +81,16 @@ class ModelFiles:
         tokens: IngressTokens,
         clock: Clock,
         *,
-        urls: tuple[str, ...] = (),
+        places: Places,
         room: Room | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
-        """`urls` are where workers reach this controller's blobs; `{host}` in one is the worker's to fill in."""
         self._store = store
         self._blobs = blobs
         self._origins = origins
         self._tokens = tokens
         self._clock = clock
-        self._urls = urls
+        self._places = places
         self._room = room or Room()
         self._upkeep = upkeep or Upkeep()
         self._status: dict[str, FilesStatus] = {}
@@ -126,9 +136,31 @@ class ModelFiles:
         """None: nothing is under way, and the last try, if any, went well."""
         return self._status.get(model)
 
-    def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
-        """Where that node may fetch files by digest, and what it shows there."""
-        return self._urls, self._tokens.sign(node_id, [Scope.BLOBS])
+    def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
+        """Where that node may fetch these files by digest, best first, and what it shows there. `{host}` in a URL is
+        the node's to fill in."""
+        own, others = (self._places.own,), self._places.others
+        here = all(self.find(file.digest) for file in files)
+        return own + others if here else others + own, self._tokens.sign(node_id, [Scope.BLOBS])
+
+    async def bring_back(self, digest: str) -> bool:
+        """A file some model needs that is not here (any more), from where it came; False when none needs it. Raises
+        what keeps it from coming."""
+        async with self._store.read() as tx:
+            rows = await model_files.list_by_digest(tx, digest)
+        trouble: CorralError | None = None
+        for row in rows:
+            if self.find(digest) is not None:
+                break
+            file = ModelFile(row.path, row.uri, digest.removeprefix(PREFIX), row.size_bytes)
+            item = _Item(file, row, ReplicaFile(row.path, digest, row.size_bytes))
+            try:
+                await self._fetch(row.model, item, await self._find(item), tell_nobody)
+            except CorralError as error:
+                trouble = error
+        if trouble is not None and self.find(digest) is None:
+            raise trouble
+        return bool(rows)
 
     # Upkeep
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from corral.blobs.fetcher import Fetcher
 from corral.blobs.oci.credentials import DockerConfig
@@ -15,7 +16,9 @@ from corral.blobs.store import BlobStore
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.images import Images
+from corral.controller.files.missing import Missing
 from corral.controller.files.model_files import ModelFiles, Upkeep
+from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
 from corral.controller.settings import ControllerSettings
@@ -26,10 +29,17 @@ from corral.kit.clock import Clock
 from corral.store.api import Store
 
 
+class Part(Protocol):
+    @property
+    def name(self) -> str: ...
+    async def run(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class OpenedFiles:
     files: ModelFiles
     url: str  # of the door, for workers; `{host}` is theirs to fill in
+    parts: tuple[Part, ...]  # to be run
 
 
 @asynccontextmanager
@@ -60,10 +70,15 @@ async def open_model_files(
         door = DoorSettings(
             settings.blob_host, settings.blob_port, settings.blob_url, settings.blob_tls_cert, settings.blob_tls_key
         )
-        async with open_door(door, blobs, tokens.public_key, clock) as url:
-            upkeep = Upkeep(folder=own, unused_s=settings.keep_blobs_s)
-            files = ModelFiles(store, blobs, origins, tokens, clock, urls=(url,), upkeep=upkeep)
-            yield OpenedFiles(files, url)
+        places = Neighbours(
+            store, clock, own="", live_for_s=settings.lease_ttl_s, every_s=max(1.0, settings.lease_ttl_s / 3)
+        )
+        upkeep = Upkeep(folder=own, unused_s=settings.keep_blobs_s)
+        files = ModelFiles(store, blobs, origins, tokens, clock, places=places, upkeep=upkeep)
+        missing = Missing(files.bring_back)
+        async with open_door(door, blobs, tokens.public_key, clock, coming=missing.coming) as url:
+            places.own = url
+            yield OpenedFiles(files, url, (files, places, missing))
 
 
 def _origin_settings(settings: ControllerSettings, own: Path) -> OriginSettings:

@@ -6,7 +6,7 @@ How they are fetched is `controller/files`; this remembers what came of it until
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +33,8 @@ class FilesOfModels(Protocol):
     def find(self, digest: str) -> Path | None:
         """One of them, where it is here."""
 
-    def sources_for(self, node_id: str) -> tuple[tuple[str, ...], str]:
-        """Where a node fetches them by digest, and what opens it."""
+    def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]:
+        """Where a node fetches these by digest, best first, and what opens it."""
 
 
 def _is_open(files: Files | None) -> bool:

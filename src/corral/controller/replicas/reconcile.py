@@ -391,7 +391,7 @@ class ReplicaLoop:
 
     async def _order_start(self, start: Start, definition: dict[str, Any]) -> None:
         row = start.row
-        urls, token = self._files.sources_for(row.node_id)
+        urls, token = self._files.sources_for(row.node_id, row.files or ())
         heard = await self._calls.start(
             row.node_id,
             StartReplica(
