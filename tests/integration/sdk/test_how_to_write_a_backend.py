@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import msgspec
@@ -14,20 +16,26 @@ import yaml
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendStub
 from corral.contract.manifest import Manifest, check_manifest
+from corral.contract.messages.replicas import StartReplica
+from corral.contract.models import read_definition
+from corral.sdk import Backend, Chat, ToolCall
+from corral.sdk.backend import pieces
+from corral.worker.agent.replica_spec import spec_of
+from corral.worker.installer.inventory import InstalledBackend
+from corral.worker.installer.records import VersionRecord
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.integration.sdk.conftest import TOKEN, Run
 from tests.integration.sdk.test_http_backends import ask, say
 from tests.support.supervising import ROOT, settings, swept
 from tests.support.waiting import wait_for
+from tests.support.worksite import open_site
 
 PAGE = (ROOT / "docs" / "how-to" / "write-a-backend.md").read_text()
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    return found.group(1)
+def block(language: str, number: int = 0) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[number])
 
 
 @pytest.fixture
@@ -75,3 +83,46 @@ async def test_under_the_page_s_manifest(parrot: Path, tmp_path: Path) -> None:
             answer = await asyncio.to_thread(ask, running.port, "/v1/chat/completions", say("hello"), running.token)
             assert answer[1]["choices"][0]["message"]["content"] == "You said: hello "
             await supervisor.stop_all()
+
+
+async def test_over_grpc_it_answers_as_over_http(parrot: Path, tmp_path: Path) -> None:
+    """With the page's own words for the manifest and the model."""
+    found = re.search(r"`protocol: grpc` and `command: (\[.*?\])`", PAGE)
+    assert found is not None
+    manifest = Manifest(protocol="grpc", command=tuple(yaml.safe_load(found.group(1))))
+    check_manifest(manifest)
+    definition = yaml.safe_load(block("yaml", 1))
+    build = InstalledBackend("parrot", parrot.parent, manifest, record=VersionRecord(id="v", digest="sha256:1"))
+    order = StartReplica(
+        op_id="op",
+        attempt=1,
+        process_id="p",
+        model=read_definition(definition).name,
+        replica=0,
+        backend=definition["backend"],
+        definition=definition,
+    )
+    async with open_site(tmp_path) as site:
+        running = await site.supervisor.start(spec_of(order, build, tmp_path))
+        path = f"/replicas/{running.process_id}/v1/chat/completions"
+        status, answer = await site.ask(path, method="POST", body=say("hello"))
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "Polly says: hello ")
+        assert (await site.ask(path, method="POST", body=say("")))[0] == 400
+        status, answer = await site.ask(
+            f"/replicas/{running.process_id}/v1/embeddings", method="POST", body={"input": "x"}
+        )
+        assert (status, answer["error"]["message"]) == (501, "The backend parrot does not implement Embedding.")
+
+
+async def test_the_page_s_tool_call(tmp_path: Path) -> None:
+    scope: dict[str, Any] = {"ToolCall": ToolCall}
+    exec("async def generate(chat):\n    " + "    ".join(block("python", 1).splitlines(keepends=True)), scope)
+
+    class Caller(Backend):
+        def generate(self, chat: Chat) -> AsyncIterator[ToolCall]:
+            found: AsyncIterator[ToolCall] = scope["generate"](chat)
+            return found
+
+    calls = [piece async for piece in pieces(Caller(), Chat()) if isinstance(piece, ToolCall)]
+    assert calls[0].name == "get_weather"
+    assert "".join(call.arguments for call in calls) == '{"city": "Rome"}'
