@@ -25,9 +25,15 @@ def model_row(model: ModelView) -> tuple[str, ...]:
         "" if model.alias else str(model.ready),
         wanted(model.schedule),
         size(model.size_bytes) if model.size_bytes else "",
-        model.source or model.created_by or model.origin,
+        came_from(model),
         note(model),
     )
+
+
+def came_from(model: ModelView) -> str:
+    if model.origin == "file":
+        return f"file {model.source.partition('/')[2]}"  # before it stands which folder
+    return model.source or model.created_by or model.origin
 
 
 def note(model: ModelView) -> str:
@@ -63,7 +69,7 @@ def details(model: ModelView) -> Iterator[tuple[str, str]]:
         yield "wanted", wanted(model.schedule)
         yield "on nodes with", model.schedule.node_selector
         yield "routing", model.schedule.route_policy
-    yield "from", model.source or model.origin
+    yield "from", came_from(model)
     yield "made", f"{ago(model.created_at)}{' by ' + model.created_by if model.created_by else ''}"
     yield "changed", ago(model.updated_at) if model.updated_at != model.created_at else ""
     yield "revision", model.config_revision[:12]

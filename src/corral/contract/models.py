@@ -75,7 +75,7 @@ class Definition(Message, frozen=True):
     name: str = always(str)
     whole: dict[str, Any] = msgspec.field(default_factory=dict)
     alias: str = ""  # nothing but another name for that model
-    backend: str = ""
+    backend: str = ""  # as it is named; of one with GGUF weights that names none, llama-cpp
     weights: str = ""  # parameters.model: a file below the model's folder, a hub id, or a name the engine knows
     files: tuple[ModelFile, ...] = ()
     context_size: int = 0  # 0: the engine's own
@@ -114,13 +114,14 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
     for key, value in (("parameters.model", weights), ("mmproj", _text(mapping, "mmproj"))):
         if value and "://" not in value and not is_safe_path(value):
             raise Invalid(f"{key} {value!r} leads out of the models folder")
+    files = _files(mapping)
     return Definition(
         name=name,
         whole=dict(mapping),
         alias=alias,
-        backend=backend,
+        backend=backend or _usual_backend(weights, files),
         weights=weights,
-        files=_files(mapping),
+        files=files,
         context_size=max(0, _number(mapping, "context_size", least=-1)),
         parallel=_number(mapping, "parallel"),
         memory_bytes=_size(mapping, "memory"),
@@ -179,6 +180,12 @@ def _files(mapping: Mapping[str, Any]) -> tuple[ModelFile, ...]:
     if len({file.path for file in found}) != len(found):
         raise Invalid("download_files: two entries have the same filename")
     return tuple(found)
+
+
+def _usual_backend(weights: str, files: tuple[ModelFile, ...]) -> str:
+    """Of a definition that names none (contract: GGUF goes to llama.cpp first); empty where nobody can say."""
+    named = (weights, *(file.path for file in files))
+    return "llama-cpp" if any(name.lower().endswith(".gguf") for name in named) else ""
 
 
 def _while_loading(mapping: Mapping[str, Any], name: str) -> WhileLoading:

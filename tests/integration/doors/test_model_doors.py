@@ -185,3 +185,13 @@ async def test_a_viewer_looks_and_changes_nothing(api: Api) -> None:
         ("DELETE", "/api/nodes/scheduling/mine", None),
     ):
         assert (await api.call(method, path, body, key=api.viewer)).status == 403, (method, path)
+
+
+async def test_a_backend_that_a_model_names_is_not_deleted_everywhere_by_chance(api: Api) -> None:
+    await api.fleet.corral("barn")
+    await api.fleet.until(await api.install(), "done")
+    await api.post("/api/models", {"definition": MINE})
+    asked = {"kind": "delete", "backend": "vllm"}
+    held = await api.post("/api/operations", asked)
+    assert (held.status, "vllm is used by mine" in held.json["error"]) == (409, True)
+    assert (await api.post("/api/operations", {**asked, "force": True})).status == 202

@@ -24,14 +24,17 @@ from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
 from corral.controller.desired.targets import Targets
 from corral.controller.desired.world import is_current, kind_of, kinds_of, rule_of, takes_backends
+from corral.controller.models.views import definition_of
 from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
 from corral.kit.errors import Conflict, Invalid, NotFound
-from corral.store import backend_rules, backend_targets, node_backends, node_labels, nodes
+from corral.store import backend_rules, backend_targets, models, node_backends, node_labels, nodes, replicas
 from corral.store.api import Store, Transaction
 from corral.store.backend_rules import Asked, BackendRule
 from corral.store.backend_targets import TargetBuild
 from corral.store.node_backends import Inventory
 from corral.store.nodes import NodeOutline
+
+_SHOWN = 5  # names in a sentence
 
 Builds = Mapping[MachineKind, TargetBuild | NoBuild]
 
@@ -134,6 +137,11 @@ class Preparing:
             raise NotFound(_nobody_has(wish, candidates))
         if there and all(found is not None and found.system for found in there) and not wanted:
             raise Invalid(f"{backend} belongs to the system where it is installed and cannot be removed")
+        async with self._store.read() as tx:
+            users = () if wish.force else await _users_of(tx, wish, candidates)
+        if users:
+            shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
+            raise Conflict(f"{backend} is used by {shown}: delete the models or give them another backend, or force it")
         return Prepared(wish, Want.ABSENT, candidates)
 
     async def _rollback(self, wish: Wish) -> Prepared:
@@ -203,6 +211,21 @@ async def _as_rules_call_it(tx: Transaction, wish: Wish) -> Wish:
         shared = sorted((metas | aliases) & ruled)
         name = shared[0] if shared else name
     return replace(wish, asked=msgspec.structs.replace(wish.asked, backend=name))
+
+
+async def _users_of(tx: Transaction, wish: Wish, candidates: Sequence[Candidate]) -> Sequence[str]:
+    """Models that could not answer any more: those that name the backend, where it goes everywhere; those that are
+    wanted on one of the nodes, where it goes from there only."""
+    backend = wish.asked.backend
+    if wish.scope.kind is ScopeKind.ALL:
+        named = ((row.id, definition_of(row)) for row in await models.list_(tx))
+        return sorted(name for name, found in named if found is not None and found.backend == backend)
+    nodes_by_id = {candidate.outline.id: candidate.outline.name for candidate in candidates}
+    wanted = await replicas.list_(tx, node_ids=list(nodes_by_id))
+    there = {
+        (row.model, nodes_by_id[row.node_id]) for row in wanted if row.backend == backend and row.leaving_at is None
+    }
+    return [f"{model} on {node}" for model, node in sorted(there)]
 
 
 def _concerned(candidates: Sequence[Candidate], backend: str) -> tuple[Candidate, ...]:
