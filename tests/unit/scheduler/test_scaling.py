@@ -230,6 +230,11 @@ def test_the_only_one_that_answers_stays_while_another_starts() -> None:
     assert held(step(of, at(A), at(B, state=ReplicaState.STARTING)))
 
 
+def test_above_the_most_those_that_answer_stay_while_others_start() -> None:
+    of = with_schedule(PLAIN, min_replicas=2, max_replicas=2)
+    assert held(step(of, at(A), at(B), at(C, state=ReplicaState.STARTING)))
+
+
 def test_to_zero_only_when_allowed() -> None:
     of = replace(PLAIN, idle_unload_s=900.0)
     assert down(step(of, at(A))) == ("a", 0)

@@ -87,13 +87,13 @@ def _make_room(
         if isinstance(then, Placed):
             text = f"{best.node.name}: {_names(best.victims)} {_has(best.victims)} to end for it"
             return MakeRoom(best.victims, replace(then, verdicts=now.verdicts), text)
-    kept = tuple(keeping.told(replica) for node in nodes for replica in world.on_node.get(node.id, ()))
     patient = [plan for node in nodes if (plan := _plan(world, model, node, keeping, patient=True)) is not None]
     if patient:
         best = min(patient, key=keeping.cost)
         told = "; ".join(filter(None, map(keeping.told, best.victims)))
         return WaitForRoom(f"{best.node.name}: waits for room: {told}", now.verdicts)
-    return replace(now, kept=tuple(filter(None, kept)))
+    kept = {keeping.told(replica) for node in nodes for replica in world.on_node.get(node.id, ())}
+    return replace(now, kept=tuple(sorted(kept - {""})))
 
 
 @dataclass(frozen=True)

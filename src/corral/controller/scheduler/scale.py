@@ -175,7 +175,7 @@ def _without_one(look: _Look) -> set[str]:
 def _instead_of_itself(look: _Look) -> Down | None:
     """Where memory does not hold the old one and the new one, the old one has to go first."""
     old = [replica for replica in look.leaving if replica.revision != look.model.revision]
-    for replica in old:
+    for replica in sorted(old, key=_end_order):
         if isinstance(place(look.world, look.model, gone={replica.key}), Placed):
             return Down(replica, "is of an earlier revision, and there is no room for both")
     return None
@@ -222,10 +222,11 @@ def _trim(look: _Look) -> Down | None:
         return _second_ones(look)
     schedule, policy = look.model.schedule, look.world.policy
     idle = [replica for replica in look.answering if replica.idle]
-    if schedule.max_replicas and len(look.counted) > schedule.max_replicas and len(look.answering) > 1:
+    spare = len(look.answering) > max(schedule.min_replicas, 1)  # those that start do not answer yet
+    if spare and schedule.max_replicas and len(look.counted) > schedule.max_replicas:
         return _first(look, idle, f"there are {len(look.counted)} and at most {schedule.max_replicas} wanted")
     unused = [replica for replica in idle if look.unused_s(replica) > policy.down_after_s]
-    if len(look.answering) > max(schedule.min_replicas, 1):
+    if spare:
         return _first(look, unused, f"unused for more than {policy.down_after_s:.0f} s")
     return _to_zero(look, idle)
 
