@@ -10,6 +10,7 @@ from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
 
 AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
+REPLICA_COLUMNS = ("MODEL", "NODE", "REPLICA", "STATE", "IN FLIGHT", "MEMORY", "DEVICES", "USED", "NOTE")
 _DESCRIPTION = 70  # characters of it in a table
 
 
@@ -27,6 +28,22 @@ def model_row(model: ModelView) -> tuple[str, ...]:
         size(model.size_bytes) if model.size_bytes else "",
         came_from(model),
         note(model),
+    )
+
+
+def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row of the contract (http.md §3.1), with what we add."""
+    waits = row.get("process_state") in ("", "ready") or row.get("state") != "loaded"
+    return (
+        str(row.get("model_name", "")),
+        str(row.get("node_name") or row.get("node_id", "")),
+        str(row.get("replica_index", "")),
+        str(row.get("state" if waits else "process_state", "")),
+        str(row.get("in_flight", "")),
+        size(row["memory_bytes"]) if row.get("memory_bytes") else "",
+        ", ".join(str(device) for device in row.get("devices") or ()),
+        ago(str(row.get("last_used", ""))),
+        str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or ""),
     )
 
 

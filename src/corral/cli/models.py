@@ -1,4 +1,4 @@
-"""`corral models …`: what the fleet can be asked for, and how many replicas of it there should be."""
+"""`corral models …`: what the fleet can be asked for. Its replicas are `model_replicas.py`'s, under the same word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from corral.cli import model_text
+from corral.cli import model_replicas, model_text
 from corral.cli.asking import Json, Yes, confirm, said
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote
@@ -21,7 +21,7 @@ from corral.kit.errors import CorralError, Failed, Invalid
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.contract.catalogue import EditModel, InstallModel, ModelChanged, ModelView, ScheduleBody, ScheduleView
+    from corral.contract.catalogue import EditModel, InstallModel, ModelChanged, ModelView
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -261,89 +261,6 @@ async def delete_models(
     return code
 
 
-@app.command("scale")
-@remote
-async def scale_model(
-    client: Client,
-    name: Model,
-    least: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="never fewer replicas")] = None,
-    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="never more; 0: no bound")] = None,
-    every_node: Annotated[bool, typer.Option("--all", help="one on every node that matches")] = False,
-    auto: Annotated[bool, typer.Option("--auto", help="as many as requests need, anywhere: no schedule")] = False,
-    selector: Annotated[
-        str | None, typer.Option("--selector", "-l", metavar="LABELS", help="only on nodes with these: a=b,c=d")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", metavar="POLICY", help="round_robin or prefix_cache")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Say how many replicas of a model there should be, and where. What is not said stays as it is.
-
-    \b
-    Examples:
-      corral models scale smollm2-135m --min 2
-      corral models scale smollm2-135m --min 1 --max 4 --selector tier=fast
-      corral models scale smollm2-135m --all
-      corral models scale smollm2-135m --auto
-    """
-    given = (least, most, selector, policy)
-    if auto and (every_node or any(each is not None for each in given)):
-        raise typer.BadParameter("--auto goes with nothing else")
-    if every_node and (least or most):
-        raise typer.BadParameter("--all goes with neither --min nor --max")
-    if auto:
-        await client.models.delete_schedule(name)
-        if as_json:
-            print_json(None)
-        else:
-            tell(f"{name}: as many as requests need")
-        return
-    if not every_node and all(each is None for each in given):
-        raise typer.BadParameter("say what: --min, --max, --all, --selector, --policy or --auto")
-    before = (await client.models.get(name)).schedule
-    body = _schedule(name, before, least, most, every_node=every_node, selector=selector, policy=policy)
-    written = await client.models.set_schedule(body)
-    if as_json:
-        print_json(written)
-    else:
-        tell(f"{name}: {model_text.wanted(written)}")
-
-
-def _schedule(
-    name: str,
-    before: ScheduleView | None,
-    least: int | None,
-    most: int | None,
-    *,
-    every_node: bool,
-    selector: str | None,
-    policy: str | None,
-) -> ScheduleBody:
-    """The new schedule over the old one; a number takes back `--all`."""
-    import msgspec
-
-    from corral.contract.catalogue import ScheduleBody
-    from corral.contract.labels import parse_labels
-
-    try:
-        chosen = parse_labels(selector) if selector is not None else None
-    except ValueError as error:
-        raise typer.BadParameter(f"--selector: {error}") from error
-    if chosen is None and before is not None and before.node_selector:
-        chosen = msgspec.json.decode(before.node_selector, type=dict[str, str])
-    spread = every_node or (before is not None and before.spread_all and least is None and most is None)
-    kept_least, kept_most = (before.min_replicas, before.max_replicas) if before is not None else (0, 0)
-    return ScheduleBody(
-        model_name=name,
-        node_selector=chosen,
-        min_replicas=0 if spread else least if least is not None else kept_least,
-        max_replicas=0 if spread else most if most is not None else kept_most,
-        spread_all=spread,
-        route_policy=policy,
-    )
-
-
 def _changes(sets: Sequence[str] | None, unset: Sequence[str] | None) -> dict[str, Any]:
     try:
         return model_text.changes_of(sets or (), unset or ())
@@ -383,3 +300,7 @@ def _tell_changed(changed: ModelChanged) -> None:
         remark(f"note: {plain(each)}")
     if changed.pending_cleanup:
         remark("replicas of it as it was are still there; they go by themselves")
+
+
+for _name, _command in model_replicas.COMMANDS.items():
+    app.command(_name)(_command)

@@ -104,8 +104,8 @@ def test_what_cannot_be_meant(more: dict[str, Any], words: str | None) -> None:
 
 
 def test_a_revision_is_of_the_meaning() -> None:
-    base = {"name": "a", "backend": "vllm", "parameters": {"model": "m", "temperature": 0.5}}
-    same = [
+    base: dict[str, Any] = {"name": "a", "backend": "vllm", "parameters": {"model": "m", "temperature": 0.5}}
+    same: list[dict[str, Any]] = [
         {"parameters": {"temperature": 0.5, "model": "m"}, "backend": "vllm", "name": "another"},
         {**base, "description": "words", "tags": ["x"], "pinned": True, "idle_unload": "1m", "limits": {"a": 1}},
         {**base, "mmproj": "", "options": [], "function": {}, "grammar": None},

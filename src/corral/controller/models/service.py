@@ -160,14 +160,14 @@ class Models:
         async with self._store.read() as tx:
             rows = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
-            ready = ready_by_model(await node_backends.list_(tx))
+            ready = ready_by_model((await node_backends.list_processes(tx)).values())
         return [model_view(row, schedules.get(row.id), ready=ready.get(row.id, 0)) for row in rows]
 
     async def view(self, model_id: str) -> ModelView:
         async with self._store.read() as tx:
             row = await self._get(tx, model_id)
             schedule = await model_schedules.find(tx, model_id)
-            ready = ready_by_model(await node_backends.list_(tx))
+            ready = ready_by_model((await node_backends.list_processes(tx)).values())
         return model_view(row, schedule, ready=ready.get(model_id, 0), with_definition=True)
 
     async def available(self, term: str = "") -> list[AvailableModel]:
@@ -267,10 +267,10 @@ class Models:
 
     async def _pending(self, model_id: str, revision: str) -> bool:
         async with self._store.read() as tx:
-            inventories = await node_backends.list_(tx)
+            told = await node_backends.list_processes(tx)
         return any(
             process.model == model_id and process.revision != revision and process.state != ReplicaState.FAILED
-            for row in inventories
+            for row in told.values()
             for process in row.processes
         )
 

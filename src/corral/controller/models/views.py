@@ -16,7 +16,7 @@ from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.model_schedules import Schedule
 from corral.store.models import Model
-from corral.store.node_backends import Inventory
+from corral.store.node_backends import Processes
 
 log = get_log(__name__)
 
@@ -99,10 +99,10 @@ def available_view(entry: ModelEntry, installed: Collection[str]) -> AvailableMo
     )
 
 
-def ready_by_model(inventories: Iterable[Inventory]) -> dict[str, int]:
+def ready_by_model(told: Iterable[Processes]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for inventory in inventories:
-        for process in inventory.processes:
+    for row in told:
+        for process in row.processes:
             if process.model and process.state == ReplicaState.READY:
                 found[process.model] = found.get(process.model, 0) + 1
     return found
