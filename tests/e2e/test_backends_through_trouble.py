@@ -169,7 +169,8 @@ def test_cancel_stops_the_bytes_on_every_node(fleet: Fleet, slow: SteadyLine) ->
     watched = fleet.cli("ops", "watch", operation)
     assert watched.returncode == 1, watched.stdout + watched.stderr
     assert have(fleet, "unwanted") == set()
-    assert slow.passed == passed
+    # What newer builds there are is looked up now and then, which costs an index and a manifest; a layer is megabytes.
+    assert slow.passed - passed < 100_000
 
 
 def last_byte_after_s(line: SteadyLine) -> float:

@@ -11,6 +11,8 @@ import socket
 import ssl
 import weakref
 
+import uvloop
+
 from corral.contract.http import Handler, Shortcut
 from corral.kit.log import get_log
 from corral.relay.connection import ClientConnection
@@ -160,7 +162,7 @@ class RelayServer:
         """Somebody else accepts in our place. Answers from now on are the last of their connections and say so; nobody
         who may be about to ask something is cut off. Returns when all have gone, or after `grace_s`."""
         self.draining = self.retiring = True
-        self._stop_listening()
+        await self._stop_listening()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 self.note_quiet()
@@ -172,7 +174,7 @@ class RelayServer:
     async def drain(self, grace_s: float) -> int:
         """Stop listening, close what is idle, let answers finish for `grace_s`, then cut. Returns how many were cut."""
         self.draining, self.retiring = True, False
-        self._stop_listening()
+        await self._stop_listening()
         for conn in list(self._connections):
             if conn.is_idle():
                 conn.close()
@@ -189,7 +191,7 @@ class RelayServer:
     async def close(self, *, patience_s: float = 5.0) -> None:
         """Cut every connection and wait until their handlers have cleaned up, within `patience_s`."""
         self.draining, self.retiring = True, False
-        self._stop_listening()
+        await self._stop_listening()
         for conn in [*self._connections, *self._refused]:
             conn.transport.abort()
         try:
@@ -199,10 +201,15 @@ class RelayServer:
         except TimeoutError:
             log.warning("handlers did not end in time", running=self.running)
 
-    def _stop_listening(self) -> None:
-        for listener in self._listeners:
+    async def _stop_listening(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        if not isinstance(self.loop, uvloop.Loop):
+            # asyncio loses whoever it has just let in when the listener closes before they sit: it leaves them open.
+            for sock in (each for listener in listeners for each in getattr(listener, "sockets", ())):
+                self.loop.remove_reader(sock.fileno())
+            await asyncio.sleep(0)
+        for listener in listeners:
             listener.close()
-        self._listeners.clear()
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
