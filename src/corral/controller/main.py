@@ -162,6 +162,7 @@ async def serve(
             health,
             live_for_s=settings.lease_ttl_s,
             compat_localai=settings.compat_localai,
+            more=catalogued.notices,
         )
         presence = Presence(store, instance, clock, interval_s=settings.lease_ttl_s / 3, blob_url=opened_files.url)
         app = build_app(
@@ -194,6 +195,7 @@ async def serve(
                 "models": catalogued.models,
                 "loads": replicas.loads,
                 "replica_rows": replicas.rows,
+                "why": replicas.why,
                 "schedules": catalogued.schedules,
                 "receipts": ReceiptBook(store, clock),
                 "readiness": Readiness(store),

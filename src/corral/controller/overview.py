@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from corral import __version__
@@ -30,7 +30,9 @@ class Overview:
         *,
         live_for_s: float,
         compat_localai: bool,
+        more: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`more`: sentences of other parts that a person should act on."""
         self._store = store
         self._bus = bus
         self._issuer = issuer
@@ -38,6 +40,7 @@ class Overview:
         self._health = health
         self._live_for_s = live_for_s
         self._compat_localai = compat_localai
+        self._more = more
 
     async def read(self) -> Cluster:
         return (await self.read_with_nodes())[0]
@@ -48,7 +51,7 @@ class Overview:
             views = list((await read_node_views(tx)).values())
             peers = await controllers.list_(tx)
             now = await tx.now()
-        notices = tuple(self._about_us())
+        notices = (*self._about_us(), *self._more())
         cluster = Cluster(
             version=__version__,
             protocol=PROTOCOL,

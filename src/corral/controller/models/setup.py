@@ -38,6 +38,12 @@ class ModelParts:
         """Each has a name and a `run`."""
         return (self.folder,)
 
+    def notices(self) -> list[str]:
+        """What a person should mend."""
+        return [
+            f"{name} in the models folder: {problem}" for name, told in self.folder.problems.items() for problem in told
+        ]
+
 
 @asynccontextmanager
 async def open_models(
