@@ -29,6 +29,9 @@ _TYPES = {
 }
 _LLAMA_CPP = ("llama-cpp", "ik-llama-cpp", "llama", "go-llama", "ik_llama", "ik-llama")
 
+# These load what `Model` names and never look at `ModelFile` (grpc.md §4): their weights are named by where they are.
+_BY_NAME_ONLY = ("mlx", "rerankers", "faster-whisper", "kokoro", "moonshine", "insightface", "rfdetr")
+
 _TEXTS = {
     "MainGPU": "main_gpu",
     "TensorSplit": "tensor_split",
@@ -120,7 +123,7 @@ def load_options(definition: Mapping[str, Any], model: str, backend: str, place:
     told = _Told(definition)
     name = (told.text("backend") or backend).lower()
     fields: dict[str, Any] = {
-        "Model": weights_of(definition) or model,
+        "Model": _model(definition, model, name, place),
         "ModelFile": place.model_file,
         "ModelPath": place.folder,
         "ContextSize": max(0, told.whole("context_size")) or CONTEXT_SIZE,
@@ -151,6 +154,12 @@ def load_options(definition: Mapping[str, Any], model: str, backend: str, place:
     own = told.get("options")
     verbatim = dict(own) if isinstance(own, Mapping) else {}
     return {field: value for field, value in fields.items() if value} | verbatim
+
+
+def _model(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> str:
+    if place.model_file and any(word in backend for word in _BY_NAME_ONLY):
+        return place.model_file
+    return weights_of(definition) or model
 
 
 def _batch(fields: Mapping[str, Any]) -> int:

@@ -189,6 +189,7 @@ def test_every_key_of_the_contract_has_its_field() -> None:
             ["n_parallel:2", "cache_reuse:0"],
         ),
         ("tensor_parallel: 3", "TensorParallelSize", 3),
+        ("{backend: mlx, parameters: {model: w.gguf}}", "Model", "/models/m/w.gguf"),
         ("{options: {Threads: 9}, threads: 1}", "Threads", 9),
         ("flash_attention: disabled", "FlashAttention", "disabled"),
     ],
