@@ -198,11 +198,11 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
 
 
 async def test_a_client_that_takes_a_little_now_and_then_is_not() -> None:
-    async with rig(handler=_Big(BIG), limits=Limits(timeouts=quick(write_stall_s=0.5))) as r:
+    async with rig(handler=_Big(BIG), limits=Limits(timeouts=quick(write_stall_s=1.5))) as r:
         client = await slow_client(r)
         await client.send(GET)
-        for _ in range(10):
-            await asyncio.sleep(0.1)
+        for _ in range(10):  # in all longer than the limit, each time far within it
+            await asyncio.sleep(0.2)
             resume(client)
             await client.exactly(BIG // 12)  # more than the kernel gives out before it asks us for more
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
