@@ -1,0 +1,84 @@
+"""A model whose backend speaks only gRPC, asked through the whole house by OpenAI's own client, from cold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.grown_fleet import grown_fleet
+
+POLLY = """
+name: polly
+backend: mock-grpc
+parameters: {max_tokens: 6}
+stopwords: [" never"]
+parallel: 4
+"""
+HELLO: Any = [{"role": "user", "content": "one two three four five six seven"}]
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with grown_fleet(tmp_path_factory.mktemp("grpc")) as fleet:
+        file = fleet.root / "polly.yaml"
+        file.write_text(POLLY)
+        ran = fleet.cli("models", "install", "-f", str(file))
+        assert ran.returncode == 0, ran.stderr
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=fleet.url + "/v1", api_key=fleet.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_everything_a_client_asks(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="polly", messages=HELLO)  # installs, starts and loads first
+    assert answer.model == "polly"
+    assert answer.choices[0].message.content == "mock 1: one two three four five"  # the definition's max_tokens
+    assert answer.choices[0].finish_reason == "length"
+
+    words: Any = [{"role": "user", "content": "say never again"}]
+    stream = client.chat.completions.create(model="polly", messages=words, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "mock 1: say"  # its stop words
+
+    asked: Any = [{"role": "user", "content": "[[tool=weather]] Rome"}]
+    called = client.chat.completions.create(model="polly", messages=asked, tools=TOOLS)
+    assert called.choices[0].finish_reason == "tool_calls"
+
+    vectors = client.embeddings.create(model="polly", input=["a", "b"])
+    assert [len(row.embedding) for row in vectors.data] == [8, 8]
+
+    sound = client.audio.speech.create(model="polly", voice="ann", input="good morning")
+    heard = client.audio.transcriptions.create(model="polly", file=("x.wav", sound.content))
+    assert heard.text == "ann: good morning"
+
+    with pytest.raises(openai.BadRequestError, match="temperature must be a number"):
+        client.chat.completions.create(model="polly", messages=HELLO, temperature="hot")  # type: ignore[call-overload]
+    with pytest.raises(openai.InternalServerError, match="GenerateImage"):
+        client.images.generate(model="polly", prompt="a horse")
+
+
+def test_who_leaves_stops_the_generation(fleet: Fleet, client: openai.OpenAI) -> None:
+    """With all slots taken by streams nobody reads any more, the next request would wait for ever."""
+    hanging: Any = [{"role": "user", "content": "[[hang_after=2]] a b c"}]
+    for _ in range(8):
+        stream = client.chat.completions.create(model="polly", messages=hanging, stream=True)
+        assert len(list(itertools.islice(stream, 2))) == 2
+        stream.close()
+    assert client.chat.completions.create(model="polly", messages=HELLO).choices
+
+
+def test_a_process_that_dies_is_replaced(fleet: Fleet, client: openai.OpenAI) -> None:
+    dying: Any = [{"role": "user", "content": "[[crash_after=2]] [[piece_delay_s=0.2]] a b c"}]
+    stream = client.chat.completions.create(model="polly", messages=dying, stream=True)
+    with pytest.raises(openai.APIError, match="broke off"):
+        list(stream)
+    assert client.chat.completions.create(model="polly", messages=HELLO).choices  # waits for the new one
