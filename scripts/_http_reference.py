@@ -57,6 +57,7 @@ SERVICES = (
     "schedules",
     "loads",
     "replica_rows",
+    "why",
     "upgrades",
     "views",
     "watch",

@@ -45,6 +45,7 @@ _UNUSED = (
     "controller_metrics",
     "loads",
     "replica_rows",
+    "why",
 )
 
 

@@ -157,7 +157,17 @@ def _page_app(
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
     services |= {"models": models_of(store, watch), "schedules": Schedules(store, watch)}
     unused = dict.fromkeys(
-        ("node_api", "views", "readiness", "receipts", "controller_metrics", "ingresses", "loads", "replica_rows")
+        (
+            "node_api",
+            "views",
+            "readiness",
+            "receipts",
+            "controller_metrics",
+            "ingresses",
+            "loads",
+            "replica_rows",
+            "why",
+        )
     )
     with warnings.catch_warnings():
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.

@@ -30,6 +30,7 @@ COMMANDS = {
     "backends": "corral.cli.backends",
     "models": "corral.cli.models",
     "chat": "corral.cli.chat",
+    "why": "corral.cli.why",
     "ops": "corral.cli.ops",
     "requests": "corral.cli.requests",
     "doctor": "corral.cli.doctor.command",
@@ -50,6 +51,7 @@ HELP = """One OpenAI-compatible endpoint over every machine you own.
   corral backends install NAME     an inference engine on every node
   corral models install NAME       a model for the fleet; `corral models available` lists them
   corral ops list                  what is under way
+  corral why model NAME            where it would go, and why not elsewhere
   corral doctor                    what is wrong, and how to mend it
 """
 

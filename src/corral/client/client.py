@@ -24,6 +24,7 @@ from corral.client.operations import Operations
 from corral.client.requests import Requests
 from corral.client.tokens import Tokens
 from corral.client.trust import trust_of
+from corral.client.why import Why
 from corral.contract.admin import Cluster
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.backoff import Backoff
@@ -58,6 +59,7 @@ class Client:
         self.backends = Backends(self)
         self.models = Models(self)
         self.loads = Loads(self)
+        self.why = Why(self)
         self.operations = Operations(self)
         self.requests = Requests(self)
         self._timeout_s = timeout_s

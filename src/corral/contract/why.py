@@ -6,6 +6,7 @@ Sizes are bytes. Texts are sentences for people; programs match `decision`, `sta
 from __future__ import annotations
 
 from corral.contract.codec import Message, always
+from corral.contract.loads import LoadStatus
 
 
 class WhyCheck(Message, frozen=True):
@@ -53,6 +54,7 @@ class WhyReplica(Message, frozen=True):
     devices: tuple[int, ...] = ()
     unused_s: float | None = None
     kept: str = ""  # why it would not give way to another model; empty: it would
+    reason: str = ""  # what was said when it was placed, or since
 
 
 class WhyModel(Message, frozen=True):
@@ -71,6 +73,7 @@ class WhyModel(Message, frozen=True):
     scaling_text: str = ""
     replicas: tuple[WhyReplica, ...] = ()
     kept: tuple[str, ...] = ()  # of no_room: who is in the way and may not go
+    load: LoadStatus | None = None  # how far its load is, where it is being loaded
     nodes: tuple[WhyVerdict, ...] = ()  # best first
 
 

@@ -27,6 +27,7 @@ from corral.controller.api.nodes import Nodes
 from corral.controller.api.operations import OperationsDoor
 from corral.controller.api.request_log import RequestLog
 from corral.controller.api.segments import keep_segments
+from corral.controller.api.why import WhyDoor
 from corral.controller.web import routes as web
 from corral.kit.errors import CorralError
 
@@ -54,6 +55,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             internal.gateway_credentials,
             *loads.ROUTES,
             *requests.ROUTES,
+            WhyDoor,
             *meta.ROUTES,
             *web.ROUTES,
         ],

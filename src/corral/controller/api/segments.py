@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
-_PLACES = (b"/api/models/", b"/api/nodes/scheduling/", b"/internal/loads/")
+_PLACES = (b"/api/models/", b"/api/nodes/scheduling/", b"/internal/loads/", b"/api/why/models/")
 _SLASH = re.compile(b"%2f", re.IGNORECASE)
 
 

@@ -20,6 +20,7 @@ from corral.controller.replicas.needs import MemoryNeeds
 from corral.controller.replicas.quiet import HEARD_WITHIN_S, Quietness
 from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions
 from corral.controller.watch import Watch
+from corral.controller.why import Sight, Why
 from corral.kit.clock import Clock
 from corral.store.api import Store
 
@@ -63,6 +64,7 @@ class Replicas:
         times = settings.times
         memory = MemoryNeeds(needs.files)
         self.quiet = Quietness(bus, clock, heard_within_s=times.heard_within_s)
+        builds = Builds(needs.catalogue, clock, found=self._wake)
         self.loop = ReplicaLoop(
             store,
             bus,
@@ -71,7 +73,7 @@ class Replicas:
             needs.changes,
             watch,
             clock,
-            builds=Builds(needs.catalogue, clock, found=self._wake),
+            builds=builds,
             bringing=Bringing(needs.accepting, clock),
             fetching=Fetching(needs.files, memory, moved=self._wake),
             files=needs.files,
@@ -81,6 +83,7 @@ class Replicas:
         )
         self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)
         self.rows = ReplicaRows(store, self.quiet)
+        self.why = Why(store, clock, Sight(builds, self.quiet, memory.of, settings.loop), self.loads)
 
     @property
     def parts(self) -> tuple[Any, ...]:

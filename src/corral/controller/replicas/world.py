@@ -88,14 +88,16 @@ async def read_all(
     build: FindBuild,
     quiet: FindQuiet,
     memory: FindMemory,
+    curious: bool = False,
 ) -> Read:
+    """`curious`: also about models for which nothing has to be found at present."""
     read = Read(await tx.now())
     read.rows, read.jobs = await read_own(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     labels = await node_labels.list_for(tx)
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, read, idle_unload_s, memory)
-    backends = _backends_at_stake(read)
+    backends = {model.backend for model in read.models.values()} if curious else _backends_at_stake(read)
     rules = [rule_of(rule) for rule in await backend_rules.list_live(tx)]
     pure = without_overruled(rule for rule in rules if rule.backend in backends)
     for node in found:

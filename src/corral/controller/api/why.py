@@ -1,0 +1,30 @@
+"""`/api/why/…`: why a model is, or is not, where it is."""
+
+from __future__ import annotations
+
+from litestar import Controller, get
+
+from corral.contract.why import WhyModel, WhyNode
+from corral.controller.api.auth import viewers
+from corral.controller.api.segments import whole_name
+from corral.controller.models.service import Models
+from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.why import Why
+
+
+class WhyDoor(Controller):
+    path = "/api/why"
+    tags = ("why",)
+    guards = (viewers,)
+
+    @get("/models/{model:str}", summary="Where a model's next replica would go: every node judged, with the numbers")
+    async def model(self, why: Why, models: Models, model: str) -> WhyModel:
+        name = whole_name(model)
+        definition = await models.definition(name)
+        if definition is None:
+            await models.view(name)  # says what is near
+        return await why.model(definition.alias or definition.name if definition is not None else name)
+
+    @get("/nodes/{node:str}", summary="What a node has left, what runs there, and which models it would take")
+    async def node(self, why: Why, nodes: NodeAdmin, node: str) -> WhyNode:
+        return await why.node((await nodes.view(node)).id)
