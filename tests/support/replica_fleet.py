@@ -105,7 +105,15 @@ class ReplicaWorker(CorralWorker):
         for call, serve in ((START_REPLICA, self._start_replica), (STOP_REPLICA, self._stop_replica)):
             told: Any = self.bus.serve
             self._subscriptions.append(await told(call, serve, concurrency=16, node=self.node_id))
+        self._start(self._keep_beating())
         return self
+
+    async def _keep_beating(self) -> None:
+        """Whoever was not there to hear the last one hears the next."""
+        while True:
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(CorralError):
+                await self.beat()
 
     async def restart(self, *, forget: bool = True) -> None:
         self._at.clear()
@@ -256,12 +264,16 @@ class ReplicaFleet:
                 controller.tasks.append(asyncio.create_task(part.run(), name=f"{controller.name} {part.name}"))
         return made
 
-    async def worker(self, name: str, *, has: str = "", **known: Any) -> ReplicaWorker:
+    async def worker(self, name: str, *, has: str = "", joins_later: bool = False, **known: Any) -> ReplicaWorker:
+        """`joins_later`: it is known, and nobody has heard of it yet."""
         room = {"total_ram": 64 * GIB, "available_ram": 60 * GIB, "ingress_url": f"http://{name}.test:50050"}
         made = await self.fleet.corral(name, joins=False, **(room | known))
         assert isinstance(made, ReplicaWorker)
         if has:
             made.put(has, digest=f"sha256:cpu-{has}-1")
+        if joins_later:
+            await self.fleet.set_node(name, status="offline")
+            return made
         await made.start()
         await made.beat()
         await self.fleet.until_heard(name)

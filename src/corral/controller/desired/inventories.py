@@ -65,6 +65,9 @@ class Inventories:
         self._look_every_s = look_every_s
         self._waiting: dict[str, tuple[float, Inventory]] = {}  # with our second at which it was heard
         self._routing: dict[str, frozenset[object]] = {}  # by node: what gateways would notice, as last heard
+        self._dates: dict[
+            str, tuple[float, datetime]
+        ] = {}  # by node: when it was last heard, by our clock and by SQL's
         self._soon = Wake()
         self.wake = Wake()
 
@@ -118,8 +121,17 @@ class Inventories:
             raise
 
     def _dated(self, heard_at: float, told: Inventory, now: datetime) -> Inventory:
-        """By the database's clock. It may have waited here for long, and was no younger for that."""
-        return msgspec.structs.replace(told, told_at=now - timedelta(seconds=self._clock.monotonic() - heard_at))
+        """By the database's clock. It may have waited here for long, and was no younger for that. What was heard later
+        is told later, though asking for the time took longer the first time: else it would look overtaken."""
+        at = now - timedelta(seconds=self._clock.monotonic() - heard_at)
+        before_heard, before_at = self._dates.get(told.node_id, (heard_at, at))
+        if heard_at > before_heard:
+            at = max(at, before_at + timedelta(microseconds=1))
+        elif heard_at == before_heard:
+            at = before_at  # the same beat once more: its writing failed
+        if len(self._dates) < _KEEP or told.node_id in self._dates:
+            self._dates[told.node_id] = (heard_at, at)
+        return msgspec.structs.replace(told, told_at=at)
 
     async def ask_due(self) -> None:
         """One controller asks, and those only who would not tell by themselves."""

@@ -118,8 +118,7 @@ def fail(job: Job, node_id: str, error: str, now: datetime, cooldown: Cooldown, 
     failed_on = {**job.failed_on, node_id: error} if node_id else dict(job.failed_on)
     if elsewhere and len(failed_on) < MOST_NODES:
         return _newer(replace(job, state=LoadState.PENDING, failed_on=failed_on, error=error), job, now)
-    recent = job.failed_at is not None and now - job.failed_at < cooldown.forgotten
-    failures = job.failures + 1 if recent or job.failures == 0 or job.failed_at is None else 1
+    failures = job.failures + 1
     after = replace(
         job,
         state=LoadState.FAILED,

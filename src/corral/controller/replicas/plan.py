@@ -109,12 +109,15 @@ def _heard(facts: Facts, row: Intended) -> Intended | Broke:
 
 
 def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
-    """Before its files were there nobody knew what it needs. None: now that it is known, it has to go elsewhere."""
+    """Before its files were there nobody knew for certain what it needs. None: it has to go elsewhere."""
     model = facts.world.models.get(row.model)
-    if row.stage is not Stage.PLACED or row.memory_bytes or model is None or not model.memory.known:
+    if row.stage is not Stage.PLACED or model is None or not model.memory.known:
         return row
-    world = replace(facts.world, replicas=mirror(decided.rows.values(), facts.places))
-    found = place(world, model, gone={row.key}, only={row.node_id})
+    arrived = row.files is None and facts.files.get((row.model, row.revision), Files()).files is not None
+    if row.memory_bytes and not arrived:
+        return row
+    others = [each for key, each in decided.rows.items() if key != row.key]
+    found = place(replace(facts.world, replicas=mirror(others, facts.places)), model, only={row.node_id})
     if isinstance(found, NoRoom):
         return None
     return changed(row, devices=found.fit.devices, memory_bytes=found.fit.memory_bytes, reason=found.text)

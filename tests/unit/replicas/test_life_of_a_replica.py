@@ -1,0 +1,181 @@
+"""What is to be done with one replica, stage by stage."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.replicas.life import (
+    STARTED,
+    Accepted,
+    Broke,
+    Ended,
+    Gone,
+    Heard,
+    Intended,
+    Keep,
+    NotReached,
+    NotSent,
+    OrderId,
+    Place,
+    Quiet,
+    Ready,
+    Stage,
+    Start,
+    Stop,
+    Times,
+    Unsure,
+    hear,
+    leave,
+    next_of,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TIMES = Times()
+ALL_THERE = Ready(backend=True)
+
+
+def a_row(stage: str = "placed", **known: Any) -> Intended:
+    usual: dict[str, Any] = {"created_at": NOON, "updated_at": NOON, "files": (), "op_id": "op", "process_id": ""}
+    if stage != "placed":
+        usual |= {"attempt": 1, "process_id": "op-1", "sent_at": NOON, "epoch": 7, "boot_id": "boot-1"}
+    usual |= {"node_id": "n", "model": "m", "replica": 0, "revision": "r", "backend": "b", "stage": Stage(stage)}
+    return Intended(**(usual | known))
+
+
+def a_process(state: str = "ready", process_id: str = "op-1", **known: Any) -> ReplicaProcess:
+    usual: dict[str, Any] = {"model": "m", "replica": 0, "backend": "b", "protocol": "openai", "revision": "r"}
+    return ReplicaProcess(process_id=process_id, state=state, **(usual | known))
+
+
+def a_place(*processes: ReplicaProcess, **known: Any) -> Place:
+    quiet = known.pop("quiet", {each.process_id: Quiet(0, True) for each in processes})
+    return Place("n", "barn", **({"boot_id": "boot-1", "processes": processes, "quiet": quiet} | known))
+
+
+def step(row: Intended, place: Place | None, ready: Ready = ALL_THERE, after_s: float = 0.0, epoch: int = 7) -> Any:
+    return next_of(row, place, ready, NOON + timedelta(seconds=after_s), epoch, TIMES)
+
+
+def test_it_is_ordered_once_backend_and_files_are_there() -> None:
+    for row, ready in ((a_row(files=None), ALL_THERE), (a_row(), Ready())):
+        assert isinstance(step(row, a_place(), ready), Keep)
+    started = step(a_row(), a_place())
+    assert isinstance(started, Start)
+    assert (started.row.stage, started.row.attempt, started.row.process_id) == ("ordered", 1, "op-1")
+
+
+@pytest.mark.parametrize("status", ["draining", "offline", "unhealthy", "pending"])
+def test_what_is_only_placed_does_not_stay_where_nothing_may_start(status: str) -> None:
+    assert isinstance(step(a_row(), a_place(status=status)), Broke)
+
+
+def test_trouble_with_backend_or_files_ends_it_with_the_reason() -> None:
+    assert step(a_row(), a_place(), Ready(trouble="no disk")).error == "no disk"
+    assert step(a_row(), None) == Gone(a_row(), "its node is gone")
+
+
+@pytest.mark.parametrize(
+    ("state", "stage"), [("ready", "running"), ("starting", "ordered"), ("restarting", "ordered"), ("failed", "broke")]
+)
+def test_what_the_node_lists_is_what_has_become_of_the_order(state: str, stage: str) -> None:
+    found = step(a_row("ordered"), a_place(a_process(state, error="exit 1")))
+    assert (found.error if isinstance(found, Broke) else found.row.stage) == ("exit 1" if stage == "broke" else stage)
+
+
+def test_an_order_is_sent_again_under_the_same_number_until_something_is_known() -> None:
+    assert isinstance(step(a_row("ordered"), a_place(), after_s=1), Keep)
+    again = step(a_row("ordered"), a_place(), after_s=6)
+    assert isinstance(again, Start)
+    assert (again.row.attempt, again.row.process_id) == (1, "op-1")
+    assert isinstance(step(a_row("ordered"), a_place(), after_s=1, epoch=8), Start), "its sender may have died"
+    accepted = a_row("ordered", accepted_at=NOON)
+    assert isinstance(step(accepted, a_place(), after_s=1, epoch=8), Keep)
+
+
+def test_after_a_restart_of_the_worker_it_is_a_new_order() -> None:
+    again = step(a_row("ordered", accepted_at=NOON), a_place(boot_id="boot-2"), after_s=1)
+    assert isinstance(again, Start)
+    assert (again.row.attempt, again.row.process_id, again.row.boot_id) == (2, "op-2", "boot-2")
+    assert again.row.accepted_at is None
+    assert isinstance(step(a_row("ordered"), a_place(boot_id="boot-2", known=False), after_s=1), Keep)
+
+
+def test_said_to_have_started_and_never_seen_is_ordered_anew() -> None:
+    row = hear(a_row("ordered"), Ended(OrderId("n", "op", 1), True), NOON, TIMES)
+    assert isinstance(row, Intended)
+    assert row.error == STARTED
+    assert isinstance(step(row, a_place(), after_s=10), Keep)
+    again = step(row, a_place(), after_s=16)
+    assert isinstance(again, Start)
+    assert (again.row.attempt, again.row.error) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("heard", "wait_s"),
+    [
+        (Accepted(OrderId("n", "op", 1)), None),
+        (Unsure(OrderId("n", "op", 1)), 5.0),
+        (NotSent(OrderId("n", "op", 1)), 2.0),
+    ],
+)
+def test_what_answers_mean(heard: Heard, wait_s: float | None) -> None:
+    row = hear(a_row("ordered"), heard, NOON, TIMES)
+    assert isinstance(row, Intended)
+    assert (row.accepted_at is not None) == (wait_s is None)
+    assert row.next_try_at == (NOON + timedelta(seconds=wait_s) if wait_s is not None else None)
+
+
+def test_failures_end_it_and_words_about_other_orders_say_nothing() -> None:
+    assert hear(a_row("ordered"), Ended(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == Broke(
+        a_row("ordered"), "oom"
+    )
+    assert isinstance(hear(a_row("ordered"), NotReached(OrderId("n", "op", 1)), NOON, TIMES), Broke)
+    for row in (a_row("ordered", attempt=2), a_row("running"), a_row("leaving")):
+        assert hear(row, Ended(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == row
+
+
+def test_a_running_one_ends_only_when_its_node_says_so() -> None:
+    row = a_row("running")
+    for place in (a_place(known=False), a_place(status="offline"), a_place(a_process("restarting"))):
+        assert step(row, place) == Keep(row)
+    assert isinstance(step(row, a_place()), Gone)
+    assert isinstance(step(row, a_place(a_process("failed"))), Broke)
+    assert isinstance(step(row, a_place(a_process(process_id="again"))), Keep), "its worker started it again"
+    assert isinstance(step(row, a_place(a_process(process_id="again", revision="other"))), Gone)
+
+
+def test_one_that_leaves_finishes_its_work_first() -> None:
+    row = leave(a_row("running"), "it is of no use", NOON)
+    busy = a_place(a_process(), quiet={"op-1": Quiet(1, True)})
+    unknown = a_place(a_process(), quiet={"op-1": Quiet(0, False)})
+    for place, after_s in ((busy, 3600), (unknown, 3600), (a_place(a_process()), 1)):
+        assert isinstance(step(row, place, after_s=after_s), Keep)
+    stopped = step(row, a_place(a_process()), after_s=3)
+    assert isinstance(stopped, Stop)
+    assert stopped.process_id == "op-1"
+    assert isinstance(step(stopped.row, a_place(), after_s=4), Gone)
+    again = step(stopped.row, a_place(a_process("stopping")), after_s=30)
+    assert isinstance(again, Stop)
+    assert again.row.stop_attempt == 2
+
+
+def test_by_force_it_ends_whatever_it_does_and_so_does_one_that_never_served() -> None:
+    busy = a_place(a_process(), quiet={"op-1": Quiet(1, True)})
+    assert isinstance(step(leave(a_row("running"), "", NOON, force=True), busy), Stop)
+    assert isinstance(step(leave(leave(a_row("running"), "", NOON), "", NOON, force=True), busy), Stop)
+    starting = a_place(a_process("starting"), quiet={})
+    assert isinstance(step(leave(a_row("ordered"), "", NOON), starting), Stop)
+    fetching = step(leave(a_row("ordered"), "", NOON), a_place())
+    assert isinstance(fetching, Stop)
+    assert fetching.process_id == "op-1", "it may be on its way, though it is not listed"
+
+
+def test_where_nobody_can_be_told_nothing_is_decided() -> None:
+    row = replace(leave(a_row("running"), "", NOON), force=True)
+    for place in (a_place(status="offline"), a_place(bus_down=True), a_place(known=False)):
+        assert step(row, place) == Keep(row)

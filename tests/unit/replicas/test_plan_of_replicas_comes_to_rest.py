@@ -1,0 +1,251 @@
+"""Whatever happens, carrying out plans comes to rest with what is wanted there, and on the way nothing goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace as changed
+
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.loads.jobs import Job, begin
+from corral.controller.replicas.facts import Decided, Facts, Files
+from corral.controller.replicas.life import Ended, Heard, Intended, OrderId, Place, Quiet, Ready, Stage
+from corral.controller.replicas.plan import decide
+from corral.controller.scheduler.world import Build, BuildState, Memory, Model, Node, Schedule, World
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+GIB = 1024**3
+
+
+@dataclass
+class Machine:
+    name: str
+    status: str = "healthy"
+    processes: dict[str, ReplicaProcess] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    ram: int = 16 * GIB
+
+
+@dataclass
+class Sim:
+    """Nodes that do what they are told, sooner or later, or fail to."""
+
+    machines: dict[str, Machine]
+    models: dict[str, Model]
+    formers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: dict[tuple[str, str, int], Intended] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    now: datetime = NOON
+    heard: list[Heard] = field(default_factory=list)
+    strays: dict[str, datetime] = field(default_factory=dict)
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    failing: float = 0.0
+
+    def facts(self) -> Facts:
+        free = {
+            name: each.ram - sum(process.memory_bytes for process in each.processes.values())
+            for name, each in self.machines.items()
+        }
+        nodes = {
+            name: Node(
+                name,
+                name,
+                each.status,
+                total_ram=each.ram + GIB,
+                available_ram=free[name] + GIB,
+                builds={"b": Build(BuildState.INSTALLED)},
+                max_replicas_per_model=2,
+            )
+            for name, each in self.machines.items()
+        }
+        places = {
+            name: Place(
+                name,
+                name,
+                each.status,
+                boot_id="boot",
+                processes=tuple(each.processes.values()),
+                quiet={id: Quiet(int(id in each.busy), True) for id in each.processes},
+            )
+            for name, each in self.machines.items()
+        }
+        files = {(model.name, model.revision): Files(files=()) for model in self.models.values()}
+        backends = {(name, "b"): Ready(backend=True) for name in self.machines}
+        heard, self.heard = self.heard, []
+        return Facts(
+            self.now,
+            1,
+            World(self.now, nodes, self.models),
+            places,
+            list(self.rows.values()),
+            self.jobs,
+            heard,
+            backends,
+            files,
+            formers=self.formers,
+            strays=self.strays,
+        )
+
+    def step(self) -> Decided:
+        decided = decide(self.facts())
+        self.check(decided)
+        self.rows, self.jobs, self.strays = decided.rows, decided.jobs, decided.strays
+        for name in decided.ready:
+            self.formers.pop(name, None)
+        for start in decided.starts:
+            self._start(start.row)
+        for row, process_id in decided.stops:
+            self._stop(row.node_id, process_id, force=row.force)
+        for node, process_id in decided.clear:
+            self._stop(node, process_id, force=False)
+        self.now += timedelta(seconds=20)
+        return decided
+
+    def check(self, decided: Decided) -> None:
+        for key, row in decided.rows.items():
+            assert key == row.key
+        for model in self.models.values():
+            if model.schedule.max_replicas:
+                up = [row for row in decided.rows.values() if row.model == model.name and row.stage != "leaving"]
+                present = [row for row in up if row.revision == model.revision]
+                assert len(present) <= max(model.schedule.max_replicas, len(self.rows)), present
+
+    def _start(self, row: Intended) -> None:
+        machine = self.machines[row.node_id]
+        if machine.status != "healthy":
+            return
+        order = OrderId(row.node_id, row.op_id, row.attempt)
+        if self.chance.random() < self.failing:
+            self.heard.append(Ended(order, False, "broken"))
+            return
+        mine = [each for each in machine.processes.values() if (each.model, each.replica) == (row.model, row.replica)]
+        assert all(each.process_id == row.process_id for each in mine), "two processes of one replica"
+        machine.processes[row.process_id] = ReplicaProcess(
+            row.process_id,
+            row.model,
+            row.replica,
+            row.backend,
+            "ready",
+            "openai",
+            revision=row.revision,
+            memory_bytes=row.memory_bytes,
+        )
+        used = sum(each.memory_bytes for each in machine.processes.values())
+        assert used <= machine.ram, "more memory was given away than there is"
+
+    def _stop(self, node: str, process_id: str, *, force: bool) -> None:
+        machine = self.machines[node]
+        if process_id in machine.processes:
+            assert force or process_id not in machine.busy, "a busy process is never stopped"
+            del machine.processes[process_id]
+
+    def serving(self, model: Model) -> int:
+        return sum(
+            (process.model, process.revision, machine.status) == (model.name, model.revision, "healthy")
+            for machine in self.machines.values()
+            for process in machine.processes.values()
+        )
+
+    def rest(self, most: int = 60) -> None:
+        for _ in range(most):
+            before = (dict(self.rows), {name: job.state for name, job in self.jobs.items()})
+            decided = self.step()
+            quiet = not (decided.starts or decided.stops or decided.clear)
+            if quiet and before == (dict(self.rows), {name: job.state for name, job in self.jobs.items()}):
+                return
+        pytest.fail(f"still moving: {self.rows} {self.jobs}")
+
+
+def a_model(name: str, revision: str = "r1", need: int = 0, **schedule: Any) -> Model:
+    return Model(name, "b", revision, Memory(need, how="said"), schedule=Schedule(**schedule))
+
+
+@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 4), least=st.integers(0, 3), need=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_after_any_mishaps_as_many_serve_as_can(seed: int, nodes: int, least: int, need: int) -> None:
+    chance = random.Random(seed)
+    sim = Sim({f"n{i}": Machine(f"n{i}") for i in range(nodes)}, {}, chance=chance, failing=0.2)
+    model = a_model("m", need=need * GIB, min_replicas=least)
+    sim.models = {"m": model}
+    for _ in range(25):
+        machine = chance.choice(list(sim.machines.values()))
+        match chance.randrange(6):
+            case 0:
+                machine.status = chance.choice(["healthy", "offline", "draining", "unhealthy"])
+            case 1 if machine.processes:
+                del machine.processes[chance.choice(list(machine.processes))]
+            case 2 if machine.processes:
+                machine.busy = {chance.choice(list(machine.processes))}
+            case 3:
+                former = sim.models["m"].revision
+                sim.models["m"] = replace(sim.models["m"], revision=f"r{chance.randrange(100)}")
+                if sim.models["m"].revision != former:
+                    sim.formers["m"] = (former, *sim.formers.get("m", ()))
+            case 4 if "m" not in sim.jobs:
+                sim.jobs["m"] = begin("m", sim.models["m"].revision, sim.now)
+            case _:
+                pass
+        sim.step()
+    sim.failing = 0.0
+    for machine in sim.machines.values():
+        machine.status, machine.busy = "healthy", set()
+    sim.now += timedelta(hours=1)
+    sim.rest()
+    per_node = min(2, 16 // need) if need else 2
+    assert sim.serving(sim.models["m"]) >= min(least, per_node * nodes)
+    assert not [job for job in sim.jobs.values() if job.active]
+    assert all(row.stage is Stage.RUNNING for row in sim.rows.values())
+    listed = {id for machine in sim.machines.values() for id in machine.processes}
+    assert len(listed) == len(sim.rows)
+
+
+def test_the_last_of_a_deleted_model_goes_when_its_work_is_done() -> None:
+    sim = Sim({"n": Machine("n")}, {"m": a_model("m", min_replicas=1)})
+    sim.rest()
+    [process_id] = sim.machines["n"].processes
+    sim.machines["n"].busy = {process_id}
+    sim.models = {}
+    for _ in range(5):
+        sim.step()
+    assert process_id in sim.machines["n"].processes
+    assert [row.stage for row in sim.rows.values()] == ["leaving"]
+    sim.machines["n"].busy = set()
+    sim.rest()
+    assert (sim.rows, sim.machines["n"].processes) == ({}, {})
+
+
+def test_a_failed_start_of_a_scheduled_model_is_repeated_with_growing_pauses() -> None:
+    sim = Sim({"n": Machine("n")}, {"m": a_model("m", min_replicas=1)}, failing=1.0)
+    starts = sum(len(sim.step().starts) for _ in range(90))  # half an hour
+    assert 4 <= starts <= 12
+    sim.failing = 0.0
+    sim.now += timedelta(minutes=6)
+    sim.rest()
+    assert sim.serving(sim.models["m"]) == 1
+
+
+def test_nobody_tries_again_by_itself_what_only_a_request_wanted() -> None:
+    sim = Sim({"n": Machine("n")}, {"m": a_model("m")}, failing=1.0)
+    sim.jobs["m"] = begin("m", "r1", NOON)
+    starts = sum(len(sim.step().starts) for _ in range(90))
+    assert starts == 1
+    assert sim.jobs == {}, "after a while nobody needs to know any more"
+
+
+def test_a_row_that_was_changed_keeps_its_revision() -> None:
+    sim = Sim({"n": Machine("n")}, {"m": a_model("m", min_replicas=1)})
+    sim.rest()
+    sim.formers["m"] = ("r1",)
+    sim.models["m"] = replace(sim.models["m"], revision="r2")
+    seen = set()
+    for _ in range(10):
+        sim.step()
+        seen |= {(row.replica, row.revision) for row in sim.rows.values()}
+    assert seen == {(0, "r1"), (1, "r2")}
+    assert all(changed(row, revision="r2") == row for row in sim.rows.values())
