@@ -110,9 +110,8 @@ def _wanted(told: WhyModel) -> str:
 
 def _load(load: LoadStatus) -> str:
     words = [load.state, f"on {load.node}" if load.node else "", f"{load.progress:.0f}%" if load.progress else ""]
-    return " ".join(word for word in words if word) + (
-        f": {load.error or load.message}" * bool(load.error or load.message)
-    )
+    told = load.error or load.message
+    return " ".join(filter(None, words)) + (f": {told}" if told else "")
 
 
 def _place(rank: int) -> str:
