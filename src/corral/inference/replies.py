@@ -84,10 +84,15 @@ class Reading:
         self.called = self.called or bool(calls)
         return Delta(content, calls=tuple(CallPart(at, name, said) for at, (name, said) in enumerate(calls)))
 
-    def _of_deltas(self, deltas: Iterable[pb.ChatDelta]) -> Delta | None:
-        content = "".join([delta.content for delta in deltas])
-        reasoning = "".join([delta.reasoning_content for delta in deltas])
-        calls = tuple([_part(call) for delta in deltas for call in delta.tool_calls])
+    def _of_deltas(self, deltas: Sequence[pb.ChatDelta]) -> Delta | None:
+        if len(deltas) == 1:  # for every token, so without building lists
+            (only,) = deltas
+            content, reasoning = only.content, only.reasoning_content
+            calls = tuple(map(_part, only.tool_calls)) if only.tool_calls else ()
+        else:
+            content = "".join([delta.content for delta in deltas])
+            reasoning = "".join([delta.reasoning_content for delta in deltas])
+            calls = tuple([_part(call) for delta in deltas for call in delta.tool_calls])
         if not (content or reasoning or calls):
             return None
         if self._by_text is None or self._held:
