@@ -58,6 +58,7 @@ class Caller:
         self._stub = BackendStub(self._channel)
         self._metadata = (("authorization", f"Bearer {served.token}"),) if served.token else ()
         self._loading: asyncio.Task[None] | None = None
+        self._loads = 0  # how often that has been done
 
     async def close(self) -> None:
         if self._loading is not None:
@@ -67,10 +68,11 @@ class Caller:
 
     async def ask(self, rpc: str, request: Message, reply: type[R]) -> R:
         """One question, one answer. Cancelling it cancels the call."""
+        loads = self._loads
         try:
             return await self._ask(rpc, request, reply)
         except NotLoaded:
-            await self._load_again()
+            await self._load_again(loads)
         try:
             return await self._ask(rpc, request, reply)
         except NotLoaded as error:
@@ -89,10 +91,11 @@ class Caller:
     async def stream(self, rpc: str, request: Message) -> AsyncIterator[AsyncIterator[Any]]:
         """The replies as they come, the first already here: what fails before it is raised on entering. Leaving the
         block ends the call, however far it is."""
+        loads = self._loads
         try:
             replies, first = await self._begin(rpc, request)
         except NotLoaded:
-            await self._load_again()
+            await self._load_again(loads)
             try:
                 replies, first = await self._begin(rpc, request)
             except NotLoaded as error:
@@ -120,8 +123,9 @@ class Caller:
 
     # A model that was freed is loaded again, once for all who wait.
 
-    async def _load_again(self) -> None:
-        if not self.served.load:
+    async def _load_again(self, loads: int) -> None:
+        """`loads`: how often it had been done when the call began that found no model."""
+        if not self.served.load or loads != self._loads:
             return
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load(), name="load-again")
@@ -136,6 +140,7 @@ class Caller:
             raise self._told(error, "LoadModel") from error
         if not result.success:
             raise Refused(503, f"The model could not be loaded again: {result.message}", code="model_not_loaded")
+        self._loads += 1
 
     def _told(self, error: grpc.aio.AioRpcError, rpc: str) -> Exception:
         return told(error.code(), error.details() or "", rpc, self.served)
