@@ -1,24 +1,26 @@
-"""The gateway's own door in one process, in front of one upstream: keys, model field, head rewriting, metrics and all.
+"""The gateway's own door in one process, in front of one upstream: keys, model field, choice of a replica, slots, head
+rewriting, metrics, receipts and all.
 
-Only the fleet is fixed: one key, one model, one target. Run: `gateway_door.py PORT HOST:PORT KEY`.
+Only the fleet is fixed: one key, one model, one replica. Run: `gateway_door.py PORT HOST:PORT KEY`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from pathlib import Path
 
 import uvloop
 
-from corral.contract.http import Target
-from corral.contract.view import FleetView, ViewKey, ViewModel
-from corral.gateway.main import build_door
-from corral.gateway.metrics import Metrics
-from corral.gateway.replicas import Route
+from bench.support.traffic import MODEL
+from corral.contract.loads import LoadStatus
+from corral.contract.view import FleetView, ViewKey, ViewModel, ViewNode, ViewReplica
+from corral.gateway.loads import Loads
+from corral.gateway.main import State, build_door
+from corral.gateway.metrics import Metrics, RouteClass
+from corral.gateway.receipts import ReceiptSender
+from corral.gateway.router import ReplicaRouter, RouterOptions
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.v1 import Ask
 from corral.gateway.view import Fleet, prepare_fleet
 from corral.kit.clock import SystemClock
 from corral.kit.secrets import digest
@@ -26,44 +28,54 @@ from corral.relay import Limits, RelayServer, UpstreamPool
 
 
 class FixedFleet:
-    def __init__(self, key: str) -> None:
-        shown = ViewKey(id="bench", secret_hash=digest(key), role="inference")
-        self.fleet: Fleet | None = prepare_fleet(FleetView(keys=(shown,), models=(ViewModel(id="bench"),)))
+    def __init__(self, view: FleetView) -> None:
+        self.fleet: Fleet | None = prepare_fleet(view)
 
     def server_now(self) -> float:
         return time.time()
 
 
-class OneTarget:
-    def __init__(self, target: Target) -> None:
-        self._target = target
+class Nowhere:
+    """A controller that takes receipts and loads nothing."""
 
-        self._routes: dict[bytes, Route] = {}
+    async def send_receipts(self, batch: bytes) -> None:
+        pass
 
-    async def route(self, ask: Ask) -> Route:
-        return self.route_now(ask)
+    async def ask_for_load(self, model: str) -> LoadStatus | None:
+        return None
 
-    def route_now(self, ask: Ask) -> Route:
-        path = ask.request.path
-        route = self._routes.get(path)
-        if route is None:
-            route = self._routes[path] = Route(self._target, path, b"token-for-the-ingress")
-        return route
+    async def load_status(self, model: str, since: int, wait_s: float) -> LoadStatus | None:
+        return None
 
 
-async def serve(port: int, target: Target, key: str) -> None:
+def one_replica(host: str, port: int, key: str) -> FleetView:
+    return FleetView(
+        keys=(ViewKey(id="bench", secret_hash=digest(key), role="inference"),),
+        nodes=(ViewNode("n1", "node", "healthy", f"http://{host}:{port}", "token-for-the-ingress"),),
+        models=(ViewModel(id=MODEL),),
+        replicas=(ViewReplica("p1", "n1", MODEL, slots=10_000),),
+    )
+
+
+async def serve(port: int, view: FleetView) -> None:
     clock = SystemClock()
     settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}")
     pool = UpstreamPool()
-    door = build_door(settings, FixedFleet(key), OneTarget(target), Metrics(), clock, gateway_key="ck_bench")
+    state, fleets, desk = State(settings), FixedFleet(view), Nowhere()
+    router = ReplicaRouter(state.in_flight, Loads(desk, lambda: None, clock, poll_s=1.0), clock, RouterOptions())
+    router.took(view)
+    metrics = Metrics()
+    door = build_door(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
     server = RelayServer(door, Limits(), pool=pool, shortcut=door.shortcut)
     await server.listen("127.0.0.1", port)
-    await asyncio.Event().wait()
+    counts = metrics.routes[RouteClass.INFERENCE]
+    sender = ReceiptSender(state.ring, counts, desk, clock, fleets.server_now, router.waiting, interval_s=1.0)
+    await sender.run()
 
 
 def main() -> None:
     host, _, upstream_port = sys.argv[2].rpartition(":")
-    uvloop.run(serve(int(sys.argv[1]), Target(host=host, port=int(upstream_port)), sys.argv[3]))
+    uvloop.run(serve(int(sys.argv[1]), one_replica(host, int(upstream_port), sys.argv[3])))
 
 
 if __name__ == "__main__":

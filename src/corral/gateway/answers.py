@@ -158,12 +158,16 @@ def model_loading(model: str, status: LoadStatus | None, budget_s: float) -> Ans
     return Answer(503, encode({"error": error, "loading": loading}), (JSON, (b"retry-after", retry)))
 
 
-def load_failed(model: str, status: LoadStatus) -> Answer:
-    """The real cause; whoever comes while the next try is not due yet is told when it is."""
+def load_failed(model: str, status: LoadStatus, *, before: bool) -> Answer:
+    """The real cause; whoever comes after it (`before`), while the next try is not due yet, is told when it is."""
     cause = status.error or status.message or "nobody said why"
     wait = (retry_after(status.retry_after_s),) if status.retry_after_s > 0 else ()
     return openai_error(
-        500, f"The model `{model}` could not be loaded: {cause}", kind=SERVER, code="model_load_failed", headers=wait
+        503 if before and wait else 500,
+        f"The model `{model}` could not be loaded: {cause}",
+        kind=SERVER,
+        code="model_load_failed",
+        headers=wait,
     )
 
 

@@ -18,7 +18,6 @@ import aiohttp
 from corral.contract.codec import Undecodable, decode, encode
 from corral.contract.http import Target
 from corral.contract.loads import AskForLoad, LoadStatus
-from corral.contract.receipts import Receipts
 from corral.contract.view import FleetView, GatewayBus
 from corral.kit.errors import Denied, Failed, Invalid, Unavailable
 
@@ -111,12 +110,12 @@ class ControllerLink:
             return None if answer.status == 404 else _decoded(LoadStatus, await _whole_body(answer))
 
     async def load_status(self, model: str, since: int, wait_s: float) -> LoadStatus | None:
-        path = f"/internal/loads/{quote(model)}?since={since}&wait_s={wait_s:g}"
+        path = f"/internal/loads/{quote(model, safe='')}?since={since}&wait_s={wait_s:g}"
         async with self._ask("GET", path, self._headers, patience_s=wait_s) as answer:
             return None if answer.status == 404 else _decoded(LoadStatus, await _whole_body(answer))
 
-    async def send_receipts(self, batch: Receipts) -> None:
-        async with self._ask("POST", "/internal/receipts", self._headers, body=encode(batch)) as answer:
+    async def send_receipts(self, batch: bytes) -> None:
+        async with self._ask("POST", "/internal/receipts", self._headers, body=batch) as answer:
             if answer.status == 404:
                 raise Failed("the controller does not take receipts; is it older than this gateway?")
 

@@ -33,8 +33,9 @@ class Waiters(Protocol):
     def wants(self, model: str) -> bool:
         """Whether anybody waits for this model, and it is still cold."""
 
-    def load_failed(self, model: str, status: LoadStatus | None) -> None:
-        """Tell them. None: the controller does not know the model."""
+    def load_failed(self, model: str, status: LoadStatus | None, *, before: bool) -> None:
+        """Tell them. None: the controller does not know the model. `before`: it had failed when they asked for it, and
+        is not tried again yet."""
 
 
 class Loads:
@@ -103,11 +104,13 @@ class Loads:
     async def _follow(self, model: str, waiters: Waiters) -> None:
         """One load, to its end or to where it is lost sight of."""
         status = await self.ask(model)
+        before = True
         while waiters.wants(model):
             if status is None or status.state == LoadState.FAILED:
                 self._status.pop(model, None)
-                waiters.load_failed(model, status)
+                waiters.load_failed(model, status, before=before)
                 return
+            before = False
             if status.state == LoadState.LOADED:
                 self._look()
                 return  # the view has it in a moment; if not, the controller is asked again

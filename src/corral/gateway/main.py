@@ -117,8 +117,9 @@ async def open_gateway(
         loads = Loads(link, keeper.hint, clock, poll_s=settings.load_poll_s)
         own = ReplicaRouter(state.in_flight, loads, clock, _router_options(settings))
         keeper.on_view = own.took
+        counts = metrics.routes[RouteClass.INFERENCE]
         sender = ReceiptSender(
-            state.ring, link, clock, keeper.server_now, own.waiting, interval_s=settings.receipts_interval_s
+            state.ring, counts, link, clock, keeper.server_now, own.waiting, interval_s=settings.receipts_interval_s
         )
         door = build_door(settings, keeper, router or own, metrics, clock, gateway_key=gateway_key, state=state)
         async with (
@@ -184,6 +185,7 @@ def build_door(
     cors = Cors(settings.cors_origins, max_age_s=settings.cors_max_age_s)
     patience = Patience(settings.replica_first_byte_s, settings.replica_idle_s)
     counts = metrics.routes[RouteClass.INFERENCE]
+    counts.counted = state.ring.keep
     options = ServingOptions(patience, settings.retry_after_s, settings.tries, settings.expose_node_header)
     v1 = V1(
         fleets,
@@ -210,7 +212,6 @@ def build_door(
             router,
             counts,
             door.carry_on,
-            state.ring,
             state.limiters,
             clock.monotonic,
             patience=patience,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,7 +23,11 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"  # what `generate_lat
 CLIENT_GONE = 499  # as nginx says it: the client left before the answer was whole
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-MOST_RECENT = 1024
+MOST_RECENT = 256
+
+# What a request leaves that went the short way to its end: whose it was, its id, its status, when it began and ended,
+# and the last bytes of the answer.
+Recent = tuple[Any, bytes, int, float, float, bytes]
 
 _RELAY_GAUGES = {
     "connections_open": "Client connections open.",
@@ -88,11 +93,12 @@ class Histogram:
 class RouteCounts:
     """The numbers of one class of routes."""
 
-    __slots__ = ("by_status", "first_byte", "in_flight", "recent", "seconds")
+    __slots__ = ("by_status", "counted", "first_byte", "in_flight", "recent", "seconds")
 
     def __init__(self) -> None:
         # Answers that came in one piece, their first byte with their last: only noted, to be counted many at a time.
-        self.recent: list[tuple[int, float]] = []
+        self.recent: list[Recent] = []
+        self.counted: Callable[[list[Recent]], None] | None = None  # who wants them after that
         self.in_flight = 0
         self.by_status: dict[int, int] = {}
         self.seconds = Histogram()
@@ -106,11 +112,15 @@ class RouteCounts:
     def catch_up(self) -> None:
         """Count what has only been noted. Whoever reads the numbers calls this first."""
         recent, self.recent = self.recent, []
-        for status, count in Counter(status for status, _ in recent).items():
+        if not recent:
+            return
+        for status, count in Counter([each[2] for each in recent]).items():
             self.by_status[status] = self.by_status.get(status, 0) + count
-        spans = [seconds for _, seconds in recent]
+        spans = [each[4] - each[3] for each in recent]
         self.seconds.observe_all(spans)
         self.first_byte.observe_all(spans)
+        if self.counted is not None:
+            self.counted(recent)
 
 
 @dataclass(slots=True)

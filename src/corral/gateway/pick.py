@@ -49,12 +49,16 @@ def pick(ranks: Sequence[int], turn: int) -> int | None:
     if not ranks:
         return None
     least = min(ranks)
-    if least >= EJECTED or least % LAST_RESORT >= BUSY:
+    if least >= BUSY and (least >= EJECTED or least % LAST_RESORT >= BUSY):
         return None
-    try:
-        return ranks.index(least, turn)
-    except ValueError:
-        return ranks.index(least)
+    if turn < len(ranks):
+        if ranks[turn] == least:  # as mostly, where nobody has much to do
+            return turn
+        try:
+            return ranks.index(least, turn)
+        except ValueError:
+            pass
+    return ranks.index(least)
 
 
 def pick_warm(

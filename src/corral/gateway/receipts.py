@@ -1,20 +1,24 @@
 """What became of each request, kept for a moment and sent to the controller in batches (DESIGN §7).
 
-Requests on the short way leave a tuple; it is made into a receipt when a batch is, a few at a time, so that no client
-waits for it. The ring is bounded: what finds no room is counted, not kept.
+Requests on the short way leave a tuple; some hundreds of them are made into receipts at a time. The ring is bounded:
+what finds no room until the next batch is counted, not kept.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
-from corral.contract.receipts import Receipt, Receipts
+import msgspec
+
+from corral.contract.codec import encode
+from corral.contract.receipts import Receipt
 from corral.gateway.limits import KeyLimiter
+from corral.gateway.metrics import RouteCounts
 from corral.gateway.replicas import Replica, Route
-from corral.gateway.usage import TAIL_BYTES, Usage, read_usage
+from corral.gateway.usage import read_plain_usage
 from corral.gateway.view import Client
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -22,15 +26,14 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-_AT_ONCE = 256  # receipts made in one go: about a millisecond's worth
+_NO_TOKENS = (0, 0)
 _PER_BATCH = 2000  # well below what the controller takes in one body
-_NONE = Usage()
 
 
 class Tag:
     """What all requests of one errand have in common: whose they are, and where they go."""
 
-    __slots__ = ("client", "limiter", "load", "path", "route")
+    __slots__ = ("_start", "client", "limiter", "load", "path", "route")
 
     def __init__(self, client: Client, route: Route, path: bytes, limiter: KeyLimiter | None) -> None:
         self.client = client
@@ -38,71 +41,90 @@ class Tag:
         self.load = route.load
         self.path = path  # the client's own
         self.limiter = limiter
+        self._start = b""
+
+    def start(self) -> bytes:
+        """Of their receipts: what is the same in all of them."""
+        if not self._start:
+            told = encode(
+                served_by(
+                    self.route.replica,
+                    id="",
+                    key_id=self.client.key_id,
+                    model=self.route.asked,
+                    path=self.path.decode("latin-1"),
+                )
+            )
+            same = msgspec.json.decode(told, type=dict[str, msgspec.Raw])
+            for differs in ("id", "at", "status"):
+                del same[differs]
+            self._start = encode(same)[:-1]
+        return self._start
 
 
-class Flown(NamedTuple):
-    """A request that went the short way to its end."""
+# A request that went the short way to its end: the tag, its id, status, when it began and ended (monotonic), and the
+# last bytes of the answer. A bare tuple, because one is made for every request.
+Flown: TypeAlias = tuple[Tag, bytes, int, float, float, bytes]
 
-    tag: Tag
-    request_id: bytes
-    status: int
-    started: float  # monotonic
-    ended: float
-    tail: bytes  # the last bytes of the answer
+
+_FORM = (
+    b'%b,"id":"%b","at":%.6f,"status":%d,"first_byte_ms":%.3f,"total_ms":%.3f,'
+    b'"prompt_tokens":%d,"completion_tokens":%d}'
+)
+
+
+def receipt_of(flown: Flown, wall_minus_monotonic: float) -> bytes:
+    """As it is sent. Written by hand: an object made and encoded takes three times as long. The id needs no escapes:
+    the relay takes only plain ones from clients, and makes plain ones."""
+    tag, request_id, status, started, ended, tail = flown
+    prompt, completion = (read_plain_usage(tail) if status < 400 else None) or _NO_TOKENS
+    took_ms = (ended - started) * 1000
+    return _FORM % (
+        tag.start(),
+        request_id,
+        started + wall_minus_monotonic,
+        status,
+        took_ms,
+        took_ms,
+        prompt,
+        completion,
+    )
 
 
 class ReceiptRing:
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.offset_s = time.time() - time.monotonic()  # of the controller's clock; kept by the sender
         self.dropped = 0  # not yet told
         self.lost = 0  # ever
-        self._flown: list[tuple[Tag, bytes, int, float, float, bytes]] = []
-        self._made: list[Receipt] = []
-
-    def flew(self, tag: Tag, request_id: bytes, status: int, started: float, ended: float, answer: bytes) -> None:
-        """Kept as short as can be: every warm request passes here."""
-        flown = self._flown
-        if len(flown) < self.limit:
-            flown.append((tag, request_id, status, started, ended, answer[-TAIL_BYTES:]))
-        else:
-            self._drop()
+        self._made: list[bytes] = []
 
     def note(self, receipt: Receipt) -> None:
         if len(self._made) < self.limit:
-            self._made.append(receipt)
+            self._made.append(encode(receipt))
         else:
-            self._drop()
+            self._drop(1)
 
-    def _drop(self) -> None:
-        self.dropped += 1
-        self.lost += 1
+    def keep(self, flown: list[Flown]) -> None:
+        room = max(0, self.limit - len(self._made))
+        if len(flown) > room:
+            self._drop(len(flown) - room)
+            flown = flown[:room]
+        self._made += [receipt_of(each, self.offset_s) for each in flown]
 
-    def take_flown(self) -> list[tuple[Tag, bytes, int, float, float, bytes]]:
-        taken, self._flown = self._flown, []
-        return taken
-
-    def take_made(self) -> list[Receipt]:
+    def take(self) -> list[bytes]:
         taken, self._made = self._made, []
         return taken
 
+    def give_back(self, unsent: list[bytes]) -> None:
+        """They could not be sent, and come before those that came meanwhile."""
+        kept = (unsent + self._made)[: self.limit]
+        self._drop(len(unsent) + len(self._made) - len(kept))
+        self._made = kept
 
-def receipt_of(flown: Flown, wall_minus_monotonic: float) -> Receipt:
-    tag = flown.tag
-    usage = (read_usage(flown.tail) or _NONE) if flown.status < 400 else _NONE
-    took_ms = round((flown.ended - flown.started) * 1000, 3)
-    return served_by(
-        tag.route.replica,
-        id=flown.request_id.decode("latin-1"),
-        at=flown.started + wall_minus_monotonic,
-        key_id=tag.client.key_id,
-        model=tag.route.asked,
-        path=tag.path.decode("latin-1"),
-        status=flown.status,
-        first_byte_ms=took_ms,
-        total_ms=took_ms,
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.completion,
-    )
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+        self.lost += count
 
 
 def served_by(replica: Replica | None, **told: object) -> Receipt:
@@ -122,13 +144,15 @@ def served_by(replica: Replica | None, **told: object) -> Receipt:
 
 
 class ReceiptDesk(Protocol):
-    async def send_receipts(self, batch: Receipts) -> None: ...
+    async def send_receipts(self, batch: bytes) -> None:
+        """`batch`: a `Receipts`, encoded."""
 
 
 class ReceiptSender:
     def __init__(
         self,
         ring: ReceiptRing,
+        counts: RouteCounts,
         desk: ReceiptDesk,
         clock: Clock,
         server_now: Callable[[], float],
@@ -138,13 +162,13 @@ class ReceiptSender:
     ) -> None:
         """`waiting`: requests that wait, by model."""
         self._ring = ring
+        self._counts = counts
         self._desk = desk
         self._clock = clock
         self._server_now = server_now
         self._waiting = waiting
         self._interval_s = interval_s
         self._gateway = secrets.token_hex(8)
-        self._unsent: list[Receipt] = []
         self._told_waiting = False
         self._trouble = ""
 
@@ -155,34 +179,29 @@ class ReceiptSender:
 
     async def send(self) -> None:
         """What there is. What cannot be sent is kept for the next time, as far as there is room."""
-        await self._make()
+        ring = self._ring
+        ring.offset_s = self._server_now() - self._clock.monotonic()
+        self._counts.catch_up()  # it hands over what has only been noted
+        unsent, waiting = ring.take(), self._waiting()
         try:
-            waiting = self._waiting()
-            while self._unsent or self._ring.dropped or waiting or self._told_waiting:
-                batch, dropped = tuple(self._unsent[:_PER_BATCH]), self._ring.dropped
-                await self._desk.send_receipts(Receipts(self._gateway, batch, dropped, waiting))
-                del self._unsent[: len(batch)]
-                self._ring.dropped -= dropped
+            while unsent or ring.dropped or waiting or self._told_waiting:
+                await self._send_one(unsent[:_PER_BATCH], waiting)
                 self._told_waiting = bool(waiting)
-                if not self._unsent:
+                del unsent[:_PER_BATCH]
+                if not unsent:
                     break
             self._trouble = ""
         except CorralError as error:
             if self._trouble != error.code:  # once, not once a second
                 self._trouble = error.code
-                log.warning("receipts cannot be sent for now", error=error.message, kept=len(self._unsent))
+                log.warning("receipts cannot be sent for now", error=error.message, unsent=len(unsent))
         except Exception:
             log.exception("sending receipts failed")
+        finally:
+            ring.give_back(unsent)
 
-    async def _make(self) -> None:
-        offset = self._server_now() - self._clock.monotonic()
-        room = self._ring.limit - len(self._unsent)
-        made, flown = self._ring.take_made(), self._ring.take_flown()
-        over = max(0, len(made) + len(flown) - room)
-        self._ring.dropped += over
-        self._ring.lost += over
-        self._unsent += made[:room]
-        flown = flown[: max(0, room - len(made))]
-        for start in range(0, len(flown), _AT_ONCE):
-            self._unsent += [receipt_of(Flown(*each), offset) for each in flown[start : start + _AT_ONCE]]
-            await asyncio.sleep(0)
+    async def _send_one(self, receipts: list[bytes], waiting: dict[str, int]) -> None:
+        dropped = self._ring.dropped
+        told = encode({"gateway": self._gateway, "dropped": dropped, "waiting": waiting})
+        await self._desk.send_receipts(b'%b,"receipts":[%b]}' % (told[:-1], b",".join(receipts)))
+        self._ring.dropped -= dropped

@@ -18,7 +18,7 @@ from corral.gateway import answers
 from corral.gateway.answers import Answer
 from corral.gateway.inflight import InFlight
 from corral.gateway.loads import Loads
-from corral.gateway.pick import Picked, Policy, Warm, pick, pick_warm
+from corral.gateway.pick import BUSY, Picked, Policy, Warm, pick, pick_warm
 from corral.gateway.prefixes import BLOCK, PrefixIndex, chain_of
 from corral.gateway.queue import Waiter
 from corral.gateway.replicas import ModelQueue, Replica, Route, Way, place_replicas
@@ -106,8 +106,17 @@ class ReplicaRouter:
         way = self._exact.get(model)
         if way is None or way.queue.waiting:  # who waits comes first
             return None
-        replica = self._choose(way, ask.body)
-        return None if replica is None else replica.route(ask.request.path, model)
+        replicas = way.replicas
+        if len(replicas) == 1 and way.ranks[0] < BUSY:
+            replica = replicas[0]
+            replica.load.begin()
+        else:
+            chosen = self._choose(way, ask.body)
+            if chosen is None:
+                return None
+            replica = chosen
+        path = ask.request.path
+        return replica.routes.get(path) or replica.route(path, model)
 
     def _choose(self, way: Way, body: bytes) -> Replica | None:
         """With a slot of it taken."""
@@ -256,11 +265,11 @@ class ReplicaRouter:
         way = self._ways.get(model)
         return way is not None and not way.replicas and way.queue.waiting > 0
 
-    def load_failed(self, model: str, status: LoadStatus | None) -> None:
+    def load_failed(self, model: str, status: LoadStatus | None, *, before: bool) -> None:
         way = self._ways.get(model)
         if way is not None:
             gone = answers.unknown_model(model, installed=len(self._names))
-            way.queue.serve_all(gone if status is None else answers.load_failed(model, status))
+            way.queue.serve_all(gone if status is None else answers.load_failed(model, status, before=before))
 
     def _near(self, ask: Ask) -> list[str]:
         """Names that look like the one asked for, among those this key may use."""

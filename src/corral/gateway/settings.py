@@ -162,7 +162,7 @@ class GatewaySettings:
     )
     receipts_limit: int = setting(
         "requests of which this is remembered until then; what comes on top is only counted",
-        default=8192,
+        default=4096,
         check=_positive,
         advanced=True,
     )

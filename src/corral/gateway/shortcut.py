@@ -19,7 +19,7 @@ from corral.gateway.fields import read_plainly
 from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
 from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.metrics import MOST_RECENT, RouteCounts
-from corral.gateway.receipts import ReceiptRing, Tag
+from corral.gateway.receipts import Tag
 from corral.gateway.replicas import Route
 from corral.gateway.usage import TAIL_BYTES, read_usage
 from corral.gateway.v1 import INFERENCE, Ask
@@ -64,7 +64,6 @@ class Shortcut:
         router: PromptRouter,
         counts: RouteCounts,
         carry_on: CarryOn,
-        ring: ReceiptRing,
         limiters: Limiters,
         monotonic: Callable[[], float],
         *,
@@ -75,7 +74,6 @@ class Shortcut:
         self._fleets = fleets
         self._route_now = router.route_now
         self._counts = counts
-        self._ring = ring
         self._limiters = limiters
         self._monotonic = monotonic
         self._patience = patience
@@ -127,10 +125,10 @@ class Shortcut:
         tag.load.end()
         counts = self._counts
         counts.in_flight -= 1
-        counts.recent.append((status, ended - started))
-        if len(counts.recent) >= MOST_RECENT:
+        recent = counts.recent
+        recent.append((tag, request_id, status, started, ended, answer[-TAIL_BYTES:]))
+        if len(recent) >= MOST_RECENT:
             counts.catch_up()
-        self._ring.flew(tag, request_id, status, started, ended, answer)
         if tag.limiter is not None:
             usage = read_usage(answer[-TAIL_BYTES:])
             tag.limiter.end(0 if usage is None else usage.prompt + usage.completion)

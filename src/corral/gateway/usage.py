@@ -21,6 +21,8 @@ _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})')
 _COMPLETION = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,12})')
 _PROMPT_N = re.compile(rb'"prompt_n"\s*:\s*(\d{1,12})')
 _PREDICTED_N = re.compile(rb'"predicted_n"\s*:\s*(\d{1,12})')
+# As nearly everybody writes it; in whichever order.
+_BOTH = re.compile(rb'"usage"\s*:\s*\{\s*"(p|c)\w+_tokens"\s*:\s*(\d{1,12}),\s*"(p|c)\w+_tokens"\s*:\s*(\d{1,12})')
 _CHUNK_LINE = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}\r\n")  # between two chunks, in bytes taken raw off the wire
 
 
@@ -34,24 +36,35 @@ NONE = Usage()
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """A name inside a text of the answer is no match: its quotes are escaped there."""
+    found = read_plain_usage(tail)
+    return None if found is None else Usage(*found)
+
+
+def read_plain_usage(tail: bytes) -> tuple[int, int] | None:
+    """Tokens of the prompt and of the completion. A name inside a text of the answer is no match: its quotes are
+    escaped there."""
     at = tail.rfind(_USAGE)
     if at >= 0:
+        both = _BOTH.match(tail, at)
+        if both is not None:
+            one, first, other, second = both.groups()
+            if one != other:
+                return (int(first), int(second)) if one == b"p" else (int(second), int(first))
         prompt, completion = _PROMPT.search(tail, at), _COMPLETION.search(tail, at)
         if prompt is not None or completion is not None:
-            return Usage(int(prompt[1]) if prompt else 0, int(completion[1]) if completion else 0)
+            return int(prompt[1]) if prompt else 0, int(completion[1]) if completion else 0
     at = tail.rfind(_TIMINGS)
     if at >= 0:
         prompt, completion = _PROMPT_N.search(tail, at), _PREDICTED_N.search(tail, at)
         if completion is not None:
-            return Usage(int(prompt[1]) if prompt else 0, int(completion[1]))
+            return int(prompt[1]) if prompt else 0, int(completion[1])
     return None
 
 
 class UsageTap:
     """Implements `Tap`; made for each request that does not go the short way."""
 
-    __slots__ = ("_pieces", "_streamed", "events", "status")
+    __slots__ = ("_append", "_pieces", "_streamed", "events", "status")
 
     raw = True
 
@@ -60,6 +73,7 @@ class UsageTap:
         self.events = 0
         self._streamed = False
         self._pieces: deque[bytes] = deque(maxlen=_PIECES)
+        self._append = self._pieces.append
 
     def head(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -68,11 +82,13 @@ class UsageTap:
                 self._streamed = value.startswith(b"text/event-stream")
 
     def data(self, chunk: bytes) -> None:
-        if self._streamed:
-            self.events += chunk.count(b"data:")
-        if len(chunk) > TAIL_BYTES:
+        size = len(chunk)
+        if size > TAIL_BYTES:
             chunk = chunk[-TAIL_BYTES:]
-        self._pieces.append(chunk)
+            # A stream that comes so fast is looked at in part: its events are much alike.
+            self.events += chunk.count(b"data:") * (size - TAIL_BYTES) // TAIL_BYTES
+        self.events += chunk.count(b"data:")
+        self._append(chunk)
 
     @property
     def streamed(self) -> bool:

@@ -227,8 +227,11 @@ class Upstream(asyncio.Protocol):
                     self._look(exchange, exchange.tap, piece)
             if not exchange.request_head.minor:
                 return b"".join(pieces)
-        elif self._exchange is not None and self._exchange.tap is not None:
-            self._look(self._exchange, self._exchange.tap, data)
+        else:
+            exchange = self._exchange
+            assert exchange is not None
+            if exchange.tap is not None:
+                self._look(exchange, exchange.tap, data)
         return data
 
     def _look_at_head(self, exchange: Exchange, tap: Tap, head: AnswerHead) -> None:

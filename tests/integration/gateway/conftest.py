@@ -62,6 +62,7 @@ def open_one(socket: Path) -> OpenGateway:
             "view_check_interval_s": 0.05,
             "view_gap_s": 0.005,
             "hints": False,
+            "receipts_interval_s": 60.0,
             "drain_timeout_s": 10.0,
             **more,
         }

@@ -232,6 +232,9 @@ async def test_a_load_that_fails_tells_why(house: House) -> None:
     for status, answer, headers in await asyncio.gather(*asking):
         assert (status, answer["error"]["code"], headers["Retry-After"]) == (500, "model_load_failed", "10")
         assert "out of memory" in answer["error"]["message"]
+    status, answer, headers = await house.ask(gateway)  # and whoever comes too early for the next try
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "model_load_failed", "10")
+    assert "out of memory" in answer["error"]["message"]
 
 
 async def test_a_controller_that_is_away_while_a_model_is_cold(house: House) -> None:
