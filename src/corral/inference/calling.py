@@ -129,6 +129,7 @@ class Caller:
             return
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load(), name="load-again")
+            self._loading.add_done_callback(_seen)
         await asyncio.shield(self._loading)
 
     async def _load(self) -> None:
@@ -144,6 +145,12 @@ class Caller:
 
     def _told(self, error: grpc.aio.AioRpcError, rpc: str) -> Exception:
         return told(error.code(), error.details() or "", rpc, self.served)
+
+
+def _seen(loading: asyncio.Task[None]) -> None:
+    """Everybody who waited may have left by now: what it came to is then nobody's."""
+    if not loading.cancelled():
+        loading.exception()
 
 
 async def _resumed(first: Any, rest: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
