@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MODES = ("chat", "embeddings", "reranking")
+POOLING = {"": -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # llama.cpp's own numbers
 
 
 def read_arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -32,7 +34,8 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=_whole(0, 1024), default=0, help="0: one per core")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: as many as fit")
     parser.add_argument("--mmproj", default="", help="the projector of a model that sees")
-    parser.add_argument("--embeddings", action="store_true", help="serve /v1/embeddings instead of chat")
+    parser.add_argument("--mode", choices=MODES, default="chat", help="what it serves: llama.cpp does one of them")
+    parser.add_argument("--pooling", choices=POOLING, default="", help="of embeddings; default: the model's own")
     # llama.cpp would take 8 GiB for prompts it may meet again, which nobody reserved for it.
     parser.add_argument("--cache-ram-mib", type=_whole(0, 1 << 20), default=512)
     return parser.parse_args(words)
@@ -49,7 +52,10 @@ def fill_params(params: Any, arguments: argparse.Namespace) -> None:
     params.n_parallel = arguments.parallel
     params.n_gpu_layers = arguments.gpu_layers
     params.cache_ram_mib = arguments.cache_ram_mib
-    params.embedding = arguments.embeddings
+    params.embedding = arguments.mode != "chat"
+    pooling = "rank" if arguments.mode == "reranking" else arguments.pooling
+    if pooling:
+        params.pooling_type = type(params.pooling_type)(POOLING[pooling])
     params.ui = False
     params.cors_origins = ""
     params.offline = True  # everything is on this disk; nothing is to be fetched behind the fleet's back

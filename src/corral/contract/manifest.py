@@ -68,9 +68,15 @@ class Placeholders:
     device_count: int = 0
     slots: int = 0
     backend_dir: str = ""  # the version's folder, absolute
+    mode: str = ""  # embeddings or reranking, where the definition says that the model is for that
+    pooling: str = ""  # of an embeddings model: mean, cls, last
+    threads: str = ""
+    gpu_layers: str = ""
+    mmproj: str = ""  # the projector of a model that sees, absolute
 
 
 NAMES = frozenset(Placeholders.__dataclass_fields__)
+FROM_DEFINITION = frozenset({"mode", "pooling", "threads", "gpu_layers", "mmproj"})  # as texts, as the model says them
 
 
 def fill_command(command: Sequence[str], values: Placeholders) -> tuple[str, ...]:

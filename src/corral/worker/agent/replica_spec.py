@@ -46,6 +46,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         model_dir=str(weights.parent) if weights is not None else str(models),
         context_size=_context_size(definition),
         slots=_number(definition, "parallel"),
+        words=_words(definition, _folder(files, weights, definition, models)),
         devices=order.devices,
         memory_bytes=order.memory_bytes,
         env=_environment(definition),
@@ -113,6 +114,21 @@ def _load_options(order: StartReplica, weights: Path | None, folder: Path) -> st
 def _context_size(definition: Mapping[str, Any]) -> int:
     """-1 stands for all the model was trained for, which the engine knows; 0 says nothing, and so it decides."""
     return 0 if definition.get("context_size") == -1 else _number(definition, "context_size")
+
+
+def _words(definition: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """What a manifest's command may want to know of the definition, beyond the weights."""
+    parameters = definition.get("parameters")
+    pooling = parameters.get("pooling") if isinstance(parameters, Mapping) else None
+    projector = definition.get("mmproj")
+    words = {
+        "mode": "embeddings" if definition.get("embeddings") else "reranking" if definition.get("reranking") else "",
+        "pooling": pooling if isinstance(pooling, str) else "",
+        "threads": str(_number(definition, "threads") or ""),
+        "gpu_layers": str(_number(definition, "gpu_layers") or ""),
+        "mmproj": str(folder / projector) if isinstance(projector, str) and is_safe_path(projector) else "",
+    }
+    return {name: word for name, word in words.items() if word}
 
 
 def _number(definition: Mapping[str, Any], name: str) -> int:

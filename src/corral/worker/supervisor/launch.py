@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from corral.contract.manifest import Placeholders, fill_command, fill_environment
+from corral.contract.manifest import FROM_DEFINITION, Placeholders, fill_command, fill_environment
 from corral.kit.errors import Failed, Invalid
 from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
 from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun, SupervisorSettings, User
@@ -23,6 +23,7 @@ def plan_run(
 ) -> ShimRun:
     """Raises Failed for a command that is not there, Invalid for one that cannot be."""
     values = Placeholders(
+        **{name: value for name, value in spec.words.items() if name in FROM_DEFINITION},
         host=spec.listen_host,
         port=port,
         model_name=spec.model,

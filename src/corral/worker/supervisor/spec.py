@@ -35,6 +35,7 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
     model_dir: str = ""
     context_size: int = 0
     slots: int = 0  # 0: as the manifest says
+    words: dict[str, str] = msgspec.field(default_factory=dict)  # further placeholders, from the model's definition
     devices: tuple[ReplicaDevice, ...] = ()
     memory_bytes: int = 0  # what placement reserved for it; only told on
     env: dict[str, str] = msgspec.field(default_factory=dict)
