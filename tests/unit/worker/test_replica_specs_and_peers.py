@@ -39,7 +39,7 @@ def test_the_process_of_an_order(tmp_path: Path) -> None:
     spec = spec_of(order(files=files, definition=definition, revision="r1"), build(tmp_path), tmp_path)
     assert (spec.key, spec.process_id, spec.revision, spec.digest) == ("m#2", "p", "r1", "sha256:1")
     assert (spec.model_file, spec.model_dir) == (str(tmp_path / "w.gguf"), str(tmp_path))
-    assert (spec.context_size, spec.slots, spec.env, spec.load) == (512, 4, {"A": "b"}, "")
+    assert (spec.context_size, spec.slots, spec.env) == (512, 4, {"A": "b"})
 
 
 def test_weights_the_definition_names(tmp_path: Path) -> None:
@@ -59,7 +59,9 @@ def test_a_grpc_backend_is_told_what_to_load(tmp_path: Path) -> None:
     assert (told["ContextSize"], told["Threads"]) == (99, 2)  # what it says in the backend's own words counts
     assert spec.definition == definition  # requests take their defaults from it
     assert json.loads(spec_of(order(), build(tmp_path, LOCALAI), tmp_path).load)["Model"] == "m"
-    assert spec_of(order(definition=definition), build(tmp_path), tmp_path).load == ""
+    with pytest.raises(Invalid, match="overrides"):
+        spec_of(order(definition={"overrides": 5}), build(tmp_path, LOCALAI), tmp_path)
+    assert spec_of(order(definition={"overrides": 5}), build(tmp_path), tmp_path).load == ""
 
 
 def test_weights_among_the_files_of_an_order(tmp_path: Path) -> None:
@@ -115,6 +117,7 @@ def test_a_successor_is_the_same_process_of_another_build(tmp_path: Path) -> Non
     new = successor(old, build(tmp_path / "2", LOCALAI))
     assert (new.key, new.revision, new.slots) == (old.key, "r", 3)
     assert (new.directory, new.manifest, new.process_id) == (str(tmp_path / "2" / "v"), LOCALAI, "")
+    assert json.loads(new.load)["Model"] == "m"  # this one speaks gRPC, and is told what to load
 
 
 @dataclass(frozen=True)

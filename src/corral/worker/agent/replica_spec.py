@@ -33,6 +33,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
     files = [find_file(models, file) for file in order.files]
     definition = order.definition
     weights = _weights(files, definition, models)
+    folder = _folder(files, weights, definition, models)
     return ProcessSpec(
         backend=order.backend,
         directory=str(build.directory),
@@ -46,12 +47,12 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         model_dir=str(weights.parent) if weights is not None else str(models),
         context_size=_context_size(definition),
         slots=_number(definition, "parallel"),
-        words=_words(definition, _folder(files, weights, definition, models)),
+        words=_words(definition, folder),
         devices=order.devices,
         memory_bytes=order.memory_bytes,
         env=_environment(definition),
-        load=_load_options(order, weights, _folder(files, weights, definition, models)) if protocol == GRPC else "",
-        definition=dict(definition) if protocol == GRPC else {},
+        load=_load_options(order, weights, folder, protocol),
+        definition=dict(definition),
         load_timeout_s=load_timeout_s(sum(file.stat().st_size for file in files if file.is_file())),
     )
 
@@ -100,7 +101,9 @@ def _folder(files: Sequence[Path], weights: Path | None, definition: Mapping[str
     return weights.parent
 
 
-def _load_options(order: StartReplica, weights: Path | None, folder: Path) -> str:
+def _load_options(order: StartReplica, weights: Path | None, folder: Path, protocol: str) -> str:
+    """Of any process: a later build of its backend may speak gRPC where this one does not. But what only gRPC could not
+    understand is no fault of a process that does not speak it."""
     place = Place(
         folder=str(folder),
         model_file=str(weights) if weights is not None else "",
@@ -108,7 +111,12 @@ def _load_options(order: StartReplica, weights: Path | None, folder: Path) -> st
         seed=random.getrandbits(31),
         exists=os.path.exists,
     )
-    return msgspec.json.encode(load_options(order.definition, order.model, order.backend, place)).decode()
+    try:
+        return msgspec.json.encode(load_options(order.definition, order.model, order.backend, place)).decode()
+    except Invalid:
+        if protocol == GRPC:
+            raise
+        return ""
 
 
 def _context_size(definition: Mapping[str, Any]) -> int:
