@@ -44,6 +44,7 @@ SERVICES = (
     "catalogue",
     "controller_metrics",
     "door",
+    "fleet_files",
     "ingresses",
     "installed",
     "join_tokens",

@@ -26,7 +26,9 @@ from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
+from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.models.schedules import Schedules
+from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
@@ -85,6 +87,13 @@ class Api:
             "models": models_of(controller.store, controller.watch),
             "schedules": Schedules(controller.store, controller.watch),
         }
+        services["fleet_files"] = FleetFiles(
+            controller.store,
+            services["models"],
+            services["schedules"],
+            controller.backends.operations,
+            NodeAdmin(controller.store, controller.changes, None, None),  # type: ignore[arg-type]
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LitestarDeprecationWarning)
             app = build_app(

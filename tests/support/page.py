@@ -166,6 +166,7 @@ def _page_app(
             "ingresses",
             "loads",
             "replica_rows",
+            "fleet_files",
             "why",
         )
     )

@@ -29,6 +29,8 @@ COMMANDS = {
     "keys": "corral.cli.keys",
     "backends": "corral.cli.backends",
     "models": "corral.cli.models",
+    "apply": "corral.cli.apply",
+    "export": "corral.cli.export",
     "chat": "corral.cli.chat",
     "why": "corral.cli.why",
     "ops": "corral.cli.ops",

@@ -16,6 +16,7 @@ from corral.client.backends import Backends
 from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
+from corral.client.fleet import FleetFiles
 from corral.client.keys import Keys
 from corral.client.loads import Loads
 from corral.client.models import Models
@@ -58,6 +59,7 @@ class Client:
         self.keys = Keys(self)
         self.backends = Backends(self)
         self.models = Models(self)
+        self.fleet = FleetFiles(self)
         self.loads = Loads(self)
         self.why = Why(self)
         self.operations = Operations(self)

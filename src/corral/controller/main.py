@@ -25,6 +25,7 @@ from corral.controller.backend_setup import backend_options, gallery_options, re
 from corral.controller.backends import Backends
 from corral.controller.bus_setup import set_up_bus
 from corral.controller.files.opening import open_model_files
+from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.galleries import open_galleries
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
@@ -197,6 +198,9 @@ async def serve(
                 "replica_rows": replicas.rows,
                 "why": replicas.why,
                 "schedules": catalogued.schedules,
+                "fleet_files": FleetFiles(
+                    store, catalogued.models, catalogued.schedules, backends.operations, node_admin
+                ),
                 "receipts": ReceiptBook(store, clock),
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),

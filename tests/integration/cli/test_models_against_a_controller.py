@@ -1,4 +1,4 @@
-"""`corral models …` against a controller's real doors."""
+"""`corral models …`, `corral apply` and `corral export` against a controller's real doors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Command:
     async def __call__(self, *words: str) -> tuple[int, str, str]:
         where = ("--url", self._api.urls[0], "--key", self._api.admin)
         async with asyncio.timeout(40):
-            code = await asyncio.to_thread(main, ["models", *words, *where])
+            family = () if words[0] in ("apply", "export") else ("models",)
+            code = await asyncio.to_thread(main, [*family, *words, *where])
         printed = self._capsys.readouterr()
         own = [line for line in printed.out.splitlines(keepends=True) if not LOGGED.match(line)]
         return code, "".join(own), printed.err
@@ -143,3 +144,27 @@ async def test_scaling_keeps_what_is_not_said(corral: Command) -> None:
     code, out, err = await corral("scale", "nobody", "--min", "3")
     assert (code, "there is no model 'nobody'" in err) == (1, True)
     assert (await corral("scale", "smollm2-135m"))[0] == 2
+
+
+async def test_a_fleet_as_one_file(api: Api, corral: Command, tmp_path: Path) -> None:
+    await api.fleet.corral("barn")
+    file = tmp_path / "fleet.yaml"
+    file.write_text("labels: {barn: {tier: fast}}\nmodels: [{name: a, backend: vllm}]\nbackends: [vllm]\n")
+    code, out, err = await corral("apply", "-f", str(file), "--dry-run")
+    assert (code, out) == (0, "~ label barn\n    + tier: fast\n+ backend vllm\n    on every node\n+ model a\n")
+    assert "2 made, 1 changed. Nothing was done." in err
+    code, out, err = await corral("apply", "-f", str(file))
+    assert (code, "corral ops list" in err) == (0, True)
+    code, out, _ = await corral("export")
+    assert out == "models:\n- name: a\n  backend: vllm\nbackends:\n- backend: vllm\nlabels:\n  barn:\n    tier: fast\n"
+    file.write_text(out + "schedules: [{model_name: a, min_replicas: 1}]\n")
+    code, out, err = await corral("apply", "-f", str(file), "--json")
+    assert [(each["kind"], each["action"]) for each in json.loads(out)["changes"]] == [
+        ("label", "nothing"),
+        ("backend", "nothing"),
+        ("model", "nothing"),
+        ("schedule", "create"),
+    ]
+    file.write_text("models: [nobody]\n")
+    code, out, err = await corral("apply", "-f", str(file))
+    assert (code, "corral: model nobody: no gallery has a model 'nobody'" in err) == (1, True)

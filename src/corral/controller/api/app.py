@@ -15,7 +15,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from corral import __version__
 from corral.controller.access.keys import Access
-from corral.controller.api import access, cluster, events, internal, loads, meta, requests
+from corral.controller.api import access, cluster, events, fleet, internal, loads, meta, requests
 from corral.controller.api.backend_pages import BackendPages
 from corral.controller.api.backends import Backends
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
@@ -50,6 +50,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             Scheduling,
             *access.ROUTES,
             cluster.cluster,
+            *fleet.ROUTES,
             events.events,
             internal.fleet_view,
             internal.gateway_credentials,

@@ -178,6 +178,10 @@ class Models:
         shown = [available_view(entry, installed) for entry in entries]
         return [each for each in shown if all(word in _searched(each) for word in words)]
 
+    async def defined_by(self, asked: InstallModel) -> Definition:
+        """What it would install, without doing so."""
+        return (await self._asked_for(asked))[0]
+
     async def users_of(self, backend: str) -> list[str]:
         """Models that name this backend."""
         return [name for name, found in (await self.definitions()).items() if found.backend == backend]

@@ -1,0 +1,194 @@
+"""Brings about what a file says: labels, then backends, models and schedules. Each by the service it belongs to, one
+after the other; one that fails does not stop the rest. With `dry_run` the same is found out and nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from corral.contract.catalogue import InstallModel, ScheduleBody
+from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
+from corral.controller.fleetfile.differences import differences
+from corral.controller.fleetfile.document import Document, WantedBackend, read_fleet
+from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends
+from corral.controller.models.edits import Origin
+from corral.controller.models.schedules import Schedules, next_schedule
+from corral.controller.models.service import Models
+from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.service import Operations
+from corral.controller.registry.nodes import NodeAdmin
+from corral.kit.errors import CorralError
+from corral.store import backend_rules, model_schedules, models, node_labels, nodes
+from corral.store.api import Store
+from corral.store.backend_rules import Asked
+from corral.store.model_schedules import Schedule
+from corral.store.models import Model
+
+
+@dataclass(frozen=True)
+class Present:
+    """The fleet as it is."""
+
+    nodes: dict[str, dict[str, str]]  # labels by the node's name
+    backends: frozenset[WantedBackend]
+    models: dict[str, Model]
+    schedules: dict[str, Schedule]
+
+
+class FleetFiles:
+    def __init__(
+        self, store: Store, models_service: Models, schedules: Schedules, operations: Operations, admin: NodeAdmin
+    ) -> None:
+        self._store = store
+        self._models = models_service
+        self._schedules = schedules
+        self._operations = operations
+        self._admin = admin
+
+    async def apply(self, body: ApplyBody, *, by: str = "") -> FleetDiff:
+        """Raises Invalid for a file that cannot be meant: then nothing is done."""
+        wanted = read_fleet(body.text)
+        present = await self._read()
+        changes = [self._label(node, labels, present) for node, labels in wanted.labels.items()]
+        changes += [self._backend(each, present, by) for each in wanted.backends]
+        changes += [await self._model(each, present, by) for each in wanted.models]
+        changes += [self._schedule(each, present) for each in wanted.schedules]
+        if body.prune:
+            changes += self._prune(wanted, changes, present)
+        done = [each.told if body.dry_run else await each.do() for each in changes]
+        return FleetDiff(tuple(done), body.dry_run)
+
+    async def export(self) -> FleetFile:
+        return await export_fleet(self._store)
+
+    async def _read(self) -> Present:
+        async with self._store.read() as tx:
+            outlines = await nodes.list_outlines(tx)
+            labels = await node_labels.list_for(tx)
+            rules = await backend_rules.list_live(tx)
+            defined = {row.id: row for row in await models.list_(tx)}
+            schedules = {row.model: row for row in await model_schedules.list_(tx)}
+        names = {row.id: row.name for row in outlines}
+        return Present(
+            nodes={row.name: labels.get(row.id, {}) for row in outlines},
+            backends=frozenset(wanted_backends(rules, names)),
+            models=defined,
+            schedules=schedules,
+        )
+
+    def _label(self, node: str, labels: dict[str, str], present: Present) -> Step:
+        if node not in present.nodes:
+            return Step(FleetChange("label", node, "skip", reason=f"there is no node {node} yet"))
+        there = {key: value for key, value in present.nodes[node].items() if key in labels}
+        if there == labels:
+            return Step(FleetChange("label", node, "nothing"))
+
+        async def set_labels() -> str:
+            await self._admin.merge_labels(node, labels)
+            return ""
+
+        return Step(FleetChange("label", node, "change", differences(there, labels)), set_labels)
+
+    def _backend(self, wanted: WantedBackend, present: Present, by: str) -> Step:
+        name = wanted.backend or wanted.uri
+        where = wanted.node or wanted.selector or "every node"
+        if wanted in present.backends:
+            return Step(FleetChange("backend", name, "nothing"))
+
+        async def install() -> str:
+            scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
+            asked = Asked(wanted.backend, wanted.uri, wanted.alias)
+            wish = make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
+            return (await self._operations.accept(wish)).operation_id
+
+        return Step(FleetChange("backend", name, "create", (f"on {where}",)), install)
+
+    async def _model(self, wanted: InstallModel, present: Present, by: str) -> Step:
+        name = wanted.name or wanted.model or str(wanted.definition.get("name", ""))
+        try:
+            definition = await self._models.defined_by(wanted)
+        except CorralError as error:
+            return Step(FleetChange("model", name, "skip", reason=error.message, failed=True))
+        before = present.models.get(definition.name)
+        after = {"name": definition.name} | definition.whole
+        there = {"name": before.id} | before.definition if before is not None else {}
+        if there == after:
+            return Step(FleetChange("model", definition.name, "nothing"))
+        if before is not None and before.origin == Origin.FILE:
+            reason = "a file in the models folder defines it otherwise"
+            return Step(FleetChange("model", definition.name, "skip", reason=reason, failed=True))
+
+        async def install() -> str:
+            await self._models.install(msgspec.structs.replace(wanted, replace=True), by=by)
+            return ""
+
+        details = differences(there, after) if before is not None else ()
+        action = "create" if before is None else "change"
+        return Step(FleetChange("model", definition.name, action, details), install)
+
+    def _schedule(self, wanted: ScheduleBody, present: Present) -> Step:
+        before = present.schedules.get(wanted.model_name)
+        # A file says all there is to say: what it leaves out has its usual value.
+        body = msgspec.structs.replace(
+            wanted,
+            route_policy=wanted.route_policy or "",
+            balance_abs_threshold=wanted.balance_abs_threshold or 0,
+            balance_rel_threshold=wanted.balance_rel_threshold or 0.0,
+            min_prefix_match=wanted.min_prefix_match or 0.0,
+        )
+        after = schedule_data(next_schedule(None, body))
+        if before is not None and schedule_data(before) == after:
+            return Step(FleetChange("schedule", wanted.model_name, "nothing"))
+
+        async def put() -> str:
+            await self._schedules.put(body)
+            return ""
+
+        details = differences(schedule_data(before) if before is not None else {"model_name": wanted.model_name}, after)
+        action = "create" if before is None else "change"
+        return Step(FleetChange("schedule", wanted.model_name, action, details), put)
+
+    def _prune(self, wanted: Document, changes: list[Step], present: Present) -> list[Step]:
+        """What came from files is those files' business. A model that could not be found out about is not deleted."""
+        named = {step.told.name for step in changes if step.told.kind == "model"}
+        scheduled = {body.model_name for body in wanted.schedules}
+        steps = []
+        for name, row in present.models.items():
+            if name not in named and row.origin != Origin.FILE:
+                steps.append(Step(FleetChange("model", name, "delete"), self._deleting(name)))
+        for name in present.schedules.keys() - scheduled:
+            steps.append(Step(FleetChange("schedule", name, "delete"), self._unscheduling(name)))
+        return steps
+
+    def _deleting(self, name: str) -> Act:
+        async def delete() -> str:
+            await self._models.delete(name, force=True)
+            return ""
+
+        return delete
+
+    def _unscheduling(self, name: str) -> Act:
+        async def delete() -> str:
+            await self._schedules.delete(name)
+            return ""
+
+        return delete
+
+
+Act = Callable[[], Awaitable[str]]  # gives the operation that was begun, if it is one
+
+
+@dataclass(frozen=True)
+class Step:
+    told: FleetChange
+    act: Act | None = None
+
+    async def do(self) -> FleetChange:
+        if self.act is None:
+            return self.told
+        try:
+            return msgspec.structs.replace(self.told, operation=await self.act())
+        except CorralError as error:
+            return msgspec.structs.replace(self.told, reason=error.message, failed=True)
