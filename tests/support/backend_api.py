@@ -76,6 +76,8 @@ class Api:
         if not self.admin:
             self.admin = (await access.create(CreateKey(name="boss", role="admin"))).secret
             self.viewer = (await access.create(CreateKey(name="eyes", role="viewer"))).secret
+        models, schedules = models_of(controller.store, controller.watch), Schedules(controller.store, controller.watch)
+        nodes = NodeAdmin(controller.store, controller.changes, None, None)  # type: ignore[arg-type]
         services = dict.fromkeys(_UNUSED) | {
             "access": access,
             "watch": controller.watch,
@@ -84,16 +86,10 @@ class Api:
             "integrity": controller.backends.integrity,
             "upgrades": controller.backends.upgrades,
             "catalogue": controller.backends.catalogue,
-            "models": models_of(controller.store, controller.watch),
-            "schedules": Schedules(controller.store, controller.watch),
+            "models": models,
+            "schedules": schedules,
+            "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
         }
-        services["fleet_files"] = FleetFiles(
-            controller.store,
-            services["models"],
-            services["schedules"],
-            controller.backends.operations,
-            NodeAdmin(controller.store, controller.changes, None, None),  # type: ignore[arg-type]
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LitestarDeprecationWarning)
             app = build_app(
