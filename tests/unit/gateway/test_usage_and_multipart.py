@@ -1,0 +1,116 @@
+"""What is read out of bytes that pass: tokens at the end of an answer, the model in a body of many parts."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.gateway.fields import BadBody
+from corral.gateway.multipart import boundary_of, read_model
+from corral.gateway.usage import TAIL_BYTES, Usage, UsageTap, read_usage
+
+SSE = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+JSON = ((b"content-type", b"application/json"),)
+
+
+@pytest.mark.parametrize(
+    ("tail", "usage"),
+    [
+        (b'"usage":{"prompt_tokens":8,"completion_tokens":9,"total_tokens":17}}', Usage(8, 9)),
+        (b'"usage": {"completion_tokens": 9, "prompt_tokens": 8}}', Usage(8, 9)),
+        (b'"usage":{"prompt_tokens":8,"total_tokens":8}}', Usage(8, 0)),
+        (b'"usage":{"input_tokens":8,"input_tokens_details":{"cached_tokens":3},"output_tokens":9}}', Usage(8, 9)),
+        (
+            b'"usage":{"prompt_tokens":1,"completion_tokens":1}} "usage":{"prompt_tokens":8,"completion_tokens":9}',
+            Usage(8, 9),
+        ),
+        (b'{"usage":null}', None),
+        (b'{"text":"\\"usage\\":{\\"prompt_tokens\\":5}"}', None),
+        (b'"timings":{"prompt_n":8,"prompt_ms":1.5,"predicted_n":9,"predicted_ms":2.5}}', Usage(8, 9)),
+        (b"", None),
+    ],
+)
+def test_usage_at_the_end_of_an_answer(tail: bytes, usage: Usage | None) -> None:
+    assert read_usage(tail) == usage
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_may_pass(raw: bytes) -> None:
+    read_usage(raw)
+    read_usage(b'"usage":{' + raw)
+
+
+def tapped(headers: tuple[tuple[bytes, bytes], ...], *chunks: bytes, status: int = 200) -> Usage:
+    tap = UsageTap()
+    tap.head(status, headers)
+    for chunk in chunks:
+        tap.data(chunk)
+    return tap.usage()
+
+
+def test_a_stream_is_counted_where_it_does_not_tell() -> None:
+    events = [b'2e\r\ndata: {"choices":[{"delta":{"content":"a"}}]}\n\n\r\n'] * 40
+    assert tapped(SSE, *events, b"e\r\ndata: [DONE]\n\n\r\n") == Usage(0, 40, estimated=True)
+    told = b'48\r\ndata: {"choices":[],"usage":{"prompt_tokens":8,"comp'
+    assert tapped(SSE, *events, told, b'\r\n20\r\nletion_tokens":9}}\n\n\r\n', b"data: [DONE]\n\n") == Usage(8, 9)
+    fast = b"".join(events * 100)
+    assert abs(tapped(SSE, fast).completion - 4000) < 200
+
+
+def test_an_answer_that_failed_or_tells_nothing_costs_nothing() -> None:
+    assert tapped(JSON, b'{"usage":{"prompt_tokens":8,"completion_tokens":9}}', status=500) == Usage()
+    assert tapped(JSON, b"{}") == tapped(JSON) == Usage()
+    assert tapped(JSON, b"x" * 100_000 + b'"usage":{"prompt_tokens":8,"completion_tokens":9}}') == Usage(8, 9)
+    assert TAIL_BYTES == 4096
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    return f'--B\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + value + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ([part("model", b"small")], "small"),
+        ([part("file", b"\r\n\r\n--A\0", '; filename="a"'), part("model", b"org/large")], "org/large"),
+        ([part("model", b"upload", '; filename="model"'), part("model", b"small")], "small"),
+        ([b"--B\r\ncontent-type: text/plain\r\nCONTENT-DISPOSITION: form-data; name=model\r\n\r\nsmall\r\n"], "small"),
+    ],
+)
+def test_the_model_wherever_it_stands(parts: list[bytes], found: str) -> None:
+    assert read_model(b"".join(parts) + b"--B--\r\n", b"B") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (part("file", b"x") + b"--B--", "must provide"),
+        (part("model", b"") + b"--B--", "must provide"),
+        (part("model", b"a") + part("model", b"b") + b"--B--", "twice"),
+        (part("model", b"a" * 2000) + b"--B--", "too long"),
+        (part("model", b"\xff") + b"--B--", "text"),
+        (b"nothing of the kind", "boundary"),
+        (b"--B\r\nContent-Disposition: form-data; name=model", "end of its head"),
+        (b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall', "middle"),
+    ],
+)
+def test_bodies_that_cannot_be_routed(body: bytes, words: str) -> None:
+    with pytest.raises(BadBody, match=words):
+        read_model(body, b"B")
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_read_or_refused(raw: bytes) -> None:
+    for body in (raw, b"--B" + raw, part("model", raw) + raw + b"--B--"):
+        with contextlib.suppress(BadBody):
+            read_model(body, b"B")
+
+
+def test_boundaries() -> None:
+    assert boundary_of(b"multipart/form-data; boundary=abc") == b"abc"
+    assert boundary_of(b'multipart/form-data; Boundary="a b"; charset=x') == b"a b"
+    with pytest.raises(BadBody):
+        boundary_of(b"multipart/form-data")
