@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from corral import __version__
 from corral.cli.doctor import fleet_checks, machine_checks
 from corral.cli.doctor.findings import Finding, Level, fail, ok, rows, summary, warn
 from corral.cli.folder import DataFolder
@@ -151,6 +152,9 @@ def test_the_cluster() -> None:
     assert "shared credentials" in shared[1].seen
     assert levels(list(fleet_checks.check_cluster(cluster(connected=False)))) == ["ok", "fail"]
     assert levels(list(fleet_checks.check_cluster(cluster(revocation=False)))) == ["ok", "ok", "warn"]
+    told = ("The bus cannot be reached.", "a.yaml in the models folder: this is not YAML (line 2)")
+    noticed = Cluster(version=__version__, bus={"connected": True}, notices=told)
+    assert [each.seen for each in fleet_checks.check_cluster(noticed) if each.level is Level.WARN] == [told[1]]
 
 
 def test_versions_that_differ() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corral.client import Client
 
 GOOD_SKEW_S, BAD_SKEW_S = 5.0, 300.0
+_OF_A_FILE = " in the models folder: "
 
 
 async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
@@ -85,6 +86,11 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             "a deleted node's credential works until it expires",
             "give the controller the operator's key, or shorten --bus-credential-ttl",
         )
+
+
+    for notice in cluster.notices:
+        if _OF_A_FILE in notice:  # the others are told above, each with its cure
+            yield warn("models", notice, "mend or remove the file")
 
 
 def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
