@@ -40,7 +40,7 @@ def read_conversation(asked: Asked, system_prompt: str = "") -> Conversation:
         if not isinstance(message, dict):
             raise bad(f"messages[{position}]", f"messages[{position}] must be an object.")
         read.messages.append(_message(message, f"messages[{position}]", read))
-    if system_prompt and not any(message.role in ("system", "developer") for message in read.messages):
+    if system_prompt and not any(message.role == "system" for message in read.messages):
         read.messages.insert(0, pb.Message(role="system", content=system_prompt))
     return read
 
@@ -50,7 +50,7 @@ def _message(told: Mapping[str, Any], where: str, read: Conversation) -> pb.Mess
     if not role:
         raise bad(f"{where}.role", f"{where} has no role.")
     return pb.Message(
-        role=role,
+        role="system" if role == "developer" else role,  # OpenAI's newer word; no model's template knows it
         content=_content(told.get("content"), f"{where}.content", read),
         name=_text(told, "name", where),
         tool_call_id=_text(told, "tool_call_id", where),

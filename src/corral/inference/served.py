@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ class Served:
     load: str = field(default="", repr=False)  # the ModelOptions it was loaded with, as JSON
     slots: int = 1
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What requests must name so that another model on a recycled port refuses them; empty: nobody checks."""
         return self._loaded("Model")

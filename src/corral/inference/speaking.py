@@ -70,8 +70,21 @@ def _request(caller: Caller, asked: Asked) -> pb.TTSRequest:
         request.instructions = instructions
     if (speed := asked.number("speed")) is not None:
         request.params["speed"] = f"{speed:g}"
-    request.params.update({key: str(value) for key, value in asked.mapping("params").items()})
+    request.params.update(_params(asked))
     return request
+
+
+def _params(asked: Asked) -> dict[str, str]:
+    told = {key: _word(value) for key, value in asked.mapping("params").items()}
+    if any(value is None or "/" in value or "\\" in value for value in told.values()):
+        raise bad("params", "params must be words, numbers, true or false.")  # no paths, either
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _word(value: object) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def _own_voice(voice: str, folder: str) -> str:

@@ -328,6 +328,8 @@ async def test_what_is_not_there_is_named(backend: Scripted, path: str, rpc: str
         ("/v1/rerank", {"query": "x"}, "documents"),
         ("/v1/audio/speech", {"input": "x", "voice": "/etc/passwd"}, "voice"),
         ("/v1/audio/speech", {"voice": "x"}, "input"),
+        ("/v1/audio/speech", {"input": "x", "params": {"clip": "/etc/passwd"}}, "params"),
+        ("/v1/audio/speech", {"input": "x", "params": {"clip": []}}, "params"),
         ("/v1/detokenize", {"tokens": ["x"]}, "tokens"),
         ("/v1/vad", {"audio": "x"}, "audio"),
     ],

@@ -25,7 +25,7 @@ from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import Process, alive, clean_env, free_port
 from tests.support.running_worker import worker_env
 from tests.support.scripted_controller import ScriptedController
-from tests.support.supervising import get, mock_openai, settings, swept, tiny
+from tests.support.supervising import get, mock_grpc, mock_openai, settings, swept, tiny
 from tests.support.waiting import until
 
 __all__ = ["nats_server"]
@@ -159,10 +159,12 @@ async def test_a_backend_deaf_to_sigterm_does_not_hold_a_worker_in_a_hurry(
     assert not alive(running.pid)
 
 
+@pytest.mark.parametrize("protocol", ["openai", "grpc"])
 async def test_no_request_fails_while_the_worker_is_replaced(
-    controller: ScriptedController, start: Start, data: Path, port: int
+    controller: ScriptedController, start: Start, data: Path, port: int, protocol: str
 ) -> None:
-    running = await plant(data, mock_openai())
+    spec = mock_openai() if protocol == "openai" else mock_grpc(load='{"Model": "m"}')
+    running = await plant(data, spec)
     original = start()
     path = f"/replicas/{running.process_id}/v1/chat/completions"
     done: list[int] = []

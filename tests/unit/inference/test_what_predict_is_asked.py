@@ -73,8 +73,9 @@ def test_a_backend_that_shall_not_render_gets_one_text() -> None:
 def test_the_system_prompt_of_the_model_gives_way_to_the_clients() -> None:
     model = served(system_prompt="be kind")
     assert [message.content for message in chat(model).Messages] == ["be kind", "hello"]
-    own = [{"role": "system", "content": "be brief"}, *HELLO]
-    assert [message.content for message in chat(model, messages=own).Messages] == ["be brief", "hello"]
+    for role in ("system", "developer"):
+        told = chat(model, messages=[{"role": role, "content": "be brief"}, *HELLO]).Messages
+        assert [(message.role, message.content) for message in told] == [("system", "be brief"), ("user", "hello")]
 
 
 def test_messages_of_every_kind() -> None:
