@@ -23,7 +23,7 @@ from corral.gallery.machine import Machine
 from corral.gallery.opening import GalleryOptions
 from corral.gallery.pypi.pip import own_python
 from corral.kit.clock import Clock
-from corral.kit.tasks import Wake
+from corral.kit.tasks import Wake, run_every
 from corral.worker.agent.backend_changes import BackendChanges
 from corral.worker.agent.backend_orders import BackendOrders
 from corral.worker.agent.model_orders import ModelOrders
@@ -111,7 +111,8 @@ async def open_backends(
 
         news = News(installer, backend_orders.reports, supervisor.list_processes, wake)
         try:
-            async with alongside(files.run()):
+            measuring = run_every("usage", settings.heartbeat_interval_s, supervisor.measure, clock=clock)
+            async with alongside(files.run(), measuring):
                 yield Backends(
                     voice=voice,
                     news=news,

@@ -25,6 +25,7 @@ from corral.store import (
     leases,
     load_jobs,
     model_files,
+    model_peaks,
     model_schedules,
     models,
     node_backends,
@@ -43,6 +44,7 @@ from corral.store import (
 from corral.store.api_keys import ApiKey
 from corral.store.join_tokens import JoinToken
 from corral.store.migrate_store import Progress, copy_store, migrate_store
+from corral.store.model_peaks import Peak
 from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
 from tests.integration.store.rows import (
@@ -105,6 +107,7 @@ async def fill(store: Store) -> None:
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])
             await model_files.put(tx, a_file(f"model-{number}"))
+            await model_peaks.raise_(tx, [Peak(f"model-{number}", "r1", 2**40)])
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
@@ -146,6 +149,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             load_jobs.list_,
             models.list_,
             model_files.list_,
+            model_peaks.list_,
             model_schedules.list_,
             replicas.list_,
             revisions.read_all,

@@ -120,6 +120,7 @@ class ReplicaProcess(Message, frozen=True):
     slots: int = 1
     devices: tuple[ReplicaDevice, ...] = ()
     memory_bytes: int = 0  # what was reserved for it, on its devices or else in RAM; 0 = nobody said
+    peak_bytes: int = 0  # the most it was seen to hold, rounded up, if it is in RAM; 0 = not measured
     started_at: str = ""  # RFC 3339
     ready_at: str = ""
     restarts: int = 0  # since it was ordered

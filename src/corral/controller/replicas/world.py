@@ -20,13 +20,14 @@ from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
 from corral.controller.scheduler import world as seen
-from corral.controller.scheduler.memory import device_share, lives_in_ram
+from corral.controller.scheduler.memory import device_share, learned, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.store import (
     backend_intents,
     backend_rules,
     load_jobs,
     model_files,
+    model_peaks,
     model_schedules,
     models,
     node_backends,
@@ -134,6 +135,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
         files.setdefault(file.model, []).append(file)
+    peaks = {(peak.model, peak.revision): peak.peak_bytes for peak in await model_peaks.list_(tx)}
     for row in await models.list_(tx):
         definition = definition_of(row)
         if definition is None or definition.alias:
@@ -147,7 +149,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             row.id,
             definition.backend,
             row.revision,
-            memory(definition, stored),
+            _memory(definition, memory(definition, stored), peaks.get((row.id, row.revision), 0)),
             files=tuple(ModelFile(file.digest, file.size_bytes) for file in stored)
             if len(stored) == len(definition.files)
             else None,
@@ -161,6 +163,11 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             idle_unload_s=definition.idle_unload_s or idle_unload_s,
             waiting=1 if job is not None and job.active else 0,
         )
+
+
+def _memory(definition: Definition, guess: Memory, peak_bytes: int) -> Memory:
+    """What its definition says has the last word."""
+    return guess if definition.memory_bytes else learned(guess, peak_bytes)
 
 
 def _schedule(row: model_schedules.Schedule) -> Schedule:
@@ -190,7 +197,8 @@ def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet) -> Place:
         node.bus_down,
         accepts=node.protocol >= 1,
         boot_id=node.boot_id,
-        known=inventory is not None and inventory.boot_id in ("", node.boot_id),
+        # An answer to what is installed says nothing of what runs: only a heartbeat does, and shows by its time.
+        known=inventory is not None and inventory.told_at is not None and inventory.boot_id in ("", node.boot_id),
         processes=processes,
         quiet={process.process_id: quiet(node.id, process.process_id) for process in processes},
     )

@@ -7,8 +7,6 @@ errs upwards: refusing what would just have fitted costs a sentence, running out
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from corral.blobs.progress import human_bytes
 from corral.contract.models import Definition
 from corral.controller.scheduler.gguf import Head
@@ -48,14 +46,18 @@ def memory_of(
     definition: Definition, files_bytes: int, *, head: Head | None = None, slots: int = 1, peak_bytes: int = 0
 ) -> Memory:
     """`files_bytes`: of all its files; 0 = not known. `slots`: what its backend serves at once if the definition does
-    not say. `peak_bytes`: the most a process of this revision was seen to use, with all its devices together."""
+    not say. `peak_bytes`: the most a process of this revision was seen to use in RAM; 0 = none was seen."""
     if definition.memory_bytes:
         return Memory(definition.memory_bytes, how="as its definition says")
-    guess = _guess(definition, files_bytes, head, slots)
-    if peak_bytes > 0:
-        total = int(peak_bytes * PEAK_FACTOR)
-        return replace(guess, total_bytes=total, each_bytes=min(guess.each_bytes, total), how="the most it ever used")
-    return guess
+    return learned(_guess(definition, files_bytes, head, slots), peak_bytes)
+
+
+def learned(guess: Memory, peak_bytes: int) -> Memory:
+    """What was seen counts more than what was reckoned. It was seen in RAM, with all that lives there besides."""
+    if peak_bytes <= 0:
+        return guess
+    total = int(peak_bytes * PEAK_FACTOR)
+    return Memory(total, min(guess.each_bytes, total), 0, "the most it was seen to use")
 
 
 def estimate(

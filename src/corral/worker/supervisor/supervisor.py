@@ -32,6 +32,7 @@ from corral.worker.supervisor.spec import ProcessSpec, SupervisorSettings
 from corral.worker.supervisor.states import Happened
 from corral.worker.supervisor.table import Entry, Running, Stopped, Table, new_token
 from corral.worker.supervisor.tail import LogTail
+from corral.worker.supervisor.usage import coarse, most_held
 
 log = get_log(__name__)
 
@@ -121,6 +122,13 @@ class Supervisor:
     def list_processes(self) -> tuple[ReplicaProcess, ...]:
         """Every process, for the heartbeat."""
         return tuple(entry.described() for entry in self._table)
+
+    async def measure(self) -> None:
+        """See what each process in RAM has come to hold. Heartbeats tell the most that was seen."""
+        for entry in self._table:
+            if entry.state is ReplicaState.READY and entry.process is not None and not entry.spec.devices:
+                seen = await asyncio.to_thread(most_held, entry.process.identity.shim_pid)
+                entry.peak_bytes = max(entry.peak_bytes, coarse(seen))
 
     def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
         """What was asked for, by process id: every process of a backend, under any of its names, that serves, starts,

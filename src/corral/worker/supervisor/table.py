@@ -69,6 +69,7 @@ class Entry:
     restarts: int = 0
     failures: int = 0  # in a row
     error: str = ""
+    peak_bytes: int = 0  # the most it was seen to hold
     # What the present attempt comes to; a new one for each attempt.
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     leave: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it gone
@@ -163,6 +164,7 @@ class Entry:
             slots=self.slots,
             devices=spec.devices,
             memory_bytes=spec.memory_bytes,
+            peak_bytes=self.peak_bytes,
             started_at=self.started_at,
             ready_at=self.ready_at,
             restarts=self.restarts,

@@ -1,0 +1,72 @@
+"""What a process was seen to hold, and how finely that is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.worker.supervisor.usage import coarse, most_held
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [(0, 0), (-1, 0), (1, 16 * MIB), (16 * MIB, 16 * MIB), (17 * MIB, 32 * MIB), (1000 * MIB, 1024 * MIB)],
+)
+def test_it_is_rounded_up(seen: int, told: int) -> None:
+    assert coarse(seen) == told
+
+
+@given(st.integers(1, 1 << 46))
+def test_by_little_and_never_down(seen: int) -> None:
+    told = coarse(seen)
+    assert seen <= told <= seen + max(16 * MIB, seen // 16)
+    assert coarse(told) == told
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("ready", flush=True)
+sys.stdin.readline()
+child.kill()
+child.wait()
+child.stdout.close()
+"""
+CHILD = """
+import time
+held = bytearray(80 * 1024**2)
+del held
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def shim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose child held much for a moment."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        yield parent
+    finally:
+        parent.communicate(b"\n", timeout=30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the system keeps the most")
+def test_what_it_held_for_a_moment_counts(shim: subprocess.Popen[bytes]) -> None:
+    assert 80 * MIB < most_held(shim.pid) < 250 * MIB
+
+
+def test_one_that_is_gone_holds_nothing() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(timeout=30)
+    assert most_held(gone.pid) == 0
