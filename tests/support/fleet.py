@@ -37,6 +37,8 @@ SHORT = {
     "CORRAL_BACKEND_GRACE": "5s",
     "CORRAL_BACKEND_PORT_REST": "1s",
     "CORRAL_GALLERIES": "[]",  # the built-in one only: no test asks the world outside
+    "CORRAL_MODEL_GALLERIES": "[]",
+    "CORRAL_MODELS_FOLDER_INTERVAL": "200ms",
 }
 TIMEOUT_S = 30.0  # of one request: a slow machine is no failure
 

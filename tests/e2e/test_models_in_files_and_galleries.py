@@ -1,0 +1,65 @@
+"""Where models come from, on a real fleet: the watched folder, a gallery of one's own, one file for everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.waiting import wait_for
+
+INDEX = """
+- name: ours
+  url: file://{folder}/base.yaml
+  overrides: {{parameters: {{model: ours.gguf}}}}
+  files: [{{filename: ours.gguf, uri: "file://{folder}/ours.gguf"}}]
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    galleries = tmp_path / "data" / "controller" / "galleries"
+    galleries.mkdir(parents=True)
+    (galleries / "index.yaml").write_text(INDEX.format(folder=galleries))
+    (galleries / "base.yaml").write_text("config_file: |\n  backend: mock\n  context_size: 512\n")
+    named = json.dumps([{"name": "house", "url": f"file://{galleries}/index.yaml"}])
+    schedule = json.dumps([{"model_name": "early", "replicas": "all"}])
+    fleet = Fleet(tmp_path, "--no-worker", CORRAL_MODEL_GALLERIES=named, CORRAL_MODEL_SCHEDULING=schedule)
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+def clients_see(fleet: Fleet) -> list[str]:
+    return [each["id"] for each in fleet.api("GET", "/v1/models").json()["data"]]
+
+
+def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
+    saved = fleet.data / "controller" / "models" / "mine.yaml"
+    saved.write_text("name: org/mine\nbackend: mock\n")
+    wait_for(lambda: clients_see(fleet) == ["org/mine"], "a model that was saved")
+    refused = fleet.cli("models", "edit", "org/mine", "--set", "f16=true")
+    assert (refused.returncode, "the file mine.yaml" in refused.stderr) == (1, True)
+    saved.unlink()
+    wait_for(lambda: clients_see(fleet) == [], "a model that was removed")
+
+    made = fleet.cli("models", "install", "house@ours", "--as", "own")
+    assert made.returncode == 0, made.stderr
+    shown = json.loads(fleet.cli("models", "show", "own", "--json").stdout)
+    assert (shown["backend"], shown["context_size"], shown["source"]) == ("mock", 512, "house@ours")
+    wait_for(lambda: clients_see(fleet) == ["own"], "a model out of a gallery")
+
+    early = fleet.api("GET", "/api/nodes/scheduling/early").json()
+    assert early["spread_all"] is True
+    exported = fleet.cli("export").stdout
+    file = fleet.root / "fleet.yaml"
+    file.write_text(exported.replace("context_size: 512", "context_size: 1024"))
+    applied = fleet.cli("apply", "-f", str(file))
+    assert (applied.returncode, applied.stdout) == (0, "~ model own\n    context_size: 512 → 1024\n")
+
+    near = fleet.api("POST", "/v1/chat/completions", body={"model": "oun", "messages": []})
+    assert (near.status, "own" in near.json()["error"]["message"]) == (404, True)
