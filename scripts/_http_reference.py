@@ -58,7 +58,7 @@ SERVICES = (
     "schedules",
     "loads",
     "replica_rows",
-    "why",
+    "explaining",
     "upgrades",
     "views",
     "watch",

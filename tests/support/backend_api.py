@@ -47,7 +47,7 @@ _UNUSED = (
     "controller_metrics",
     "loads",
     "replica_rows",
-    "why",
+    "explaining",
 )
 
 

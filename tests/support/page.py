@@ -167,7 +167,7 @@ def _page_app(
             "loads",
             "replica_rows",
             "fleet_files",
-            "why",
+            "explaining",
         )
     )
     with warnings.catch_warnings():

@@ -196,7 +196,7 @@ async def serve(
                 "models": catalogued.models,
                 "loads": replicas.loads,
                 "replica_rows": replicas.rows,
-                "why": replicas.why,
+                "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
                 "schedules": catalogued.schedules,
                 "fleet_files": FleetFiles(
                     store, catalogued.models, catalogued.schedules, backends.operations, node_admin
