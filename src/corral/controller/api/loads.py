@@ -30,7 +30,8 @@ class UnloadBody(Message, frozen=True):
 async def ask_for_load(request: AnyRequest, loads: Loads, data: AskForLoad) -> Response[bytes]:
     if not data.model:
         raise Invalid("say which model")
-    return _status(await loads.ask(data.model, by=principal_of(request).name), 202)
+    # A request that waits for a model must not bring it back when somebody has just deleted it.
+    return _status(await loads.ask(data.model, by=principal_of(request).name, install=False), 202)
 
 
 @get("/internal/loads/{model:str}", guards=[gateways], include_in_schema=False)

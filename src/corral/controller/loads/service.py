@@ -33,8 +33,8 @@ _POLL_S = 1.0  # a hint may be lost
 
 
 class KnownModels(Protocol):
-    async def ensure(self, name: str, *, by: str = "") -> Definition:
-        """The model of that name, or the one it stands for; out of a gallery when it is not there yet."""
+    async def ensure(self, name: str, *, by: str = "", install: bool = True) -> Definition:
+        """The model of that name, or the one it stands for; with `install` out of a gallery when it is not there."""
 
 
 class Loads:
@@ -47,9 +47,10 @@ class Loads:
         self._clock = clock
         self._cooldown = cooldown or Cooldown()
 
-    async def ask(self, name: str, *, by: str = "") -> LoadStatus:
-        """A replica is wanted. Raises NotFound, with what is near; else says how it stands."""
-        definition = await self._models.ensure(name, by=by)
+    async def ask(self, name: str, *, by: str = "", install: bool = True) -> LoadStatus:
+        """A replica is wanted. Raises NotFound, with what is near; else says how it stands. `install`: also of a model
+        the fleet does not have yet."""
+        definition = await self._models.ensure(name, by=by, install=install)
         model = definition.name
         if definition.disabled:
             raise NotFound(f"the model {model} is disabled")

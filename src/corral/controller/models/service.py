@@ -66,11 +66,11 @@ class Models:
             rows = await models.list_(tx)
         return {row.id: found for row in rows if (found := definition_of(row)) is not None}
 
-    async def ensure(self, name: str, *, by: str = "") -> Definition:
-        """The model somebody asks for, of itself if `name` is an alias; installed out of a gallery when it is not there
-        yet. Raises NotFound with names that are near, Unavailable while a gallery that may have it is silent."""
+    async def ensure(self, name: str, *, by: str = "", install: bool = True) -> Definition:
+        """The model somebody asks for, of itself if `name` is an alias; with `install` out of a gallery when it is not
+        there yet. Raises NotFound with names that are near, Unavailable while a gallery that may have it is silent."""
         found = await self.definition(name)
-        if found is None:
+        if found is None and install:
             try:
                 called = (await self.install(InstallModel(model=name), by=by)).id
             except Conflict:  # somebody else made one of that name in between
