@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.desired.inventories import with_boot
+from corral.controller.desired.observations import Looked
 from corral.store import node_backends
 from tests.support.replica_fleet import ReplicaFleet
 
@@ -26,3 +29,24 @@ async def test_a_slow_look_at_the_clock_does_not_let_an_earlier_beat_win(local: 
         told = await node_backends.find(tx, node_id)
     assert told is not None
     assert [each.state for each in told.processes] == ["ready"]
+
+
+async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet) -> None:
+    """A worker that was started again is asked what it has before it tells by itself. Its replicas are not gone."""
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    [before] = await local.until_ready("m")
+    await local.until_settled()
+    await local.fleet.set_node("barn", boot_id="boot-2")
+    async with local.fleet.store.write() as tx:
+        rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
+        await node_backends.put_all(tx, await with_boot(tx, [Looked("id-of-barn", rows)]))
+        told = await node_backends.find(tx, "id-of-barn")
+    assert told is not None
+    assert (told.boot_id, [each.process_id for each in told.processes]) == ("boot-2", [before.process_id])
+    assert told.told_at is None
+    for _ in range(3):
+        await local.replicas["c1"].loop.look()
+    assert [row.stage for row in await local.rows("m")] == ["running"]
+    assert len(barn.started) == 1

@@ -210,8 +210,12 @@ async def with_boot(tx: Transaction, answers: Sequence[Looked]) -> list[Inventor
 
 def _completed(looked: Looked, outline: NodeOutline, before: Inventory | None, now: datetime) -> Inventory:
     answer = Inventory(looked.node_id, outline.boot_id, looked.seq, now, looked.backends)
-    if before is None or not is_current(before, outline):
+    if before is None:
         return answer
+    if not is_current(before, outline):
+        # It says nothing of what runs, and a worker that was started again has most likely adopted it: until it tells,
+        # which shows by its having told something, what ran before is the best that is known.
+        return msgspec.structs.replace(answer, processes=before.processes)
     if outline.protocol == 0:  # names come from galleries, and those may not have answered this time
         named = {row.name: row.alias for row in before.backends}
         rows = [msgspec.structs.replace(row, alias=row.alias or named.get(row.name, "")) for row in answer.backends]

@@ -15,7 +15,7 @@ from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.models import Definition
 from corral.controller.desired.inventories import REPLICAS
 from corral.controller.loads import jobs
-from corral.controller.loads.jobs import Cooldown
+from corral.controller.loads.jobs import Cooldown, Job
 from corral.controller.replicas.life import Stage, leave
 from corral.controller.replicas.reading import read_routing
 from corral.controller.replicas.reconcile import LOADS
@@ -54,13 +54,13 @@ class Loads:
         model = definition.name
         if definition.disabled:
             raise NotFound(f"the model {model} is disabled")
-        known = await self._known(model)
+        known = await self._known(definition)
         if known is not None:
             return known
         async with self._store.write() as tx:
             now, row = await tx.now(), await load_jobs.find(tx, model)
             before = job_of(row) if row is not None else None
-            if before is not None and not before.may_try(now):
+            if before is not None and _stands(before, definition, now):
                 return jobs.status_of(before, now)
             job = jobs.begin(model, definition.revision, now, before)
             if before is None and not await load_jobs.claim(tx, job_row_of(job)):
@@ -131,14 +131,15 @@ class Loads:
         self._watch.touched(REPLICAS, model)
         return len(own)
 
-    async def _known(self, model: str) -> LoadStatus | None:
+    async def _known(self, definition: Definition) -> LoadStatus | None:
         """Nothing has to be written: it answers, or is on its way, or must wait."""
+        model = definition.name
         async with self._store.read() as tx:
             now, row = await tx.now(), await load_jobs.find(tx, model)
             if await self._answers(tx, model):
                 return _loaded(model, now)
             job = job_of(row) if row is not None else None
-        return jobs.status_of(job, now) if job is not None and not job.may_try(now) else None
+        return jobs.status_of(job, now) if job is not None and _stands(job, definition, now) else None
 
     async def _find(self, tx: Transaction, model: str) -> LoadStatus | None:
         now, row = await tx.now(), await load_jobs.find(tx, model)
@@ -152,6 +153,11 @@ class Loads:
     async def _answers(self, tx: Transaction, model: str) -> bool:
         shown, _ = await read_routing(tx, model)
         return bool(shown)
+
+
+def _stands(job: Job, definition: Definition, now: datetime) -> bool:
+    """It is under way, or has failed too lately to be tried again. What was changed since is another matter."""
+    return job.active or (job.revision == definition.revision and not job.may_try(now))
 
 
 def _loaded(model: str, now: datetime) -> LoadStatus:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.registry.views import rfc3339
 from corral.controller.replicas.life import Intended, Place, Stage
@@ -39,6 +41,8 @@ class ReplicaRows:
                 continue
             process = _process(row, told.get(row.node_id))
             serves = process is not None and process.state == ReplicaState.READY
+            if serves and row.stage is Stage.ORDERED:  # nobody has written it down yet
+                row = replace(row, stage=Stage.RUNNING)
             current = row.stage is Stage.RUNNING and serves and revisions.get(row.model) == row.revision
             if not answering or (current and known[row.node_id].status == "healthy"):
                 found.append(self._view(row, known[row.node_id], process))

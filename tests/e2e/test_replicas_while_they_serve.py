@@ -1,0 +1,139 @@
+"""Replicas of a real fleet, from outside, while clients stream: edited, killed, moved, and unable to start."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.grown_fleet import grown_fleet
+from tests.support.waiting import wait_for
+
+SLOW: Any = [{"role": "user", "content": "[[piece_delay_s=0.15]] a b c d e f g h i j k l"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with grown_fleet(tmp_path_factory.mktemp("serving"), "byre", env={"CORRAL_LOAD_COOLDOWN": "1s"}) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=fleet.url + "/v1", api_key=fleet.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def define(fleet: Fleet, name: str, **definition: Any) -> None:
+    answer = fleet.api("POST", "/api/models", {"definition": {"name": name, "backend": "mock", **definition}})
+    assert answer.status == 201, answer.body
+    wait_for(lambda: name in [each["id"] for each in fleet.api("GET", "/v1/models").json()["data"]], "its being known")
+
+
+def replicas(fleet: Fleet, model: str, state: str = "loaded") -> list[dict[str, Any]]:
+    rows = fleet.api("GET", f"/api/models/{model}/replicas").json()
+    return [row for row in rows if row["state"] == state and (state != "loaded" or row["process_state"] == "ready")]
+
+
+def stream(client: openai.OpenAI, model: str, asked: Any = SLOW) -> str:
+    pieces = client.chat.completions.create(model=model, messages=asked, stream=True)
+    return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+def test_an_edit_under_load_fails_no_request(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "edited", parallel=32)
+    assert "hello" in stream(client, "edited", HELLO)  # installs the backend, starts, answers
+    [before] = replicas(fleet, "edited")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(stream, client, "edited") for _ in range(8)]
+        wait_for(lambda: replicas(fleet, "edited")[0]["in_flight"] >= 8, "eight streams")
+        changed = fleet.api("PATCH", "/api/models/edited", {"changes": {"context_size": 4096}})
+        assert changed.status == 200, changed.body
+        assert changed.json()["config_revision"] != before["config_revision"]
+        for _ in range(20):
+            assert "hello" in stream(client, "edited", HELLO)
+        assert all(each.result().endswith("k l") for each in running), "what had begun came to its end"
+
+    def only_the_new_one() -> bool:
+        rows = fleet.api("GET", "/api/models/edited/replicas").json()
+        return [row["config_revision"] for row in rows] == [changed.json()["config_revision"]]
+
+    wait_for(only_the_new_one, "end of the old one")
+    assert "hello" in stream(client, "edited", HELLO)
+
+
+def test_a_killed_replica_of_two_breaks_only_its_streams_and_comes_back(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "paired", parallel=32)
+    asked = fleet.api("POST", "/api/nodes/scheduling", {"model_name": "paired", "min_replicas": 2})
+    assert asked.status == 200, asked.body
+    wait_for(lambda: len(replicas(fleet, "paired")) == 2, "two replicas")
+    assert len({row["node_id"] for row in replicas(fleet, "paired")}) == 2
+    dying: Any = [{"role": "user", "content": "[[crash_after=2]] a b c"}]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(stream, client, "paired") for _ in range(8)]
+        wait_for(lambda: sum(row["in_flight"] for row in replicas(fleet, "paired")) >= 8, "eight streams")
+        with pytest.raises(openai.APIError):
+            stream(client, "paired", dying)
+        for _ in range(10):
+            assert "hello" in stream(client, "paired", HELLO), "new requests never fail"
+        broken = sum(each.exception() is not None for each in running)
+    assert broken < 8, "those of the other replica are untouched"
+    wait_for(lambda: len(replicas(fleet, "paired")) == 2, "two replicas again")
+
+
+def test_drain_moves_a_replica_without_a_failed_request(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "moved", parallel=32)
+    assert "hello" in stream(client, "moved", HELLO)
+    [before] = replicas(fleet, "moved")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(stream, client, "moved") for _ in range(4)]
+        wait_for(lambda: replicas(fleet, "moved")[0]["in_flight"] >= 4, "four streams")
+        assert fleet.api("POST", f"/api/nodes/{before['node_id']}/drain").status == 200
+        try:
+            for _ in range(15):
+                assert "hello" in stream(client, "moved", HELLO)
+            assert all(each.result().endswith("k l") for each in running)
+            wait_for(
+                lambda: [row["node_id"] for row in replicas(fleet, "moved")] not in ([], [before["node_id"]]),
+                "a replica elsewhere",
+            )
+            wait_for(lambda: len(fleet.api("GET", "/api/models/moved/replicas").json()) == 1, "end of the old one")
+        finally:
+            assert fleet.api("POST", f"/api/nodes/{before['node_id']}/resume").status == 200
+
+
+def test_a_backend_that_cannot_start_gives_its_last_words(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "broken", env={"MOCK_START_LINES": "3", "MOCK_CRASH_AT_START": "3"})
+    with pytest.raises(openai.APIError) as failed:
+        client.chat.completions.create(model="broken", messages=HELLO)
+    assert "mock start line 3" in str(failed.value)
+    status = fleet.api("GET", "/api/models/broken/load-status")
+    assert status.status in (200, 404)
+    mended = fleet.api("PATCH", "/api/models/broken", {"changes": {"env": {"MOCK_CRASH_AT_START": None}}})
+    assert mended.status == 200, mended.body
+    assert "hello" in stream(client, "broken", HELLO), "what was mended is tried at once"
+
+
+def test_a_worker_killed_and_back_keeps_its_replicas(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "kept", parallel=4)
+    asked = {"model_name": "kept", "min_replicas": 1, "node_selector": {"node.name": "byre"}}
+    assert fleet.api("POST", "/api/nodes/scheduling", asked).status == 200
+    wait_for(lambda: replicas(fleet, "kept"), "a replica on the byre")
+    [before] = replicas(fleet, "kept")
+    process = fleet.workers["byre-0"]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    fleet.wait_status("byre", "offline")
+    fleet.join("byre")
+    fleet.wait_status("byre", "healthy")
+    wait_for(lambda: "hello" in stream(client, "kept", HELLO), "an answer")
+    [after] = replicas(fleet, "kept")
+    assert json.dumps(after["process_id"]) == json.dumps(before["process_id"]), "it was adopted, not started again"
