@@ -9,6 +9,8 @@ While the controller is away the last view stays, without limit.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -53,10 +55,21 @@ class ViewKeeper:
         self._full_read_at = 0.0
         self._clock_offset_s = 0.0
         self._wake = Wake()
+        self._begun = self._ended = 0  # looks
+        self._end_of_look = asyncio.Condition()
 
     def hint(self) -> None:
         """Something changed, or may have: look now. Any number of hints before a look count as one."""
         self._wake.set()
+
+    async def look_again(self, within_s: float = 2.0) -> None:
+        """Wait for a look that begins from now on, not longer than that: what somebody has just been told by the
+        controller is in it. All who wait share it."""
+        after = self._begun
+        self.hint()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._end_of_look:
+                await self._end_of_look.wait_for(lambda: self._ended > after)
 
     def server_now(self) -> float:
         """Seconds since the epoch on the controller's clock: expiry is judged by the clock that set it."""
@@ -66,7 +79,14 @@ class ViewKeeper:
         await run_every("view", self._check_interval_s, self._look_then_rest, clock=self._clock, wake=self._wake)
 
     async def _look_then_rest(self) -> None:
-        await self.look()
+        self._begun += 1
+        this = self._begun
+        try:
+            await self.look()
+        finally:
+            self._ended = this
+            async with self._end_of_look:
+                self._end_of_look.notify_all()
         await self._clock.sleep(self._gap_s)  # a thousand nodes registering at once are not a thousand reads in a row
 
     async def look(self) -> None:

@@ -115,8 +115,16 @@ async def open_gateway(
             loads=state.in_flight,
         )
         loads = Loads(link, keeper.hint, clock, poll_s=settings.load_poll_s)
-        own = ReplicaRouter(state.in_flight, loads, clock, _router_options(settings))
+        own = ReplicaRouter(state.in_flight, loads, clock, _router_options(settings), keeper.look_again)
         keeper.on_view = own.took
+        metrics.totals["prefix_disturbed"] = (
+            "Prompts that did not go where their beginning is known, because that replica was too busy.",
+            lambda: own.disturbed,
+        )
+        metrics.gauges["waiting"] = (
+            "Requests that wait for a slot or for a cold model.",
+            lambda: sum(own.waiting().values()),
+        )
         counts = metrics.routes[RouteClass.INFERENCE]
         sender = ReceiptSender(
             state.ring, counts, link, clock, keeper.server_now, own.waiting, interval_s=settings.receipts_interval_s
@@ -187,9 +195,15 @@ def build_door(
     counts = metrics.routes[RouteClass.INFERENCE]
     counts.counted = state.ring.keep
     options = ServingOptions(patience, settings.retry_after_s, settings.tries, settings.expose_node_header)
+    serving = Serving(fleets, router, counts, state.ring, state.limiters, state.ejection, clock, cors, options)
+    metrics.totals |= {
+        "replica_retries": ("Requests sent to another replica, the first not reached.", lambda: serving.retries),
+        "ejections": ("Times a replica was left alone because it was not reached.", lambda: state.ejection.count),
+        "receipts_lost": ("Receipts that found no room.", lambda: state.ring.lost),
+    }
     v1 = V1(
         fleets,
-        Serving(fleets, router, counts, state.ring, state.limiters, state.ejection, clock, cors, options),
+        serving,
         cors=cors,
         body_limit_bytes=settings.body_limit_bytes,
         retry_after_s=settings.retry_after_s,

@@ -144,6 +144,9 @@ class Metrics:
     routes: dict[RouteClass, RouteCounts] = field(default_factory=lambda: {kind: RouteCounts() for kind in RouteClass})
     relay: Counters = field(default_factory=Counters)
     view: ViewCounts = field(default_factory=ViewCounts)
+    # Numbers that others keep anyway, read when somebody asks: by name, what they are and where they are.
+    totals: dict[str, tuple[str, Callable[[], float]]] = field(default_factory=dict)
+    gauges: dict[str, tuple[str, Callable[[], float]]] = field(default_factory=dict)
 
 
 class _Families(Collector):
@@ -155,6 +158,14 @@ class _Families(Collector):
         yield from self._requests()
         yield from self._relay()
         yield from self._view()
+        for name, (text, read) in self._metrics.totals.items():
+            counter = CounterMetricFamily(f"corral_gateway_{name}", text)
+            counter.add_metric([], read())
+            yield counter
+        for name, (text, read) in self._metrics.gauges.items():
+            gauge = GaugeMetricFamily(f"corral_gateway_{name}", text)
+            gauge.add_metric([], read())
+            yield gauge
 
     def _requests(self) -> Iterable[Metric]:
         total = CounterMetricFamily("corral_gateway_requests", "Requests answered.", labels=["route", "status"])

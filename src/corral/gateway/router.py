@@ -8,6 +8,7 @@ taken (`inflight.py`). All others wait here, in one queue per model, until a slo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -46,11 +47,20 @@ class RouterOptions:
 class ReplicaRouter:
     """Implements `Router` and `PromptRouter`."""
 
-    def __init__(self, in_flight: InFlight, loads: Loads, clock: Clock, options: RouterOptions) -> None:
+    def __init__(
+        self,
+        in_flight: InFlight,
+        loads: Loads,
+        clock: Clock,
+        options: RouterOptions,
+        look_again: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`look_again` brings a view that was read from now on."""
         self._in_flight = in_flight
         self._loads = loads
         self._clock = clock
         self._options = options
+        self._look_again = look_again
         self._ways: dict[str, Way] = {}  # by the model's own name
         self._names: dict[str, Way] = {}  # by every name it is asked for
         self._exact: dict[str, Way] = {}  # by names that need no second look: neither alias nor cold
@@ -163,6 +173,9 @@ class ReplicaRouter:
     async def route(self, ask: Ask) -> Route | Answer:
         asked = ask.fields.model
         way = self._names.get(asked)
+        if way is None:  # it may have been made a moment ago
+            await self._look_again()
+            way = self._names.get(asked)
         if way is None:
             return answers.unknown_model(asked, installed=len(ask.fleet.models), near=self._near(ask))
         if not way.queue.waiting:

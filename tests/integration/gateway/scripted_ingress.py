@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -31,6 +33,7 @@ class ScriptedIngress:
     most: int = 0  # at once, of one process
     held: asyncio.Event | None = None  # answers wait for it
     port: int = 0
+    tls: ssl.SSLContext | None = None
     _runner: web.AppRunner | None = None
 
     @property
@@ -40,7 +43,7 @@ class ScriptedIngress:
             "id": self.node,
             "name": f"name-{self.node}",
             "status": "healthy",
-            "ingress_url": f"http://127.0.0.1:{self.port}",
+            "ingress_url": f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}",
             "ingress_token": f"token-{self.node}",
         }
 
@@ -52,7 +55,7 @@ class ScriptedIngress:
         app.router.add_route("*", "/replicas/{process}/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self.tls)
         await site.start()
         server = site._server
         assert isinstance(server, asyncio.Server)
@@ -95,9 +98,17 @@ class ScriptedIngress:
         return answer
 
 
+def server_tls(certificate_pem: str, key_pem: str, folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name, text in (("ingress.crt", certificate_pem), ("ingress.key", key_pem)):
+        (folder / name).write_text(text)
+    context.load_cert_chain(folder / "ingress.crt", folder / "ingress.key")
+    return context
+
+
 @contextlib.asynccontextmanager
-async def running_ingress(node: str, port: int = 0) -> AsyncIterator[ScriptedIngress]:
-    ingress = ScriptedIngress(node, port=port)
+async def running_ingress(node: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedIngress]:
+    ingress = ScriptedIngress(node, tls=tls)
     await ingress.start()
     try:
         yield ingress

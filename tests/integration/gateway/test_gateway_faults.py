@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from corral.bus.embedded import ServerTls
 from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
+from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.gateway.main import Gateway
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
@@ -24,6 +25,7 @@ from tests.integration.gateway.certificates import self_signed
 from tests.integration.gateway.conftest import ADMIN, KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.raw_client import connected, exchange, status_of
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
+from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.nats import NatsServer, nats_server, running_server
 from tests.support.waiting import promised, until
 
@@ -145,6 +147,48 @@ async def test_a_revoked_key_is_refused_at_a_hint(
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus again")
         await until(lambda: gateway.keeper.fleet and gateway.keeper.fleet.clients, "the missed change is seen")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
+
+
+async def test_what_other_gateways_send_to_a_replica_counts(
+    controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession, nats_server: NatsServer
+) -> None:
+    controller.grant = bus_grant(nats_server)
+    async with (
+        running_ingress("n1") as one,
+        running_ingress("n2") as two,
+        open_one(hints=True) as gateway,
+        nats_server.bus(nats_server.service()) as bus,
+    ):
+        controller.change(
+            models=[{"id": "small", "revision": "r1"}],
+            nodes=[one.view, two.view],
+            replicas=[one.replica("p1", slots=4), two.replica("p2", slots=4)],
+        )
+        await bus.wait_connected(10)
+        await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
+        await gateway.keeper.look()
+        await bus.publish(NODE_LOAD, NodeLoad(boot_id="b", seq=1, in_flight={"p1": 2}), node="n1")
+
+        async def ask() -> None:
+            async with http.post(
+                f"{gateway.url}/v1/chat/completions", headers=bearer(USER), json={"model": "small"}
+            ) as answer:
+                assert answer.status == 200
+
+        async def all_by_the_idle_one() -> bool:
+            before = len(one.came)
+            for _ in range(4):
+                await ask()
+            return len(one.came) == before
+
+        await until(all_by_the_idle_one, "the report is heard")
+        # Without the bus nobody tells when they have ended: our own count is all there is.
+        await nats_server.server.stop()
+        await until(lambda: not gateway.metrics.view.bus_connected, "the loss is seen")
+        before = len(one.came)
+        for _ in range(4):
+            await ask()
+        assert len(one.came) == before + 2
 
 
 async def test_the_gateway_follows_a_bus_that_moves(

@@ -8,6 +8,8 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,9 +17,11 @@ import openai
 import pytest
 
 from corral.gateway.main import Gateway
+from corral.gateway.metrics import render
+from corral.kit.certificates import Ca, make_ca
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.scripted_controller import ScriptedController, key
-from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress
+from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress, server_tls
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -124,6 +128,10 @@ async def test_another_replica_answers_where_one_cannot_be_reached(house: House,
     receipts = await house.receipts(8)
     assert [row.get("tries", 1) for row in receipts].count(2) == 1  # after that it is left alone
     assert {row["status"] for row in receipts} == {200}
+    lines = render(gateway.metrics, now=0.0).decode().splitlines()
+    assert "corral_gateway_replica_retries_total 1.0" in lines
+    assert "corral_gateway_ejections_total 1.0" in lines
+    assert "corral_gateway_waiting 0.0" in lines
 
 
 async def test_an_only_replica_that_is_away_for_a_moment_is_waited_for(house: House) -> None:
@@ -186,6 +194,52 @@ async def test_a_client_that_leaves_the_queue_leaves_its_place(house: House) -> 
     house.one.held.set()
     assert [await first, await house.who(gateway)] == ["p1", "p1"]
     assert [row["ending"] for row in await house.receipts(3) if "ending" in row] == ["client_left"]
+
+
+async def test_a_client_that_leaves_stops_what_is_done_for_it(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    house.one.held = asyncio.Event()
+    for warm in (False, True):
+        leaving = asyncio.create_task(house.who(gateway))
+        await until(lambda: house.one.running.get("p1") == 1, "it is under way")
+        leaving.cancel()
+        await until(lambda: house.one.running["p1"] == 0, "the replica stops")
+        if not warm:  # then there is a connection that can be kept, and the next one goes the short way
+            held, house.one.held = house.one.held, None
+            assert await house.who(gateway) == "p1"
+            house.one.held = held
+    house.one.held = None
+    assert await house.who(gateway) == "p1", "its slot is free"
+    receipts = await house.receipts(4)
+    assert sorted(row["status"] for row in receipts) == [200, 200, 499, 499]
+
+
+async def test_a_key_that_is_revoked_finishes_its_stream(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    house.one.held = asyncio.Event()
+    asking = asyncio.create_task(house.who(gateway))
+    await until(lambda: house.one.running.get("p1") == 1, "it is under way")
+    house.controller.change(keys=[row for row in KEYS if row["id"] != f"id-{USER}"])
+    await gateway.keeper.look()
+    assert (await house.ask(gateway))[0] == 401
+    house.one.held.set()
+    assert await asking == "p1"
+
+
+async def test_workers_are_known_by_their_certificates(house: House, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    ca, other = (Ca(made.certificate_pem, made.key_pem) for made in (make_ca("fleet", now), make_ca("stranger", now)))
+    (tmp_path / "ca.pem").write_text(ca.certificate_pem)
+    for signer, served in ((ca, True), (other, False)):
+        issued = signer.issue_server(["n3"], now, life=timedelta(hours=1))
+        async with running_ingress("n3", tls=server_tls(issued.certificate_pem, issued.key_pem, tmp_path)) as third:
+            house.controller.change(nodes=[third.view], replicas=[third.replica("p3")])
+            gateway = await house.gateway(ingress_ca=tmp_path / "ca.pem", queue_wait_s=0.5)
+            status, _, _ = await house.ask(gateway)
+            assert status == (200 if served else 503)
+            assert len(third.came) == served
 
 
 async def test_a_cold_model_is_loaded_once_and_all_who_wait_are_served(house: House) -> None:
