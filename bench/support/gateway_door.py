@@ -62,7 +62,8 @@ async def serve(port: int, view: FleetView) -> None:
     settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}")
     pool = UpstreamPool()
     state, fleets, desk = State(settings), FixedFleet(view), Nowhere()
-    router = ReplicaRouter(state.in_flight, Loads(desk, lambda: None, clock, poll_s=1.0), clock, RouterOptions())
+    loads = Loads(desk, lambda: None, clock, poll_s=1.0)
+    router = ReplicaRouter(state.in_flight, loads, clock, RouterOptions(), _never_newer)
     router.took(view)
     metrics = Metrics()
     door = build_door(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
@@ -71,6 +72,10 @@ async def serve(port: int, view: FleetView) -> None:
     counts = metrics.routes[RouteClass.INFERENCE]
     sender = ReceiptSender(state.ring, counts, desk, clock, fleets.server_now, router.waiting, interval_s=1.0)
     await sender.run()
+
+
+async def _never_newer() -> None:
+    """There is one view."""
 
 
 def main() -> None:

