@@ -13,6 +13,7 @@ from corral.contract import backend_pb2 as pb
 from corral.contract.http import Headers, Responder, UpstreamFailed
 from corral.inference.asked import Asked
 from corral.inference.calling import Caller
+from corral.inference.messages import offered_tools
 from corral.inference.predict_options import chat_options, completion_options, prompts_of
 from corral.inference.refusals import JSON, Refused, bad
 from corral.inference.replies import Delta, Reading, Whole, put_together
@@ -25,7 +26,7 @@ _MOST_CHOICES = 16
 async def chat(caller: Caller, asked: Asked, responder: Responder) -> int:
     options = chat_options(caller.served, asked, _seed())
     shape = ChatShape(caller.served.model, uuid.uuid4().hex, int(time.time()))
-    tools = [tool["function"]["name"] for tool in asked.get("tools") or ()]
+    tools = [tool["function"]["name"] for tool in offered_tools(asked)]
     return await _answer(caller, asked, responder, shape, [options] * _choices(asked), tools=tools)
 
 

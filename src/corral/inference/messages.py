@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,9 +134,7 @@ def _text(told: Mapping[str, Any], key: str, where: str) -> str:
 
 def read_tools(asked: Asked) -> tuple[str, str]:
     """Tools and the choice among them, as JSON texts. OpenAI's older `functions` are the same thing."""
-    tools = asked.get("tools") or [{"type": "function", "function": each} for each in asked.get("functions") or ()]
-    if not isinstance(tools, Sequence) or isinstance(tools, str) or not all(_is_tool(tool) for tool in tools):
-        raise bad("tools", "tools must be a list of functions, each with a name.")
+    tools = offered_tools(asked)
     if not tools:
         return "", ""
     choice = asked.get("tool_choice")
@@ -145,6 +143,15 @@ def read_tools(asked: Asked) -> tuple[str, str]:
         if isinstance(choice, dict):
             choice = {"type": "function", "function": choice}
     return encode(tools).decode(), encode(choice).decode() if choice is not None else ""
+
+
+def offered_tools(asked: Asked) -> list[dict[str, Any]]:
+    tools, functions = asked.get("tools") or [], asked.get("functions") or []
+    if isinstance(functions, list) and not tools:
+        tools = [{"type": "function", "function": each} for each in functions]
+    if not isinstance(tools, list) or not isinstance(functions, list) or not all(_is_tool(tool) for tool in tools):
+        raise bad("tools", "tools must be a list of functions, each with a name.")
+    return tools
 
 
 def _is_tool(told: object) -> bool:

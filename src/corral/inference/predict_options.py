@@ -95,15 +95,15 @@ def prompts_of(asked: Asked) -> list[str]:
 def _sampling(served: Served, asked: Asked, seed: int) -> pb.PredictOptions:
     parameters = served.setting("parameters")
     told: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
-    tokens = _whole(asked, told, "max_completion_tokens", "max_tokens")
-    if tokens < 0:
-        raise bad("max_tokens", "max_tokens must not be negative.")
+    for key in ("max_completion_tokens", "max_tokens"):
+        if (asked.whole(key) or 0) < 0:
+            raise bad(key, f"{key} must not be negative.")
     chosen = _whole(asked, told, "seed", default=-1)
     options = pb.PredictOptions(
         ModelIdentity=served.identity,
         Seed=seed if chosen == -1 else chosen,
         Threads=_threads(served),
-        Tokens=tokens,
+        Tokens=max(0, _whole(asked, told, "max_completion_tokens", "max_tokens")),
         TopK=_whole(asked, told, "top_k", default=_top_k(served)),
         StopPrompts=[*_list(served.setting("stopwords")), *asked.texts("stop")],
         IgnoreEOS=asked.flag("ignore_eos") or told.get("ignore_eos") is True,
@@ -168,7 +168,7 @@ def _top_k(served: Served) -> int:
 
 def _threads(served: Served) -> int:
     value = served.setting("threads")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65_536 else 0
 
 
 def _number(value: object, default: float) -> float:

@@ -20,6 +20,7 @@ from corral.inference.asked import Asked
 from corral.inference.calling import Caller
 from corral.inference.refusals import BrokenOff, Refused, bad
 from corral.inference.request_files import Files, Folder
+from corral.inference.served import Served
 
 SAMPLE_RATE = 16_000
 SPEECH = "speech.wav"
@@ -28,7 +29,7 @@ _PIECE_BYTES = 64 * 1024
 
 
 async def speak(caller: Caller, asked: Asked, responder: Responder, files: Files) -> int:
-    request = _request(caller, asked)
+    request = tts_request(caller.served, asked)
     wanted = asked.text("response_format")
     if wanted and wanted not in _KINDS:
         raise bad("response_format", f"response_format must be one of {', '.join(_KINDS)}.")
@@ -49,11 +50,11 @@ async def speak(caller: Caller, asked: Asked, responder: Responder, files: Files
     return 200
 
 
-def _request(caller: Caller, asked: Asked) -> pb.TTSRequest:
+def tts_request(served: Served, asked: Asked) -> pb.TTSRequest:
+    """All but where to write. Raises Refused."""
     text = asked.text("input")
     if not text:
         raise bad("input", "input must be a text.")
-    served = caller.served
     own = served.setting("tts", "voice")
     voice = asked.text("voice")
     if voice.startswith(("/", "\\")) or ".." in voice:

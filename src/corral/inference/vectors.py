@@ -121,7 +121,7 @@ def _packed(vector: Sequence[float]) -> str:
 
 
 async def rerank(caller: Caller, asked: Asked, responder: Responder) -> int:
-    query, documents = asked.text("query"), _documents(asked)
+    query, documents = asked.text("query"), read_documents(asked)
     if not query:
         raise bad("query", "query must be a text.")
     most = asked.whole("top_n")
@@ -138,7 +138,7 @@ async def rerank(caller: Caller, asked: Asked, responder: Responder) -> int:
     return 200
 
 
-def _documents(asked: Asked) -> list[str]:
+def read_documents(asked: Asked) -> list[str]:
     told = asked.get("documents")
     if not isinstance(told, list) or not told:
         raise bad("documents", "documents must be a list with at least one text.")
