@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
-from corral.contract.http import Headers
-from tests.support.relay import Served, answering, rig
+from corral.contract.http import Headers, Request, Responder, UpstreamFailed
+from tests.support.relay import Everything, Served, answering, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -312,3 +313,60 @@ async def test_large_answers_pass_unchanged() -> None:
         assert (await client.ask(GET)).body == body
         assert (await client.ask(GET)).body == body
         assert len(r.upstream.connections) == 1
+
+
+async def test_a_raw_tap_sees_what_passes_framing_and_all() -> None:
+    class Raw(Notes):
+        raw = True
+
+    raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    async with rig(answering(raw)) as r:
+        notes = r.handler.options["tap"] = Raw()
+        client = await r.client()
+        assert (await client.ask(GET)).body == b"hello"
+        assert b"".join(notes.pieces) == b"5\r\nhello\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_an_answer_that_is_unwanted_is_not_passed_on(whole: bool) -> None:
+    """The handler may ask another one; the connection is kept where all of the answer is known to have come."""
+    head = b"HTTP/1.1 410 Gone\r\nX-Why: moved\r\nContent-Length: 5\r\n\r\n"
+
+    async def gone(served: Served) -> None:
+        await served.request()
+        await served.send(head + (b"gone!" if whole else b""))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await served.request()
+            await served.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    seen: list[tuple[int, Headers]] = []
+
+    def unwanted(status: int, headers: Headers) -> bool:
+        seen.append((status, headers))
+        return True
+
+    class Twice(Everything):
+        async def handle(self, request: Request, responder: Responder) -> None:
+            with pytest.raises(UpstreamFailed) as failed:
+                await responder.relay(self.target, unwanted=unwanted)
+            assert (failed.value.refused, failed.value.resendable, failed.value.status) == (True, True, 410)
+            if whole:
+                await responder.relay(self.target, unwanted=unwanted)
+            else:
+                await responder.send(503, (), b"nobody")
+
+    async with rig(gone, handler=Twice()) as r:
+        answer = await (await r.client()).ask(GET)
+        assert (answer.status, answer.body) == ((200, b"ok") if whole else (503, b"nobody"))
+        assert seen == [(410, ((b"x-why", b"moved"),))]
+        assert len(r.upstream.connections) == 1
+
+
+async def test_a_body_may_be_handed_over_as_a_view() -> None:
+    async with rig(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as r:
+        body = bytes(range(256)) * 40_000
+        r.handler.options["body"] = memoryview(body)
+        client = await r.client()
+        for _ in range(2):  # on a new connection, and on a kept one
+            assert (await client.ask(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nhi")).status == 200
+            assert r.upstream.connections[0].requests[-1].body == body
