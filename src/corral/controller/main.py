@@ -24,6 +24,7 @@ from corral.controller.api.server import serve_app
 from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
 from corral.controller.backends import Backends
 from corral.controller.bus_setup import set_up_bus
+from corral.controller.files.deleted import Deleted
 from corral.controller.files.opening import open_model_files
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.galleries import open_galleries
@@ -229,6 +230,7 @@ async def serve(
                 *catalogued.parts,
                 *replicas.parts,
                 *opened_files.parts,
+                Deleted(store, bus, leadership, clock),
             )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with (

@@ -61,6 +61,7 @@ _PUT = _INSERT.on_conflict_do_update(
 ).returning(*table.columns)
 _BY_ID = select(table).where(table.c.id == bindparam("id"))
 _ALL = select(table).order_by(table.c.id)
+_IDS = select(table.c.id).order_by(table.c.id)
 _THESE = _ALL.where(among(table.c.id, "ids"))
 _OF_ORIGIN = _ALL.where(table.c.origin == bindparam("origin"))
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
@@ -100,6 +101,10 @@ async def list_(tx: Transaction, ids: Sequence[str] | None = None) -> list[Model
     if ids is None:
         return records(Model, await tx.fetch_all(_ALL))
     return records(Model, await tx.fetch_all(_THESE, {"ids": ids}))
+
+
+async def list_ids(tx: Transaction) -> list[str]:
+    return [model_id for (model_id,) in await tx.fetch_all(_IDS)]
 
 
 async def list_of_origin(tx: Transaction, origin: str) -> list[Model]:

@@ -101,7 +101,7 @@ async def open_backends(
         changes = BackendChanges(installer, supervisor, resolving, replacing)
         voice = Voice()
         backend_orders = BackendOrders(changes, installer, supervisor, runs, outcomes, voice, clock)
-        model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts, tidy=files.tidy)
+        model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts, files=files)
         replica_orders = ReplicaOrders(installer, supervisor, runs, voice, settings.models_dir, files, clock)
         own_ports = supervisor.ports
 

@@ -162,6 +162,18 @@ async def test_what_was_not_used_for_long_goes(site: Site) -> None:
     assert site.blobs() == [busy.digest.removeprefix("sha256:")]
 
 
+async def test_files_of_deleted_models_go(site: Site) -> None:
+    for model in ("gone", "here", "here/too", "busy", "new"):
+        await site.ensure(site.source.add(f"{model}/one/w", model.encode()))
+    site.busy.add(site.models / "busy/one/w")
+    site.age(2000.0)
+    await site.ensure(site.source.add("new/one/w", b"new"))
+    await site.files.keep_only(["here", "her", "here/too"])
+    left = sorted(path.parent.parent.relative_to(site.models).as_posix() for path in site.models.glob("**/one/w"))
+    assert left == ["busy", "here", "here/too", "new"]
+    assert len(site.blobs()) == 4
+
+
 async def test_room_is_made_by_the_longest_unused(site: Site) -> None:
     first, second = site.source.add("a/one/w", b"a" * 1000), site.source.add("b/one/w", b"b" * 1000)
     await site.ensure(first)

@@ -81,6 +81,8 @@ SUBJECTS = [
     (models.STOP_MODEL.subject, "nodes.{node}.model.stop"),
     (models.DELETE_MODEL.subject, "nodes.{node}.model.delete"),
     (models.LIST_RUNNING_MODELS.subject, "nodes.{node}.models.running"),
+    (models.KEEP_MODELS.subject, "nodes.{node}.models.keep"),
+    (replicas.START_REPLICA_PROGRESS.subject, "nodes.{node}.replica.start.{op}.progress"),
     (nodes.STOP_NODE.subject, "nodes.{node}.stop"),
     (nodes.NODE_HEARTBEAT.subject, "nodes.{node}.heartbeat"),
     (replicas.NODE_LOAD.subject, "nodes.{node}.load"),

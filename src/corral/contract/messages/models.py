@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.contract.codec import Message, always
-from corral.contract.subjects import call
+from corral.contract.subjects import call, event
 
 
 class UnloadModel(Message, frozen=True):
@@ -52,7 +52,14 @@ class RunningModels(Message, frozen=True):
     error: str = ""
 
 
+class KeepModels(Message, frozen=True):
+    """All models there are. What a worker has fetched for others may go. Since protocol 1, between Corral peers."""
+
+    models: tuple[str, ...] = always(tuple)
+
+
 UNLOAD_MODEL = call("nodes.{node}.model.unload", UnloadModel, DoneReply)
 STOP_MODEL = call("nodes.{node}.model.stop", StopModel, ModelStopped)
 DELETE_MODEL = call("nodes.{node}.model.delete", DeleteModel, DoneReply)
 LIST_RUNNING_MODELS = call("nodes.{node}.models.running", ListRunningModels, RunningModels)
+KEEP_MODELS = event("nodes.{node}.models.keep", KeepModels)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Protocol
 
 from corral.bus.api import Tokens
 from corral.contract.messages.models import (
     DeleteModel,
     DoneReply,
+    KeepModels,
     ListRunningModels,
     ModelStopped,
     RunningModels,
@@ -25,6 +27,16 @@ from corral.worker.supervisor.supervisor import Supervisor
 log = get_log(__name__)
 
 
+class StagedFiles(Protocol):
+    """Of `worker/files`."""
+
+    async def tidy(self) -> None:
+        """Give back the room of files that went."""
+
+    async def keep_only(self, models: Collection[str]) -> None:
+        """Files of other models may go."""
+
+
 class ModelOrders:
     def __init__(
         self,
@@ -32,12 +44,11 @@ class ModelOrders:
         models: Path,
         hosts: Callable[[], Collection[str]],
         *,
-        tidy: Callable[[], Awaitable[None]],
+        files: StagedFiles,
     ) -> None:
-        """`hosts`: the names under which the controller knows this machine. `tidy` gives back the room of files that
-        went."""
+        """`hosts`: the names under which the controller knows this machine."""
         self._supervisor = supervisor
-        self._tidy = tidy
+        self._files = files
         self._models = models
         self._hosts = hosts
 
@@ -50,12 +61,15 @@ class ModelOrders:
     async def delete(self, order: DeleteModel, _tokens: Tokens) -> DoneReply:
         try:
             await asyncio.to_thread(remove_model, self._models, order.model_name)
-            await self._tidy()
+            await self._files.tidy()
         except CorralError as error:
             log.warning("model not deleted", model=order.model_name, reason=error.message)
             return DoneReply(success=False, error=error.message)
         log.info("model deleted", model=order.model_name)
         return DoneReply(success=True)
+
+    async def keep(self, told: KeepModels, _tokens: Tokens) -> None:
+        await self._files.keep_only(told.models)
 
     async def list_running(self, _asked: ListRunningModels, _tokens: Tokens) -> RunningModels:
         return list_running(self._supervisor)

@@ -18,7 +18,7 @@ from corral.contract.messages.backends import (
     UPGRADE_BACKEND,
     VERIFY_BACKEND,
 )
-from corral.contract.messages.models import DELETE_MODEL, LIST_RUNNING_MODELS, STOP_MODEL, UNLOAD_MODEL
+from corral.contract.messages.models import DELETE_MODEL, KEEP_MODELS, LIST_RUNNING_MODELS, STOP_MODEL, UNLOAD_MODEL
 from corral.contract.messages.nodes import STOP_NODE
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
 from corral.kit.log import get_log
@@ -53,6 +53,7 @@ class Orders:
         await bus.serve(STOP_MODEL, models.stop, node=node)
         await bus.serve(DELETE_MODEL, models.delete, node=node)
         await bus.serve(LIST_RUNNING_MODELS, models.list_running, node=node)
+        await bus.subscribe(KEEP_MODELS, models.keep, node=node)
         await bus.serve(START_REPLICA, replicas.start, concurrency=MANY, node=node)
         await bus.serve(STOP_REPLICA, replicas.stop, concurrency=MANY, node=node)
         await bus.subscribe_bytes(STOP_NODE, self.stop_node, node=node)

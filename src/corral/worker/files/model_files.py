@@ -49,6 +49,7 @@ class FilesUpkeep:
     unused_s: float = 7 * 86400.0  # a set nobody started anything from for so long goes
     sweep_every_s: float = 3600.0
     partial_s: float = 86400.0  # and what was never fetched to the end
+    fresh_s: float = 600.0  # a set used so lately belongs to a model, whoever says there is none
 
 
 class WorkerFiles:
@@ -112,6 +113,17 @@ class WorkerFiles:
         for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
             await to_the_end(self._sets.remove, unused)
         await self._store.sweep(older_than_s=self._upkeep.partial_s)
+
+    async def keep_only(self, models: Collection[str]) -> None:
+        """These are all models there are. Files of others go, unless something reads them, or they are so fresh that
+        their model may be newer than the list."""
+        if not (self._models / BLOBS).is_dir():
+            return
+        before = time.time() - self._upkeep.fresh_s
+        for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
+            if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
+                await to_the_end(self._sets.remove, unused)
+        await self._store.sweep_finished()
 
     def leave(self) -> None:
         """The worker ends: what is on its way is gone on with by the next."""

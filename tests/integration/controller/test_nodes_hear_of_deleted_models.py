@@ -1,0 +1,61 @@
+"""Nodes hear which models there are: when one went, when somebody else takes over, and now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from corral.bus.api import Tokens
+from corral.bus.local import LocalHub
+from corral.contract.messages.models import KEEP_MODELS, KeepModels
+from corral.controller.files.deleted import Deleted
+from corral.controller.leadership import Leadership
+from corral.store import Store, models, nodes, open_store
+from tests.integration.store.rows import a_model, a_node
+from tests.support.manual_clock import ManualClock
+from tests.support.waiting import until
+
+
+async def put(store: Store, *names: str) -> None:
+    async with store.write() as tx:
+        for name in names:
+            await models.put(tx, a_model(name))
+
+
+async def test_nodes_hear_of_deleted_models(tmp_path: Path) -> None:
+    clock, heard = ManualClock(), list[Any]()
+    hub = LocalHub(clock)
+    async with (
+        open_store(f"sqlite:///{tmp_path}/c.db") as store,
+        hub.join("controller") as bus,
+        hub.join("node") as there,
+    ):
+        ours, foreign, pending = (
+            a_node(protocol=1, approved=True),
+            a_node(protocol=0, approved=True),
+            a_node(protocol=1, approved=False),
+        )
+        async with store.write() as tx:
+            for node in (ours, foreign, pending):
+                await nodes.insert(tx, node)
+
+        async def hear(told: KeepModels, tokens: Tokens) -> None:
+            heard.append((tokens["node"], told.models))
+
+        for node in (ours, foreign, pending):
+            await there.subscribe(KEEP_MODELS, hear, node=node.id)
+        await put(store, "a", "b")
+        deleted = Deleted(store, bus, Leadership(store, "one", ttl_s=15.0), clock, tell_all_every_s=100.0)
+        await deleted.look()
+        await until(lambda: heard == [(ours.id, ("a", "b"))])
+        await put(store, "c")
+        await deleted.look()  # nothing went
+        async with store.write() as tx:
+            await models.delete(tx, "a")
+        await deleted.look()
+        await until(lambda: heard[1:] == [(ours.id, ("b", "c"))])
+        second = Deleted(store, bus, Leadership(store, "two", ttl_s=15.0), clock)
+        await second.look()  # the other has the lease
+        clock.advance(101.0)
+        await deleted.look()
+        await until(lambda: len(heard) == 3)
