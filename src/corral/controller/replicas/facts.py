@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -42,9 +42,35 @@ class Facts:
     cooldown: Cooldown = field(default_factory=Cooldown)
 
 
+class Rows(dict[Key, Intended]):
+    """Rows that know when they changed, so that what follows from all of them is found out once."""
+
+    def __init__(self, rows: Iterable[Intended] = ()) -> None:
+        super().__init__((row.key, row) for row in rows)
+        self.changes = 0
+        self._of_model: tuple[int, dict[str, list[Intended]]] = (-1, {})
+
+    def __setitem__(self, key: Key, row: Intended) -> None:
+        if self.get(key) is not row:
+            self.changes += 1
+            super().__setitem__(key, row)
+
+    def __delitem__(self, key: Key) -> None:
+        self.changes += 1
+        super().__delitem__(key)
+
+    def of_model(self, model: str) -> list[Intended]:
+        if self._of_model[0] != self.changes:
+            found: dict[str, list[Intended]] = {}
+            for row in self.values():
+                found.setdefault(row.model, []).append(row)
+            self._of_model = (self.changes, found)
+        return list(self._of_model[1].get(model, ()))
+
+
 @dataclass
 class Decided:
-    rows: dict[Key, Intended] = field(default_factory=dict)  # as they are now, all of them
+    rows: Rows = field(default_factory=Rows)  # as they are now, all of them
     jobs: dict[str, Job] = field(default_factory=dict)  # the same
     starts: list[Start] = field(default_factory=list)
     stops: list[tuple[Intended, str]] = field(default_factory=list)  # with the process
@@ -53,3 +79,4 @@ class Decided:
     ready: dict[str, str] = field(default_factory=dict)  # by model: its present revision, of which one can answer
     unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: looks, and until when
     events: list[tuple[str, Intended]] = field(default_factory=list)  # for the log
+    seen: tuple[int, World] | None = None  # as the scheduler sees the rows, after so many changes

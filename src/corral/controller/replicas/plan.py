@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.loads import jobs
 from corral.controller.loads.jobs import Job, Moved
-from corral.controller.replicas.facts import Decided, Facts, Files
+from corral.controller.replicas.facts import Decided, Facts, Files, Rows
 from corral.controller.replicas.life import (
     DRAINING,
     OFFLINE,
@@ -43,7 +43,7 @@ MOST_STEPS = 16  # of one model in one look
 
 
 def decide(facts: Facts) -> Decided:
-    decided = Decided(rows={row.key: row for row in facts.rows}, jobs=dict(facts.jobs))
+    decided = Decided(Rows(facts.rows), dict(facts.jobs))
     failures = _step(facts, decided)
     _take_in_strays(facts, decided)
     names = {key[1] for key in decided.rows} | set(decided.jobs) | set(failures)
@@ -201,7 +201,7 @@ def _adopted(facts: Facts, where: Place, process: ReplicaProcess) -> Intended:
 
 def _end(facts: Facts, decided: Decided, name: str, why: str) -> None:
     decided.jobs.pop(name, None)
-    for row in [row for row in decided.rows.values() if row.model == name]:
+    for row in decided.rows.of_model(name):
         _let_go(decided, row, why, facts)
 
 
@@ -240,7 +240,7 @@ class _ModelPlan:
     # What there is of it.
 
     def _rows(self, *stages: Stage) -> list[Intended]:
-        rows = [row for row in self._decided.rows.values() if row.model == self._model.name]
+        rows = self._decided.rows.of_model(self._model.name)
         return [row for row in rows if row.stage in stages] if stages else rows
 
     def _present(self) -> list[Intended]:
@@ -269,8 +269,12 @@ class _ModelPlan:
         return replace(self._model, failed_on=self._job.failed_on) if self._job is not None else self._model
 
     def _world(self) -> World:
-        replicas = mirror(self._decided.rows.values(), self._facts.places)
-        return replace(self._facts.world, replicas=replicas)
+        """As the scheduler sees it: the same for all models until one of them changes a row."""
+        rows, seen = self._decided.rows, self._decided.seen
+        if seen is None or seen[0] != rows.changes:
+            seen = (rows.changes, replace(self._facts.world, replicas=mirror(rows.values(), self._facts.places)))
+            self._decided.seen = seen
+        return seen[1]
 
     # What becomes of it.
 

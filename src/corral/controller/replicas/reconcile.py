@@ -170,8 +170,11 @@ class ReplicaLoop:
                 self.wake()
 
     async def _paced(self) -> None:
+        began = self._clock.monotonic()
         await self.look()
-        await self._clock.sleep(self._options.pace.rest_s)
+        took_s = self._clock.monotonic() - began
+        # In a large fleet a look takes a while, and there is always news: the rest of the house wants to live, too.
+        await self._clock.sleep(max(self._options.pace.rest_s, min(2 * took_s, self._options.pace.every_s)))
 
     async def _result(self, result: ReplicaResult, tokens: Tokens) -> None:
         # Whose subject it came on is certain; what it says of itself is not.

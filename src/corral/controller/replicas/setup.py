@@ -8,9 +8,9 @@ from typing import Any
 from corral.bus.api import Bus
 from corral.controller.desired.catalogue import Catalogue
 from corral.controller.leadership import Leadership
+from corral.controller.learning import Learning
 from corral.controller.loads.service import KnownModels, Loads
 from corral.controller.operations.accepting import Accepting
-from corral.controller.peaks import Peaks
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.replicas.bringing import Bringing
 from corral.controller.replicas.builds import Builds
@@ -31,7 +31,7 @@ class ReplicaTimes:
     accept_s: float = 10.0
     second_try_s: float = 0.25
     heard_within_s: float = HEARD_WITHIN_S
-    learn_every_s: float = 30.0  # a look at what processes have come to hold
+    learn_every_s: float = 30.0  # a look at what processes have come to hold, and where files are
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Replicas:
         )
         self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)
         self.rows = ReplicaRows(store, self.quiet)
-        self.peaks = Peaks(store, leadership, clock, interval_s=times.learn_every_s)
+        self.learning = Learning(store, leadership, clock, interval_s=times.learn_every_s)
         self.why = Why(store, clock, Sight(builds, self.quiet, memory.of, settings.loop), self.loads)
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """Each has a name and a `run`."""
-        return (self.loop, self.peaks)
+        return (self.loop, self.learning)
 
     def _wake(self) -> None:
         self.loop.wake()

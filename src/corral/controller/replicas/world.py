@@ -4,7 +4,7 @@ read again and must still be the same; so nobody waits for us while we think."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from corral.store import (
     model_schedules,
     models,
     node_backends,
+    node_files,
     node_labels,
     nodes,
     operation_nodes,
@@ -96,6 +97,7 @@ async def read_all(
     read.rows, read.jobs = await read_own(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     labels = await node_labels.list_for(tx)
+    files = await node_files.by_node(tx)
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, read, idle_unload_s, memory)
     backends = {model.backend for model in read.models.values()} if curious else _backends_at_stake(read)
@@ -105,7 +107,8 @@ async def read_all(
         inventory = inventories.get(node.id)
         read.places[node.id] = _place(node, inventory, quiet)
         read.process_ids.update(process.process_id for process in read.places[node.id].processes)
-        read.nodes[node.id] = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, build)
+        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, build)
+        read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()))
     await _read_backends(tx, read)
     return read
 
