@@ -92,3 +92,9 @@ def test_every_answer_has_a_receipt(fleet: Fleet) -> None:
     mine = [receipt for receipt in told if receipt["status"] == 200]
     assert len(mine) >= 4, told
     assert all(receipt["node_id"] and receipt["revision"] and receipt["completion_tokens"] for receipt in mine), mine
+
+
+def test_what_the_engine_wrote_can_be_read(fleet: Fleet) -> None:
+    ran = fleet.cli("logs", f"{MODEL}@{fleet.own_node()}", "--tail", "500")
+    assert ran.returncode == 0, ran.stderr
+    assert "listening on http" in ran.stdout

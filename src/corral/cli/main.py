@@ -32,6 +32,7 @@ COMMANDS = {
     "apply": "corral.cli.apply",
     "export": "corral.cli.export",
     "chat": "corral.cli.chat",
+    "logs": "corral.cli.logs",
     "why": "corral.cli.why",
     "ops": "corral.cli.ops",
     "requests": "corral.cli.requests",

@@ -19,6 +19,7 @@ from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_
 from corral.client.fleet import FleetFiles
 from corral.client.keys import Keys
 from corral.client.loads import Loads
+from corral.client.logs import Logs
 from corral.client.models import Models
 from corral.client.nodes import Nodes
 from corral.client.operations import Operations
@@ -61,6 +62,7 @@ class Client:
         self.models = Models(self)
         self.fleet = FleetFiles(self)
         self.loads = Loads(self)
+        self.logs = Logs(self)
         self.why = Why(self)
         self.operations = Operations(self)
         self.requests = Requests(self)
@@ -147,6 +149,21 @@ class Client:
                     head.extend(answer.headers.items())
                 async for chunk in answer.content.iter_any():
                     yield chunk
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
+        """A GET's answer line by line, for as long as it goes on; the other side says something within `idle_s`."""
+        quiet = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        try:
+            async with self._open.get(self._url(path), timeout=quiet, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read())
+                waiting = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, waiting = (waiting + chunk).split(b"\n")
+                    for line in lines:
+                        yield line
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
 

@@ -1,0 +1,66 @@
+"""`corral logs`: of a model wherever it runs, of one node, followed, and what is said when there is nothing."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from tests.integration.cli.conftest import Corral
+from tests.support.scripted_fleet import node, refused
+
+AT = "2026-11-16T10:00:00.5Z"
+
+
+def lines(*texts: str) -> list[dict[str, str]]:
+    return [{"timestamp": AT, "stream": "stderr", "text": text} for text in texts]
+
+
+def names(corral: Corral, name: str, *told: str) -> None:
+    corral.fleet.answers[("GET", f"/api/nodes/{name}/backend-logs")] = web.json_response(list(told))
+
+
+def door(name: str, what: str) -> tuple[str, str]:
+    return "GET", f"/api/nodes/{name}/backend-logs/{what}"
+
+
+def test_of_a_model_on_the_nodes_where_it_wrote_something(corral: Corral) -> None:
+    corral.fleet.nodes = [node("attic"), node("barn"), node("gone", "offline"), node("shed")]
+    names(corral, "attic", "tiny", "tiny#1")
+    names(corral, "barn", "tiny")
+    names(corral, "shed", "other")
+    corral.fleet.answers |= {
+        door("attic", "tiny"): web.json_response(lines("loaded", "a\x1b[2J\tb")),
+        door("barn", "tiny"): web.json_response(lines("ready")),
+    }
+    ran = corral("logs", "tiny")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines() == ["attic: loaded", "attic: a\ufffd[2J    b", "barn: ready"]
+
+
+def test_of_one_node_nobody_else_is_asked(corral: Corral) -> None:
+    corral.fleet.answers[door("barn", "tiny%231")] = web.json_response(lines("ready"))
+    ran = corral("logs", "tiny#1@barn", "--tail", "20", "--json")
+    told = {"node": "barn", "timestamp": AT, "stream": "stderr", "text": "ready"}
+    assert [json.loads(line) for line in ran.out.splitlines()] == [told]
+    assert [path for _, path, _ in corral.fleet.calls] == ["/api/nodes/barn/backend-logs/tiny%231"]
+
+
+def test_followed_until_it_ends(corral: Corral) -> None:
+    body = "\n".join(json.dumps(line) for line in lines("one", "two")) + "\n\n"
+    corral.fleet.answers[door("barn", "tiny")] = web.Response(text=body, content_type="application/x-ndjson")
+    ran = corral("logs", "tiny@barn", "-f")
+    assert (ran.code, ran.out) == (0, "one\ntwo\n")
+    assert "ended" in ran.err
+
+
+def test_nothing_to_show_is_told(corral: Corral) -> None:
+    corral.fleet.nodes = [node("attic"), node("barn")]
+    names(corral, "attic", "other")
+    corral.fleet.answers[("GET", "/api/nodes/barn/backend-logs")] = refused(502, "barn does not answer", "failed")
+    ran = corral("logs", "tiny")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.splitlines() == [
+        "corral: barn does not answer",
+        "corral: nothing called 'tiny' has written anything on any node that answers",
+    ]
