@@ -328,8 +328,8 @@ class _Backend:
         return self._send_or_hold(want, Send(self.name, Kind.DELETE, None, want.generation, want.operation, 0))
 
     def _is_proof(self, want: Wanted | Unwanted) -> bool:
-        """Whether what is on file was told after the last order can have done anything. One of our own rule brings about
-        what is looked for; one of an earlier rule may have undone it since."""
+        """Whether what is on file was told after the last order can have done anything. One of our own rule brings
+        about what is looked for; one of an earlier rule may have undone it since."""
         intent = self.intent
         if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.looked:
             return True
