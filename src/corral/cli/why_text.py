@@ -14,7 +14,7 @@ MODEL_COLUMNS = ("MODEL", "TAKES IT", "BECAUSE", "NOTE")
 REPLICA_COLUMNS = ("MODEL", "NODE", "REPLICA", "STATE", "REQUESTS", "MEMORY", "UNUSED", "STAYS BECAUSE IT", "PLACED")
 SPACE_COLUMNS = ("MEMORY", "FREE", "OF", "RESERVED", "REPLICAS", "NOTE")
 _DECISIONS = {
-    "placed": "its next replica would go here",
+    "placed": "there is a place",
     "make_room": "others would have to make room",
     "wait": "it would have to wait",
     "no_room": "there is no place",
@@ -25,12 +25,12 @@ def model_details(told: WhyModel) -> Iterator[str]:
     yield from pairs(
         [
             ("model", told.model),
-            ("decision", f"{_DECISIONS.get(told.decision, told.decision)}: {told.text}"),
+            ("one more", f"{_DECISIONS.get(told.decision, told.decision)}: {told.text}"),
             ("in the way", "; ".join(told.kept)),
             ("needs", _needs(told)),
             ("wanted", _wanted(told)),
             ("scaling", f"{told.scaling}: {told.scaling_text}"),
-            ("load", _load(told.load) if told.load is not None else ""),
+            ("load", _load(told.load) if told.load is not None and told.load.state != "loaded" else ""),
         ]
     )
 

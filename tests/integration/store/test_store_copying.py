@@ -29,6 +29,7 @@ from corral.store import (
     model_schedules,
     models,
     node_backends,
+    node_files,
     node_labels,
     node_tombstones,
     nodes,
@@ -98,6 +99,7 @@ async def fill(store: Store) -> None:
             await node_labels.merge(tx, node.id, {"a": "1", "ä": "2"}, origin="admin")
             await revisions.bump(tx, f"kind-{number}")
             await node_backends.put(tx, an_inventory(node.id))
+            await node_files.seen(tx, [(node.id, "sha256:a"), (node.id, "sha256:b")])
             await backend_intents.put(tx, [an_intent(node.id, "vllm"), an_intent(node.id, "ümläut")])
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
@@ -156,6 +158,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             backend_intents.list_,
             backend_rules.list_live,
             node_backends.list_,
+            node_files.list_,
             operations.list_open,
             operation_nodes.list_open,
         ):

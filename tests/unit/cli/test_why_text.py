@@ -25,7 +25,7 @@ def model(**more: object) -> WhyModel:
 def test_a_model_in_a_few_lines() -> None:
     assert list(why_text.model_details(model())) == [
         "model     m",
-        "decision  its next replica would go here: barn: needs 4.0 GiB",
+        "one more  there is a place: barn: needs 4.0 GiB",
         "needs     4.0 GiB (3 files)",
         "wanted    when somebody asks for it",
         "scaling   hold: as it should be",
@@ -44,12 +44,14 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
         load=load,
     )
     lines = list(why_text.model_details(told))
-    assert "decision    there is no place: no place" in lines
+    assert "one more    there is no place: no place" in lines
     assert "in the way  other is pinned" in lines
     assert "needs       nobody knows how much memory" in lines
     assert "wanted      1 to any number replicas on nodes with tier=fast" in lines
     assert "load        staging on barn 41%: fetching w.gguf" in lines
     assert "wanted    one on every node" in list(why_text.model_details(model(spread_all=True)))
+    loaded = LoadStatus(model="m", state="loaded", progress=100.0)
+    assert not [line for line in why_text.model_details(model(load=loaded)) if line.startswith("load")]
     failed = LoadStatus(model="m", state="failed", error="out of memory")
     assert "load      failed: out of memory" in list(why_text.model_details(model(load=failed)))
     host = list(why_text.model_details(model(host_bytes=GIB)))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from corral.controller.peaks import Peaks
+from corral.controller.learning import Learning
 from corral.controller.why import Why
-from corral.store import model_peaks
+from corral.store import model_files, model_peaks, node_files
+from corral.store.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 
 
-def parts(fleet: ReplicaFleet) -> tuple[Peaks, Why]:
+def parts(fleet: ReplicaFleet) -> tuple[Learning, Why]:
     made = next(iter(fleet.replicas.values()))
-    return made.peaks, made.why
+    return made.learning, made.why
 
 
 async def peaks(fleet: ReplicaFleet) -> list[tuple[str, int]]:
@@ -77,3 +78,28 @@ async def test_nonsense_is_not_learned(local: ReplicaFleet) -> None:
     await local.fleet.until_heard("barn")
     await learning.look()
     assert await peaks(local) == []
+
+
+async def test_where_its_files_are_is_remembered_after_it_is_gone(fleet: ReplicaFleet) -> None:
+    learning, why = parts(fleet)
+    digest = "a" * 64
+    file = {"filename": "w.gguf", "uri": "https://h.test/w", "size": 2 * GIB, "sha256": digest}
+    await fleet.worker("attic", has="llama-cpp", total_ram=32 * GIB, available_ram=30 * GIB)
+    await fleet.define("m", memory="1GiB", download_files=[file])
+    async with fleet.fleet.store.write() as tx:
+        await model_files.put(tx, StoredFile("m", "w.gguf", "https://h.test/w", "", f"sha256:{digest}", 2 * GIB))
+    await fleet.ask("m")
+    await fleet.until_ready("m")
+
+    async def learned() -> bool:
+        await learning.look()
+        async with fleet.fleet.store.read() as tx:
+            return await node_files.by_node(tx) == {"id-of-attic": frozenset({f"sha256:{digest}"})}
+
+    await until(learned, "where its files are")
+    await fleet.loads.unload("m", force=True)
+    await fleet.until_gone("m")
+    await fleet.worker("barn", has="llama-cpp")  # it has more room, and would have to fetch two gigabytes
+    told = await why.model("m")
+    assert [(verdict.node, verdict.fetch_bytes) for verdict in told.nodes] == [("attic", 0), ("barn", 2 * GIB)]
+    assert told.nodes[0].notes == ("backend and files are there",)
