@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from corral.blobs.contents import Contents
@@ -67,6 +67,7 @@ async def open_backends(
     metrics: WorkerMetrics,
     wake: Wake,
     controller: str = "",
+    fresh_blob_token: Callable[[], Awaitable[str]] | None = None,
     trust: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Backends]:
     """`report` is what this machine is now; `controller` the URL the cluster is reached by, `trust` whom to believe
@@ -85,6 +86,7 @@ async def open_backends(
             cluster,
             clock,
             controller=controller,
+            fresh_token=fresh_blob_token,
             in_use=supervisor.model_files,
             upkeep=FilesUpkeep(unused_s=settings.keep_unused_files_s),
         )

@@ -138,6 +138,9 @@ async def serve(
                     told = tell(settings, port=ingress.port, host_name=socket.gethostname())
                     return localai_peer(settings, told_address=told.address, token=join_token)
 
+                async def fresh_blob_token() -> str:
+                    return (await joining.renew()).blob_token
+
                 await unless_set(stopped, machine.look())
                 async with (
                     alongside(machine.run()),
@@ -151,6 +154,7 @@ async def serve(
                         metrics=metrics,
                         wake=wake,
                         controller=url,
+                        fresh_blob_token=fresh_blob_token,
                         trust=trust,
                     ) as backends,
                 ):

@@ -66,6 +66,7 @@ def test_a_new_node_is_pending_and_gets_nothing_but_its_own_token(cluster: Clust
     assert told["node_token"].startswith("cn_")
     assert "nats_jwt" not in told
     assert "bus" not in told
+    assert "blob_token" not in told
 
 
 def test_a_pre_approved_node_is_healthy_and_gets_bus_credentials(cluster: Cluster) -> None:
@@ -77,6 +78,9 @@ def test_a_pre_approved_node_is_healthy_and_gets_bus_credentials(cluster: Cluste
     assert "_INBOX." not in told["bus"]["inbox"]
     assert 0 < told["expires_in_s"] <= 3600
     assert told["signing_key"]
+    blob = f"{told['blob_url']}/blobs/sha256:{'0' * 64}"
+    assert wait_for(lambda: http("GET", blob, key=told["blob_token"]).status == 404), "asked for, and nobody's"
+    assert http("GET", blob, key=told["node_token"]).status == 401
     assert told["ingress"]["url"] == "http://127.0.0.1:50050", "the address the controller saw"
 
 

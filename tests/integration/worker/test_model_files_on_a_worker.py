@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from corral.blobs.errors import NoSpace
@@ -31,6 +32,7 @@ class Site:
     models: Path
     files: WorkerFiles
     source: BlobSource
+    session: aiohttp.ClientSession
     busy: set[Path] = field(default_factory=set)
     free: Callable[[], int] = lambda: 100 << 30
     told: list[Progress] = field(default_factory=list)
@@ -64,7 +66,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             upkeep=FilesUpkeep(unused_s=1000.0, partial_s=1000.0),
             limits=FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01),
         )
-        made.append(Site(models, files, source))
+        made.append(Site(models, files, source, session))
         yield made[0]
 
 
@@ -125,6 +127,20 @@ async def test_what_cannot_be_had(site: Site) -> None:
     with pytest.raises(Invalid):
         await site.ensure(ReplicaFile("m/x", "md5:1"))
     assert not (site.models / "m").exists()
+
+
+async def test_a_token_that_has_run_out_is_renewed(site: Site) -> None:
+    file, asked = site.source.add("m/one/w.gguf", b"abc"), list[str]()
+
+    async def fresh() -> str:
+        asked.append("please")
+        return site.source.token
+
+    site.files = WorkerFiles(site.models, site.session, SystemClock(), fresh_token=fresh)
+    await site.ensure(file, token="old")
+    assert (site.models / "m/one/w.gguf").read_bytes() == b"abc"
+    await site.ensure(site.source.add("m/one/v.gguf", b"def"))
+    assert asked == ["please"]
 
 
 async def test_wrong_bytes_never_get_a_name(site: Site) -> None:

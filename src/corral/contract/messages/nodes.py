@@ -98,6 +98,7 @@ class NodeRegistered(Message, frozen=True):
     expires_in_s: float = 0.0  # since protocol 1: lifetime left of nats_jwt, free of anybody's clock
     signing_key: str = ""  # since protocol 1: public half of the cluster's key
     blob_url: str = ""  # since protocol 1
+    blob_token: str = ""  # since protocol 1: what opens it, for an hour
     ingress: IngressGrant | None = None  # since protocol 1
     server_time: float = 0.0  # since protocol 1: the controller's clock, seconds since the epoch
 

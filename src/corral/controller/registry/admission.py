@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from corral.contract.access import Scope
 from corral.contract.messages.nodes import (
     HeartbeatReceived,
     HttpHeartbeat,
@@ -345,6 +346,7 @@ class NodeApi:
             expires_in_s=(minted.expires_in_s or 0.0) if minted and not localai else 0.0,
             signing_key="" if localai else self._tokens.public_key,
             blob_url="" if localai else with_host(self._blob_url, caller.reached_us_at),
+            blob_token=self._tokens.sign(node.id, [Scope.BLOBS]) if node.approved and not localai else "",
             ingress=None if localai else self._grant(node, ingress),
             server_time=0.0 if localai else self._clock.now().timestamp(),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -60,17 +60,20 @@ class WorkerFiles:
         clock: Clock,
         *,
         controller: str = "",
+        fresh_token: Callable[[], Awaitable[str]] | None = None,
         in_use: Callable[[], Collection[Path]] = frozenset,
         room: Room | None = None,
         limits: FetchLimits | None = None,
         upkeep: FilesUpkeep | None = None,
     ) -> None:
-        """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host. `in_use` tells
-        which files processes read, or will again when they are restarted."""
+        """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host.
+        `fresh_token` asks for another when the order's has run out. `in_use` tells which files processes read, or will
+        again when they are restarted."""
         self._models = models
         self._session = session
         self._clock = clock
         self._host = _host_of(controller)
+        self._fresh_token = fresh_token
         self._in_use = in_use
         self._room = room or Room()
         self._limits = limits or FetchLimits()
@@ -177,19 +180,29 @@ class WorkerFiles:
         """From the first source that has it; what one sent before it failed, the next goes on from."""
         if not sources:
             raise NotFound(f"{file.path} is not on this machine, and the order names no place to fetch it from")
-        show = {"Authorization": f"Bearer {token}"} if token else {}
         failure: CorralError | None = None
         for source in sources:
-            page = Page(self._session, f"{source.rstrip('/')}/blobs/{file.digest}", show)
             try:
-                return await self._store.obtain(
-                    page, Wanted(file.digest, file.size_bytes), lambda progress: tell(replace(progress, file=file.path))
-                )
+                return await self._fetch_from(source, file, token, tell)
             except (Unreachable, NotFound, Denied, Failed) as error:
                 log.warning("a source does not give the file", file=file.path, source=source, reason=error.message)
                 failure = failure or error
         assert failure is not None
         raise type(failure)(f"{file.path}: {failure.message}") from failure
+
+    async def _fetch_from(self, source: str, file: ReplicaFile, token: str, tell: Tell) -> Blob:
+        def named(progress: Progress) -> None:
+            tell(replace(progress, file=file.path))
+
+        url, wanted = f"{source.rstrip('/')}/blobs/{file.digest}", Wanted(file.digest, file.size_bytes)
+        try:
+            return await self._store.obtain(Page(self._session, url, _shown(token)), wanted, named)
+        except Denied:
+            # Hours may have passed on a slow line; what came is kept, and another token opens the rest.
+            if self._fresh_token is None:
+                raise
+            page = Page(self._session, url, _shown(await self._fresh_token()))
+            return await self._store.obtain(page, wanted, named)
 
     async def _make_room(self, missing: Sequence[ReplicaFile]) -> None:
         """For all of them, before the first byte: what was not used for longest goes, if that is what it takes."""
@@ -233,6 +246,10 @@ class WorkerFiles:
 
     def _filled_in(self, source: str) -> str:
         return source.replace(_HOST, self._host)
+
+
+def _shown(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _digest(path: Path, stop: Stop) -> str:
