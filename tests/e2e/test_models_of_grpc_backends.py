@@ -39,7 +39,7 @@ def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_everything_a_client_asks(client: openai.OpenAI) -> None:
+def test_everything_a_client_asks(fleet: Fleet, client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="polly", messages=HELLO)  # installs, starts and loads first
     assert answer.model == "polly"
     assert answer.choices[0].message.content == "mock 1: one two three four five"  # the definition's max_tokens
@@ -59,6 +59,15 @@ def test_everything_a_client_asks(client: openai.OpenAI) -> None:
     sound = client.audio.speech.create(model="polly", voice="ann", input="good morning")
     heard = client.audio.transcriptions.create(model="polly", file=("x.wav", sound.content))
     assert heard.text == "ann: good morning"
+
+    for path, body, answer_key in (
+        ("/v1/tokenize", {"content": "a bc"}, "tokens"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", "b"]}, "results"),
+        ("/v1/vad", {"audio": [0.0, 0.5]}, "segments"),
+    ):
+        found = fleet.api("POST", path, {"model": "polly", **body})
+        assert found.status == 200, found.body
+        assert found.json()[answer_key]
 
     with pytest.raises(openai.BadRequestError, match="temperature must be a number"):
         client.chat.completions.create(model="polly", messages=HELLO, temperature="hot")  # type: ignore[call-overload]
