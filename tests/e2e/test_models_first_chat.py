@@ -41,8 +41,8 @@ def test_from_nothing_to_an_answer_and_what_is_done_for_it_is_told(fleet: Fleet)
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.split()) >= 5, ran.stdout
     told = ran.stderr.splitlines()
-    assert any("installing its backend" in line for line in told), told
-    assert any("loading" in line for line in told), told
+    assert any("llama-cpp is being installed on" in line for line in told), told
+    assert any("it is starting on" in line for line in told), told
     again = fleet.cli("chat", MODEL, "Name an animal.", "--max-tokens", "4", "--json", timeout_s=120)
     assert again.stderr == "", "nothing has to be brought about any more"
     said = json.loads(again.stdout)

@@ -6,6 +6,8 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from corral.cli.output import console, plain, remark, size
 from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.durations import format_duration
@@ -24,16 +26,16 @@ _WORDS = {
 
 
 def words_of(status: LoadStatus) -> str:
-    """`smollm2-135m: fetching its files on barn, 62% (61.0 MiB of 98.4 MiB), about 3s left`."""
+    """`smollm2-135m: fetching its files on barn, 62% (61.0 MiB of 98.4 MiB), about 3s left`; the controller's own
+    words, where it has some."""
     known = status.state in set(LoadState)
     what = _WORDS[LoadState(status.state)] if known else status.state
-    line = f"{status.model}: {what}" + (f" on {status.node}" if status.node else "")
+    what += f" on {status.node}" if status.node else ""
+    line = f"{status.model}: {status.message or what}"
     if status.total_bytes and status.state in (LoadState.STAGING, LoadState.INSTALLING):
         line += f", {status.progress:.0f}% ({size(status.bytes_sent)} of {size(status.total_bytes)})"
         if status.eta_seconds:
             line += f", about {format_duration(max(1, round(status.eta_seconds)))} left"
-    elif status.message and status.state != LoadState.LOADED:
-        line += f" ({status.message})"
     return plain(line)
 
 
@@ -67,7 +69,8 @@ class LoadProgress:
 
     def _say(self, status: LoadStatus) -> None:
         """A line per state: nobody wants a log full of percents."""
-        line = words_of(status) if status.state != LoadState.STAGING else f"{status.model}: fetching its files"
-        if status.state != self._last:
-            self._last = status.state
+        # Without the numbers of this moment, which would be those of the first.
+        line = words_of(msgspec.structs.replace(status, total_bytes=0))
+        if line != self._last:
+            self._last = line
             remark(line)
