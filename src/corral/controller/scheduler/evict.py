@@ -17,6 +17,8 @@ from functools import cached_property
 from corral.controller.scheduler.place import NoRoom, Placed, Verdict, judge, place
 from corral.controller.scheduler.world import Model, Node, Replica, ReplicaState, World
 
+_ENOUGH_NODES = 32
+
 
 class Purpose(StrEnum):
     """What a new replica is for: how much may be given up for it."""
@@ -79,17 +81,13 @@ def _make_room(
     world: World, model: Model, purpose: Purpose, nodes: Sequence[Node], now: NoRoom
 ) -> MakeRoom | WaitForRoom | NoRoom:
     keeping = Keeping(world, model, purpose)
-    plans = [plan for node in nodes if (plan := _plan(world, model, node, keeping, patient=False)) is not None]
-    if plans:
-        best = min(plans, key=keeping.cost)
+    if (best := _cheapest(world, model, nodes, keeping, patient=False)) is not None:
         ended = {replica.key for replica in (*best.victims, *_ending(world, [best.node]))}
         then = place(world, model, gone=ended, only={best.node.id})
         if isinstance(then, Placed):
             text = f"{best.node.name}: {_names(best.victims)} {_has(best.victims)} to end for it"
             return MakeRoom(best.victims, replace(then, verdicts=now.verdicts), text)
-    patient = [plan for node in nodes if (plan := _plan(world, model, node, keeping, patient=True)) is not None]
-    if patient:
-        best = min(patient, key=keeping.cost)
+    if (best := _cheapest(world, model, nodes, keeping, patient=True)) is not None:
         told = "; ".join(filter(None, map(keeping.told, best.victims)))
         return WaitForRoom(f"{best.node.name}: waits for room: {told}", now.verdicts)
     kept = {keeping.told(replica) for node in nodes for replica in world.on_node.get(node.id, ())}
@@ -100,6 +98,25 @@ def _make_room(
 class _Plan:
     node: Node
     victims: tuple[Replica, ...]
+
+
+def _cheapest(world: World, model: Model, nodes: Sequence[Node], keeping: Keeping, *, patient: bool) -> _Plan | None:
+    """Nodes whose idle replicas were unused the longest are looked at first; when some of them will do, not all of a
+    large fleet has to be."""
+
+    def oldest(node: Node) -> tuple[float, str]:
+        there = world.on_node.get(node.id, ())
+        going = [_last_use(each)[0] for each in there if keeping.may_go(each, patient=patient)]
+        return (min(going, default=float("inf")), node.name)
+
+    ranked = sorted(((oldest(node), node) for node in nodes), key=lambda each: each[0])
+    plans: list[_Plan] = []
+    for looked, ((at, _), node) in enumerate(ranked, 1):
+        if at == float("inf") or (plans and looked > _ENOUGH_NODES):
+            break
+        if (plan := _plan(world, model, node, keeping, patient=patient)) is not None:
+            plans.append(plan)
+    return min(plans, key=keeping.cost, default=None)
 
 
 def _plan(world: World, model: Model, node: Node, keeping: Keeping, *, patient: bool) -> _Plan | None:

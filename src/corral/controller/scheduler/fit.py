@@ -40,9 +40,10 @@ class TooLittle:
 
 def find_fit(model: Model, node: Node, build: Build, room: Room) -> Fit | TooLittle:
     found = _try(model, node, build, room)
-    if isinstance(found, Fit):
+    if found is not None:
         return found
-    return TooLittle(found, isinstance(_try(model, node, build, emptied(room)), Fit))
+    empty = emptied(room)
+    return TooLittle(_why_not(model, node, build, room, empty), _try(model, node, build, empty) is not None)
 
 
 def lives_in_ram(model: Model, node: Node, build: Build, room: Room) -> bool:
@@ -54,26 +55,33 @@ def lives_in_ram(model: Model, node: Node, build: Build, room: Room) -> bool:
     return not room.devices or node.capability in _IN_RAM
 
 
-def _try(model: Model, node: Node, build: Build, room: Room) -> Fit | str:
-    """A text is why not."""
+def _try(model: Model, node: Node, build: Build, room: Room) -> Fit | None:
     if lives_in_ram(model, node, build, room):
         return _in_ram(model, room.ram)
+    if build.devices == "one" and model.tensor_parallel > 1:
+        return None
+    for count in _counts(model, build, len(room.devices)):
+        group = _group(model, room, count)
+        if group:
+            return _on_devices(model, group)
+    return None
+
+
+def _why_not(model: Model, node: Node, build: Build, room: Room, empty: Room) -> str:
+    if lives_in_ram(model, node, build, room):
+        return f"needs {human_bytes(model.memory.total_bytes + model.memory.host_bytes)} of RAM; {room.ram}"
     if not room.devices:
         return "its backend needs an accelerator, and there is none"
     if build.devices == "one" and model.tensor_parallel > 1:
         return f"tensor_parallel is {model.tensor_parallel}, and its backend uses one device only"
-    counts = _counts(model, build, len(room.devices))
-    for count in counts:
-        group = _group(model, room, count)
-        if group:
-            return _on_devices(model, group)
-    return _why_no_devices(model, room, counts)
+    count = _counts(model, build, len(room.devices))[-1]
+    return _why_no_devices(model, room, count) + _hint(model, empty, count)
 
 
-def _in_ram(model: Model, ram: Space) -> Fit | str:
+def _in_ram(model: Model, ram: Space) -> Fit | None:
     need, host = model.memory.total_bytes, model.memory.host_bytes
     if model.memory.known and not ram.holds(need + host):
-        return f"needs {human_bytes(need + host)} of RAM; {ram}"
+        return None
     text = f"{_amount(need + host if need else 0)} of RAM; {ram}"
     return Fit((), need, need, host, ram.free_bytes or 0, model.memory.known and ram.known, text)
 
@@ -164,8 +172,7 @@ def _on_devices(model: Model, chosen: Sequence[Space]) -> Fit:
     )
 
 
-def _why_no_devices(model: Model, room: Room, counts: Sequence[int]) -> str:
-    count = counts[-1]
+def _why_no_devices(model: Model, room: Room, count: int) -> str:
     each = model.memory.on_each(count)
     spaces = ", ".join(map(str, room.devices))
     if count > 1:
@@ -180,15 +187,15 @@ def _why_no_devices(model: Model, room: Room, counts: Sequence[int]) -> str:
     host = model.memory.host_bytes
     if host and not room.ram.holds(host):
         spaces += f"; {human_bytes(host)} of RAM besides, {room.ram}"
-    return f"{need}; {spaces}{_hint(model, room, count)}"
+    return f"{need}; {spaces}"
 
 
-def _hint(model: Model, room: Room, tried: int) -> str:
+def _hint(model: Model, empty: Room, tried: int) -> str:
     """What the person who wrote the definition could say to make it fit."""
-    if model.tensor_parallel > 1 or not model.memory.known or _group(model, emptied(room), tried):
+    if model.tensor_parallel > 1 or not model.memory.known or _group(model, empty, tried):
         return ""
-    for count in range(max(2, tried + 1), min(len(room.devices), _MOST_DEVICES) + 1):
-        if _group(model, emptied(room), count):
+    for count in range(max(2, tried + 1), min(len(empty.devices), _MOST_DEVICES) + 1):
+        if _group(model, empty, count):
             each = human_bytes(model.memory.on_each(count))
             return f"; with `tensor_parallel: {count}` in its definition it would take {each} on each of {count}"
     return ""

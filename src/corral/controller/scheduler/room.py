@@ -7,7 +7,7 @@ weights that are mapped and do not look used; but of nobody else. Unified memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from corral.blobs.progress import human_bytes
@@ -57,19 +57,24 @@ class Room:
 def room_of(node: Node, replicas: Sequence[Replica], policy: Policy, gone: Collection[Key] = ()) -> Room:
     """With `gone`, as if these replicas had ended already."""
     devices = devices_of(node)
-    staying = [replica for replica in replicas if replica.key not in gone]
-    leaving = [replica for replica in replicas if replica.key in gone]
-    ram = _left(_ram(node, devices, policy), staying, leaving)
-    spaces = (_left(_accelerator(node, device), staying, leaving) for device in devices)
-    budget, left = _amount_left(node, devices, staying)
-    return Room(ram, tuple(_within(space, ram) if _is_unified(space) else space for space in spaces), left, budget)
+    in_ram, on_devices = _tally(devices, replicas, gone)
+    ram = _ram_space(node, in_ram, policy)
+    spaces = tuple(_device_space(node, device, taken, ram) for device, taken in zip(devices, on_devices, strict=True))
+    if not isinstance(node.budget, Amount):
+        return Room(ram, spaces)
+    # An amount is for all devices together: one may have more of it than another.
+    total = sum(device.total_bytes for device in devices)
+    ceiling = ceiling_bytes(node.budget, total) or node.budget.size_bytes
+    used = sum(taken.on_it for taken in on_devices)
+    return Room(ram, spaces, max(0, ceiling - used), ceiling)
 
 
 def emptied(room: Room) -> Room:
     """As it would be with nothing in it, of ours or of others: what does not fit here never will."""
 
     def empty(space: Space) -> Space:
-        return replace(space, free_bytes=space.limit_bytes, reserved_bytes=0, replicas=0)
+        limit = space.limit_bytes
+        return Space(space.name, limit, limit, 0, 0, space.measured, space.device)
 
     return Room(empty(room.ram), tuple(map(empty, room.devices)), room.budget_bytes, room.budget_bytes)
 
@@ -94,70 +99,83 @@ def is_same(device: Device, named: ReplicaDevice) -> bool:
     """MIG instances of one card share its index, and only the driver's id tells them apart."""
     if device.uuid and named.uuid:
         return device.uuid == named.uuid
-    return (device.vendor, device.index) == (named.vendor, named.index)
+    return device.index == named.index and device.vendor == named.vendor
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A space before anybody has taken of it."""
+@dataclass(slots=True)
+class _Taken:
+    """What replicas take of one space."""
 
-    name: str
-    limit_bytes: int | None
-    free_bytes: int | None  # as the machine measured it; None: it did not
-    taken: Callable[[Replica], int]  # what a replica takes of it
-    device: Device | None = None
+    reserved: int = 0
+    not_seen_yet: int = 0  # of these, what the machine cannot have measured
+    coming_back: int = 0  # what was measured as used, and will not be
+    on_it: int = 0  # of these, by replicas that live here: on unified memory others take of it too
+    replicas: int = 0
 
-    def is_home_of(self, replica: Replica) -> bool:
-        return _names(replica, self.device) if self.device is not None else not replica.devices
+    def add(self, size: int, *, stays: bool, starting: bool) -> None:
+        if stays:
+            self.reserved += size
+            self.not_seen_yet += size if starting else 0
+        elif not starting:
+            self.coming_back += size
 
 
-def _accelerator(node: Node, device: Device) -> _Kind:
+def _tally(
+    devices: Sequence[Device], replicas: Sequence[Replica], gone: Collection[Key]
+) -> tuple[_Taken, list[_Taken]]:
+    """In RAM, and on each device. One pass: this is asked of every node for every placement."""
+    finder, ram, on = _Finder(devices), _Taken(), [_Taken() for _ in devices]
+    unified = [position for position, device in enumerate(devices) if device.unified]
+    for replica in replicas:
+        stays = replica.key not in gone
+        starting = replica.state is ReplicaState.STARTING
+        there = finder.positions(replica) if replica.devices else ()
+        part = -(-replica.memory_bytes // len(replica.devices)) if replica.devices else 0
+        plain = replica.host_bytes + (0 if replica.devices else replica.memory_bytes)
+        ram.add(plain + part * sum(each in unified for each in there), stays=stays, starting=starting)
+        ram.replicas += stays and not replica.devices
+        for position in there:
+            on[position].add(part, stays=stays, starting=starting)
+            on[position].replicas += stays
+            on[position].on_it += part if stays else 0
+        for position in unified:
+            on[position].add(plain, stays=stays, starting=starting)
+    return ram, on
+
+
+class _Finder:
+    """Where in the list of devices those are that a replica names."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self._by_id = {device.uuid: position for position, device in enumerate(devices) if device.uuid}
+
+    def positions(self, replica: Replica) -> Collection[int]:
+        found = [self._by_id.get(named.uuid) for named in replica.devices]
+        if None not in found:
+            return {position for position in found if position is not None}
+        return {
+            position
+            for position, device in enumerate(self._devices)
+            if any(is_same(device, named) for named in replica.devices)
+        }
+
+
+def _ram_space(node: Node, taken: _Taken, policy: Policy) -> Space:
+    spare = min(int(node.total_ram * policy.ram_share), policy.ram_spare_bytes)
+    limit = node.total_ram - spare if node.total_ram else None
+    free = max(0, node.available_ram - spare) if node.available_ram else None
+    return _space("RAM", limit, free, taken)
+
+
+def _device_space(node: Node, device: Device, taken: _Taken, ram: Space) -> Space:
     total = device.total_bytes
     limit = int(total * node.budget.of_total) if isinstance(node.budget, Share) else total
     name = f"GPU {device.index}" + (f" MIG {device.mig}" if device.mig is not None else "")
-
-    def taken(replica: Replica) -> int:
-        return _on_device(replica, device) + (_in_plain_ram(replica) if device.unified else 0)
-
-    return _Kind(name, limit if total else None, device.free_bytes, taken, device)
-
-
-def _ram(node: Node, devices: Sequence[Device], policy: Policy) -> _Kind:
-    unified = [device for device in devices if device.unified]
-    spare = min(int(node.total_ram * policy.ram_share), policy.ram_spare_bytes)
-
-    def taken(replica: Replica) -> int:
-        return _in_plain_ram(replica) + sum(_on_device(replica, device) for device in unified)
-
-    return _Kind(
-        "RAM",
-        node.total_ram - spare if node.total_ram else None,
-        max(0, node.available_ram - spare) if node.available_ram else None,
-        taken,
-    )
-
-
-def _left(kind: _Kind, staying: Sequence[Replica], leaving: Sequence[Replica]) -> Space:
-    reserved = sum(map(kind.taken, staying))
-    at_home = sum(map(kind.is_home_of, staying))
-    if kind.limit_bytes is None:
-        return Space(kind.name, None, None, reserved, at_home, False, kind.device)
-    left = kind.limit_bytes - reserved
-    if kind.free_bytes is not None:
-        not_seen_yet = sum(kind.taken(replica) for replica in staying if replica.state is ReplicaState.STARTING)
-        coming_back = sum(kind.taken(replica) for replica in leaving if replica.state is not ReplicaState.STARTING)
-        left = min(left, kind.free_bytes - not_seen_yet + coming_back)
-    measured = kind.free_bytes is not None
-    return Space(kind.name, kind.limit_bytes, max(0, left), reserved, at_home, measured, kind.device)
-
-
-def _is_unified(space: Space) -> bool:
-    return space.device is not None and space.device.unified
-
-
-def _within(space: Space, ram: Space) -> Space:
-    """A device cannot have more of the RAM than there is of it."""
-    return replace(
+    space = _space(name, limit if total else None, device.free_bytes, taken, device)
+    if not device.unified:
+        return space
+    return replace(  # a device cannot have more of the RAM than there is of it
         space,
         limit_bytes=_smaller(space.limit_bytes, ram.limit_bytes),
         free_bytes=_smaller(space.free_bytes, ram.free_bytes),
@@ -165,28 +183,14 @@ def _within(space: Space, ram: Space) -> Space:
     )
 
 
+def _space(name: str, limit: int | None, free: int | None, taken: _Taken, device: Device | None = None) -> Space:
+    if limit is None:
+        return Space(name, None, None, taken.reserved, taken.replicas, False, device)
+    left = limit - taken.reserved
+    if free is not None:
+        left = min(left, free - taken.not_seen_yet + taken.coming_back)
+    return Space(name, limit, max(0, left), taken.reserved, taken.replicas, free is not None, device)
+
+
 def _smaller(one: int | None, other: int | None) -> int | None:
     return min((size for size in (one, other) if size is not None), default=None)
-
-
-def _amount_left(node: Node, devices: Iterable[Device], staying: Sequence[Replica]) -> tuple[int | None, int | None]:
-    """An amount is for all devices together: one may have more of it than another."""
-    if not isinstance(node.budget, Amount):
-        return None, None
-    every = list(devices)
-    ceiling = ceiling_bytes(node.budget, sum(device.total_bytes for device in every)) or node.budget.size_bytes
-    used = sum(_on_device(replica, device) for replica in staying for device in every)
-    return ceiling, max(0, ceiling - used)
-
-
-def _names(replica: Replica, device: Device) -> bool:
-    return any(is_same(device, named) for named in replica.devices)
-
-
-def _on_device(replica: Replica, device: Device) -> int:
-    """Its part, on this one."""
-    return -(-replica.memory_bytes // len(replica.devices)) if _names(replica, device) else 0
-
-
-def _in_plain_ram(replica: Replica) -> int:
-    return replica.host_bytes + (0 if replica.devices else replica.memory_bytes)
