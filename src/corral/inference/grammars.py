@@ -30,7 +30,7 @@ ws ::= [ \t\n]?
 """
 JSON_OBJECT = "root ::= object\n" + _VALUES
 _KEPT = {"string", "number", "integer", "boolean", "null"}
-_CANNOT = ("allOf", "not", "if", "patternProperties", "prefixItems", "dependentSchemas", "propertyNames")
+_CANNOT = ("not", "if", "patternProperties", "prefixItems", "dependentSchemas", "propertyNames")
 _MOST_RULES = 2000
 
 
@@ -90,6 +90,11 @@ class _Grammar:
             raise _cannot("a part of the schema is no object")
         if found := [key for key in _CANNOT if key in schema]:
             raise _cannot(f"{found[0]} cannot be held to")
+        if "allOf" in schema:  # of one: how some tools write a reference with a description
+            parts = self._list(schema, "allOf")
+            if len(parts) > 1:
+                raise _cannot("allOf of several cannot be held to")
+            return self._of(parts[0])
         if "$ref" in schema:
             return self._referred(schema["$ref"])
         if "const" in schema:

@@ -119,6 +119,7 @@ def test_what_fits_and_what_does_not(value: str, good: bool) -> None:
         ({"const": {"a": 'q"'}}, ['{"a":"q\\""}'], ["{}"]),
         ({"type": "array", "items": {"type": "number"}, "minItems": 2}, ["[1, -2.5e3]"], ["[1]", "[]"]),
         ({"type": "boolean"}, ["true"], ["True"]),
+        ({"allOf": [{"type": "boolean"}], "description": "x"}, ["true"], ["1"]),
         ({}, ["[1]", "{}", '"x"'], ["x"]),
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}, ["5"], ["5.5"]),
     ],
@@ -138,7 +139,8 @@ def test_any_object() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"allOf": [{}]},
+        {"allOf": [{}, {}]},
+        {"not": {}},
         {"$ref": "https://elsewhere/x"},
         {"$ref": "#/$defs/absent"},
         {"type": "date"},
