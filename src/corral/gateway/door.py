@@ -21,7 +21,7 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 _stdlib = logging.getLogger(__name__)
-_LOGGED = ("key", "error")  # what the parts note down about a request for its line in the log
+_LOGGED = ("key", "model", "node", "error")  # what the parts note down about a request for its line in the log
 
 Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and returns the status it gave
 

@@ -120,6 +120,7 @@ class Serving:
     async def _travel(
         self, request: Request, responder: Responder, trip: _Trip, ask: Ask | None, route: Route | None
     ) -> int:
+        request.extra["model"] = trip.model  # for the line in the log
         try:
             trip.status = await self._try(request, responder, trip, ask, route)
             return trip.status
@@ -145,6 +146,8 @@ class Serving:
                 route = routed
             trip.tries += 1
             trip.replica = route.replica
+            if route.replica is not None:
+                request.extra["node"] = route.replica.node_name  # for the line in the log
             try:
                 trip.result = await self._relay(request, responder, trip, ask, route)
             except UpstreamFailed as failure:

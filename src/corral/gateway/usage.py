@@ -13,6 +13,7 @@ from typing import NamedTuple
 from corral.contract.http import Headers
 
 TAIL_BYTES = 4096
+_LOOKED_AT = 1024  # bytes of one piece in which events are counted
 _PIECES = 16  # of a stream: the last events, each a piece of its own or a few together
 
 _USAGE = b'"usage"'
@@ -83,11 +84,12 @@ class UsageTap:
 
     def data(self, chunk: bytes) -> None:
         size = len(chunk)
-        if size > TAIL_BYTES:
-            chunk = chunk[-TAIL_BYTES:]
-            # A stream that comes so fast is looked at in part: its events are much alike.
-            self.events += chunk.count(b"data:") * (size - TAIL_BYTES) // TAIL_BYTES
-        self.events += chunk.count(b"data:")
+        if size <= _LOOKED_AT:
+            self.events += chunk.count(b"data:")
+        else:  # a stream that comes so fast is looked at in part: its events are much alike
+            self.events += chunk.count(b"data:", size - _LOOKED_AT) * size // _LOOKED_AT
+            if size > TAIL_BYTES:
+                chunk = chunk[-TAIL_BYTES:]
         self._append(chunk)
 
     @property
@@ -97,9 +99,18 @@ class UsageTap:
     def usage(self) -> Usage:
         if self.status >= 400 or not self._pieces:
             return NONE
-        tail = b"".join(self._pieces)[-2 * TAIL_BYTES :]
-        found = read_usage(_CHUNK_LINE.sub(b"", tail) if self._streamed else tail)
+        tail = b"".join(self._pieces)[-TAIL_BYTES:]
+        found = read_usage(_unframed(tail) if self._streamed else tail)
         if found is not None:
             return found
         # Each event brings about a token, but for the last, which says that it is the last.
         return Usage(completion=max(0, self.events - 1), estimated=True) if self._streamed else NONE
+
+
+def _unframed(tail: bytes) -> bytes:
+    """The end of a stream from where it tells its usage, without what stands between chunks. Only that much: looking
+    for it everywhere would cost more than relaying the last events did."""
+    at = tail.rfind(_USAGE)
+    if at < 0:
+        at = tail.rfind(_TIMINGS)
+    return _CHUNK_LINE.sub(b"", tail[at:] if at >= 0 else tail[-_LOOKED_AT:])
