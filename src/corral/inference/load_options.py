@@ -27,7 +27,7 @@ _TYPES = {
     "mamba": "Mamba",
     "transformers-musicgen": "MusicgenForConditionalGeneration",
 }
-_LLAMA_CPP = ("llama-cpp", "ik-llama-cpp", "llama", "go-llama", "ik_llama", "ik-llama")
+_LLAMA_CPP = ("llama", "go-llama", "ik_llama", "ik-llama")
 
 # These load what `Model` names and never look at `ModelFile` (grpc.md §4): their weights are named by where they are.
 _BY_NAME_ONLY = ("mlx", "rerankers", "faster-whisper", "kokoro", "moonshine", "insightface", "rfdetr")
@@ -118,6 +118,11 @@ def weights_of(definition: Mapping[str, Any]) -> str:
     return _Told(definition).text("parameters.model") or _Told(definition).text("model")
 
 
+def is_llama_cpp(backend: str) -> bool:
+    """By any of its names, also as the build for one kind of machine (`cuda12-llama-cpp`)."""
+    return "llama-cpp" in backend.lower() or backend.lower() in _LLAMA_CPP
+
+
 def load_options(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> dict[str, Any]:
     """Raises Invalid for a value that cannot be meant, naming its key. What is zero is left out."""
     told = _Told(definition)
@@ -126,7 +131,7 @@ def load_options(definition: Mapping[str, Any], model: str, backend: str, place:
         "Model": _model(definition, model, name, place),
         "ModelFile": place.model_file,
         "ModelPath": place.folder,
-        "ContextSize": max(0, told.whole("context_size")) or CONTEXT_SIZE,
+        "ContextSize": _context_size(told, name),
         "Seed": place.seed if told.whole("parameters.seed", -1) == -1 else told.whole("parameters.seed"),
         "MMap": told.flag("mmap", not ("intel" in name or "sycl" in name)),
         "NGPULayers": told.whole("gpu_layers", ALL_LAYERS),
@@ -162,6 +167,19 @@ def _model(definition: Mapping[str, Any], model: str, backend: str, place: Place
     return weights_of(definition) or model
 
 
+def _context_size(told: _Told, backend: str) -> int:
+    """The definition's is what one request may use; llama.cpp is told what all of them share."""
+    context = max(0, told.whole("context_size")) or CONTEXT_SIZE
+    shared = context * _slots(told) if is_llama_cpp(backend) else context
+    return shared if shared < _INT32 else context
+
+
+def _slots(told: _Told) -> int:
+    """Requests at once in our own word for it. Who uses the engine's (`options: ["parallel:4"]`) means the engine's."""
+    said = {option.partition(":")[0] for option in _listed_options(told)}
+    return 1 if said & {"parallel", "n_parallel"} else max(1, told.whole("parallel"))
+
+
 def _batch(fields: Mapping[str, Any]) -> int:
     """A text that is embedded or ranked has to fit into one batch."""
     if fields["Embeddings"] or fields["Reranking"] or fields["EnableScore"]:
@@ -170,17 +188,18 @@ def _batch(fields: Mapping[str, Any]) -> int:
 
 
 def _options(told: _Told, backend: str) -> list[str]:
-    if isinstance(told.get("options"), Mapping):
-        return []
-    options = told.texts("options")
-    if backend.startswith(_LLAMA_CPP):
+    options = _listed_options(told)
+    if is_llama_cpp(backend) and not isinstance(told.get("options"), Mapping):
         said = {option.partition(":")[0] for option in options}
-        slots = told.whole("parallel")
-        if slots > 1 and not said & {"parallel", "n_parallel"}:
+        if (slots := _slots(told)) > 1:
             options.append(f"parallel:{slots}")
         if "cache_reuse" not in said:
             options.append("cache_reuse:256")
     return options
+
+
+def _listed_options(told: _Told) -> list[str]:
+    return [] if isinstance(told.get("options"), Mapping) else told.texts("options")
 
 
 def _triggers(told: _Told) -> list[dict[str, str]]:

@@ -12,11 +12,11 @@ from corral.contract import backend_pb2 as pb
 from corral.contract.codec import encode
 from corral.inference.asked import Asked
 from corral.inference.grammars import grammar_of
+from corral.inference.load_options import is_llama_cpp
 from corral.inference.messages import read_conversation, read_tools
 from corral.inference.refusals import bad
 from corral.inference.served import Served
 
-_LLAMA_CPP = ("llama-cpp", "ik-llama-cpp", "llama", "go-llama", "ik_llama", "ik-llama")
 _MOST_LOGPROBS = 20
 
 # Request key (and key below `parameters` of the definition), field, what core sends when nobody says.
@@ -163,7 +163,7 @@ def _metadata(served: Served, asked: Asked) -> dict[str, str]:
 
 
 def _top_k(served: Served) -> int:
-    return 40 if not served.backend or served.backend.lower().startswith(_LLAMA_CPP) else 0
+    return 40 if not served.backend or is_llama_cpp(served.backend) else 0
 
 
 def _threads(served: Served) -> int:

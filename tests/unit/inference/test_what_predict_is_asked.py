@@ -37,7 +37,7 @@ def test_what_core_sends_when_nobody_says_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "top_k"), [("llama-cpp", 40), ("cuda12-llama-cpp", 0), ("", 40), ("llama", 40), ("vllm", 0)]
+    ("backend", "top_k"), [("llama-cpp", 40), ("cuda12-llama-cpp", 40), ("", 40), ("llama", 40), ("vllm", 0)]
 )
 def test_top_k_is_of_one_family(backend: str, top_k: int) -> None:
     assert chat(served(backend)).TopK == top_k
