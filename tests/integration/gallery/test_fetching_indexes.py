@@ -215,3 +215,24 @@ async def test_put_together(site: Site, tmp_path: Path) -> None:
     options = GalleryOptions(galleries=(dead,), cache_folder=tmp_path)
     async with open_resolver(options, NoRegistry(), clock=SystemClock(), env={}) as resolver:
         assert isinstance(await resolver.resolve("thing", Machine()), Resolved)
+
+
+async def test_every_place_a_redirect_leads_to_is_asked_about_first() -> None:
+    checked: list[str] = []
+
+    async def check(url: str) -> None:
+        checked.append(url)
+        if "localhost" in url:
+            raise Invalid("not there")
+
+    async with serving() as site, aiohttp.ClientSession() as session:
+        download = HttpDownload(session, check=check)
+        assert await download(f"{site.url}/moved") == INDEX
+        assert checked == [f"{site.url}/moved", f"{site.url}/index.yaml"]
+        with pytest.raises(Invalid, match="not there"):
+            await download(f"{site.url}/elsewhere")
+        assert [request.path for request in site.asked][-1] == "/elsewhere"
+        with pytest.raises(Failed, match="redirected more than 6 times"):
+            await download(f"{site.url}/round")
+        with pytest.raises(NotFound):
+            await download(f"{site.url}/nothing")
