@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +29,7 @@ from corral.blobs.remote import Remote
 from corral.blobs.sharing import SharedRuns
 from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.messages.backends import Phase
+from corral.contract.sources import is_digest
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
 from corral.kit.files import sync_folder
@@ -72,6 +74,11 @@ class BlobStore:
             return Blob(digest, path.stat().st_size, path)
         except FileNotFoundError:
             return None
+
+    def list_(self) -> list[Blob]:
+        """All that are finished. Blocking."""
+        found = (self.find(PREFIX + path.name) for path in self._finished.iterdir() if is_digest(PREFIX + path.name))
+        return [blob for blob in found if blob is not None]
 
     def get(self, digest: str) -> Blob:
         if (blob := self.find(digest)) is None:
@@ -169,12 +176,17 @@ class BlobStore:
 
     async def sweep(self, *, older_than_s: float = KEEP_PARTIAL_S, keep: Collection[str] = ()) -> int:
         """Remove what nobody came back for: partial and finished files untouched for that long, but for the digests
-        to `keep`, and those that are linked elsewhere. How many went."""
+        to `keep`. How many went."""
         return await to_the_end(self._sweep, time.time() - older_than_s, frozenset(keep))
 
-    async def sweep_finished(self) -> None:
-        """Finished blobs that nobody holds and that are linked nowhere else, however young."""
-        await to_the_end(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset())
+    async def sweep_finished(self, keep: Collection[str] = ()) -> None:
+        """Finished blobs that nobody holds and that are not to be kept, however young."""
+        await to_the_end(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
+
+    async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
+        """The blob, if that file is called after it and is of our own user, on our own file system: it becomes ours as
+        well, without a byte copied. None: it must be fetched."""
+        return await to_the_end(self._adopt, digest, path, size)
 
     async def verify(self, digest: str) -> bool:
         """Read it again. A blob that is no longer what its name says is removed."""
@@ -213,6 +225,20 @@ class BlobStore:
             raise WrongDigest(f"{name} is {digest}, not {wanted.digest}")
         return self._finish(partial, digest, size)
 
+    def _adopt(self, digest: str, path: Path, size: int) -> Blob | None:
+        target = self.path(digest)
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size or status.st_uid != os.getuid():
+                return None
+            with contextlib.suppress(FileExistsError):
+                os.link(path, target)
+            os.chmod(target, self._mode)
+        except OSError as error:
+            log.debug("a blob nearby cannot be used", path=str(path), reason=error.strerror)
+            return None
+        return Blob(digest, size, target)
+
     def _finish(self, partial: Path, digest: str, size: int) -> Blob:
         path = self._finished / digest.removeprefix(PREFIX)
         os.chmod(partial, self._mode)
@@ -231,7 +257,7 @@ class BlobStore:
             in_use = path.name.partition(".")[0] in self._runs or self._held[name] or name in keep
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                if not in_use and status.st_nlink == 1 and status.st_mtime < before:
+                if not in_use and status.st_mtime < before:
                     path.unlink()
                     gone += 1
         return gone

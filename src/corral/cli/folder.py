@@ -69,6 +69,11 @@ class DataFolder:
         return self.root / "controller"
 
     @property
+    def blobs(self) -> Path:
+        """Model files by digest, of the controller."""
+        return self.controller / "blobs"
+
+    @property
     def database(self) -> Path:
         return self.controller / "corral.db"
 

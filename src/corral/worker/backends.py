@@ -86,6 +86,7 @@ async def open_backends(
             cluster,
             clock,
             controller=controller,
+            nearby=settings.nearby_blobs,
             fresh_token=fresh_blob_token,
             in_use=supervisor.model_files,
             upkeep=FilesUpkeep(unused_s=settings.keep_unused_files_s),

@@ -50,6 +50,11 @@ class InstallSettings:
         check=_positive,
         advanced=True,
     )
+    nearby_blobs: Path | None = setting(
+        "folder of model files by digest of a controller on this machine, on the same disk: linked instead of fetched",
+        default=None,
+        advanced=True,
+    )
     keep_unused_files_s: Seconds = setting(
         "files of models that nothing was started from for so long are removed; sooner when the disk is full",
         default=Seconds(7 * 86400),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,6 +189,24 @@ async def test_files_of_deleted_models_go(site: Site) -> None:
     left = sorted(path.parent.parent.relative_to(site.models).as_posix() for path in site.models.glob("**/one/w"))
     assert left == ["busy", "here", "here/too", "new"]
     assert len(site.blobs()) == 4
+
+
+async def test_a_blob_nearby_is_linked_and_nothing_is_sent(site: Site) -> None:
+    file = site.source.add("m/one/w.gguf", WEIGHTS)
+    nearby = site.source.store.path(file.digest)
+    site.files = WorkerFiles(site.models, site.session, SystemClock(), nearby=nearby.parent)
+    await site.ensure(file)
+    assert (site.models / file.path).samefile(nearby)
+    assert site.source.listener.sent_bytes == 0
+    short = site.source.add("m/one/v.gguf", b"abc")
+    site.source.store.path(short.digest).write_bytes(b"ab")
+    with pytest.raises(Exception, match="bytes, not 3"):
+        await site.ensure(short)
+    site.source.store.discard(file.digest)
+    await site.ensure(file, urls=())
+    shutil.rmtree(site.models / "m")
+    await site.files.tidy()
+    assert site.blobs() == []
 
 
 async def test_room_is_made_by_the_longest_unused(site: Site) -> None:

@@ -42,6 +42,7 @@ class Site:
     address: str  # how other machines reach this one
     node_name: str = ""
     blob_port: int = 0  # of the controller's, for model files
+    blob_folder: Path | None = None  # where it keeps them; None: in the data folder
 
     @property
     def socket(self) -> Path:
@@ -70,6 +71,10 @@ class Site:
     def bus_public_url(self) -> str:
         """`{host}` is the controller's to fill in: the name by which a worker found us also leads to the bus."""
         return f"{self._bus_scheme}://{{host}}:{self.bus_port}" if self.lan else self.bus_url
+
+    @property
+    def blobs(self) -> Path:
+        return self.blob_folder or self.folder.blobs
 
     @property
     def blob_url(self) -> str:
@@ -104,6 +109,7 @@ def controller_settings(site: Site) -> dict[str, str]:
         "bus_public_urls": site.bus_public_url,
         "bus_keys": str(folder.bus_keys),
         "bus_ca": str(folder.ca_cert) if site.tls else "",
+        "blobs": str(site.blobs),
         "blob_host": site.bind,
         "blob_port": str(site.blob_port),
         "blob_url": site.blob_url,
@@ -137,6 +143,8 @@ def worker_settings(site: Site) -> dict[str, str]:
         "host": site.bind,
         "port": str(site.ingress_port),
         "advertise": site.address if site.lan else "",
+        # One disk: what the controller has fetched need not be sent to itself.
+        "nearby_blobs": str(site.blobs / "sha256"),
         "bus_urls": "",
     }
 

@@ -75,11 +75,18 @@ def settle(settings: UpSettings, folder: DataFolder) -> Site:
         bus_port=ports["--bus-port"],
         ingress_port=ports.get("--ingress-port", 0),
         blob_port=ports["--blob-port"],
+        blob_folder=_chosen_blobs(),
         lan=settings.reaches_out,
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,
         node_name=settings.name,
     )
+
+
+def _chosen_blobs() -> Path | None:
+    """A person may keep model files on another disk; controller and worker must mean the same folder by it."""
+    chosen = os.environ.get("CORRAL_BLOBS", "")
+    return Path(chosen).expanduser().absolute() if chosen else None
 
 
 def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from corral.blobs.digests import check_digest, hash_file
+from corral.blobs.digests import check_digest, hash_file, hex_of
 from corral.blobs.errors import NoSpace, from_os
 from corral.blobs.fetcher import Fetcher, FetchLimits
 from corral.blobs.partial import Wanted
@@ -36,7 +36,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.worker.files.sets import FileSets
+from corral.worker.files.sets import FileSets, inode_of
 
 log = get_log(__name__)
 
@@ -60,19 +60,21 @@ class WorkerFiles:
         clock: Clock,
         *,
         controller: str = "",
+        nearby: Path | None = None,
         fresh_token: Callable[[], Awaitable[str]] | None = None,
         in_use: Callable[[], Collection[Path]] = frozenset,
         room: Room | None = None,
         limits: FetchLimits | None = None,
         upkeep: FilesUpkeep | None = None,
     ) -> None:
-        """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host.
-        `fresh_token` asks for another when the order's has run out. `in_use` tells which files processes read, or will
-        again when they are restarted."""
+        """`controller` is the URL this worker reaches the cluster by: `{host}` in a source is its host. `nearby` is a
+        folder of finished blobs on this machine: a controller's beside us. `fresh_token` asks for another when the
+        order's has run out. `in_use` tells which files processes read, or will again when they are restarted."""
         self._models = models
         self._session = session
         self._clock = clock
         self._host = _host_of(controller)
+        self._nearby = nearby
         self._fresh_token = fresh_token
         self._in_use = in_use
         self._room = room or Room()
@@ -98,6 +100,8 @@ class WorkerFiles:
         self._asked[task] = frozenset(map(self._path, wanted))  # others may look for room meanwhile
         try:
             with self._store.hold(*(file.digest for file in wanted)):
+                # Before the first has its name: what is not in a set is nobody's, and would never go.
+                await to_the_end(self._sets.use, [file.path for file in wanted])
                 await self._bring(wanted, [self._filled_in(source) for source in sources], token, tell)
                 await to_the_end(self._sets.use, [file.path for file in wanted])
         except OSError as error:
@@ -115,7 +119,7 @@ class WorkerFiles:
         before = time.time() - self._upkeep.unused_s
         for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
             await to_the_end(self._sets.remove, unused)
-        await self._store.sweep(older_than_s=self._upkeep.partial_s)
+        await self._store.sweep(older_than_s=self._upkeep.partial_s, keep=await to_the_end(self._linked))
 
     async def keep_only(self, models: Collection[str]) -> None:
         """These are all models there are. Files of others go, unless something reads them, or they are so fresh that
@@ -126,7 +130,7 @@ class WorkerFiles:
         for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
             if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
                 await to_the_end(self._sets.remove, unused)
-        await self._store.sweep_finished()
+        await self._store.sweep_finished(await to_the_end(self._linked))
 
     def leave(self) -> None:
         """The worker ends: what is on its way is gone on with by the next."""
@@ -136,7 +140,7 @@ class WorkerFiles:
     async def tidy(self) -> None:
         """A model was deleted: its blobs need not wait for the next sweep."""
         if (self._models / BLOBS).is_dir():
-            await self._store.sweep_finished()
+            await self._store.sweep_finished(await to_the_end(self._linked))
 
     # Inside
 
@@ -163,6 +167,8 @@ class WorkerFiles:
 
     async def _is_here(self, file: ReplicaFile, tell: Tell) -> bool:
         path, blob = self._path(file), self._store.find(file.digest)
+        if blob is None and self._nearby is not None:
+            blob = await self._store.adopt(file.digest, self._nearby / hex_of(file.digest), file.size_bytes)
         if blob is not None:
             await to_the_end(self._place, blob, path)
             return True
@@ -216,7 +222,13 @@ class WorkerFiles:
                 if unused is None:
                     raise
             await to_the_end(self._sets.remove, unused)
-            await self._store.sweep_finished()
+            await self._store.sweep_finished(await to_the_end(self._linked))
+
+    def _linked(self) -> list[str]:
+        """Digests of blobs that have a name in the models folder too."""
+        inodes = self._sets.inodes()
+        blobs = self._store.list_()
+        return [blob.digest for blob in blobs if inode_of(blob.path) in inodes]
 
     def _busy(self) -> frozenset[Path]:
         return frozenset(self._in_use()).union(*self._asked.values())

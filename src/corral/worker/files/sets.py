@@ -53,6 +53,16 @@ class FileSets:
             (each for each in found if before is None or each.used_at < before), key=lambda each: each.used_at
         )
 
+    def inodes(self) -> set[tuple[int, int]]:
+        """Of every file that is still there. A set of which nothing is left is forgotten: its model was deleted."""
+        found: set[tuple[int, int]] = set()
+        for each in self._all():
+            there = {inode for path in each.paths if (inode := inode_of(self._models / path)) is not None}
+            if not there:
+                each.record.unlink(missing_ok=True)
+            found |= there
+        return found
+
     def remove(self, gone: FileSet) -> None:
         """Its files, as far as no other set has them too, and folders that are empty then."""
         others = {path for each in self._all() if each.record != gone.record for path in each.paths}
@@ -82,3 +92,11 @@ class FileSets:
             except (OSError, msgspec.MsgspecError) as error:
                 log.warning("a list of model files cannot be read", file=record.name, reason=str(error))
         return found
+
+
+def inode_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
