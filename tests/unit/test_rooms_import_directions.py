@@ -89,12 +89,14 @@ PURE = [
     "inference/grammars.py",
     "inference/load_options.py",
     "inference/messages.py",
+    "inference/multipart.py",
     "inference/predict_options.py",
     "inference/refusals.py",
     "inference/replies.py",
     "inference/served.py",
     "inference/shapes.py",
     "inference/tool_calls.py",
+    "inference/transcripts.py",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "secrets", "socket", "subprocess", "threading", "aiohttp"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from corral.worker.supervisor.spec import ProcessSpec
@@ -169,5 +169,4 @@ async def _all_of(answer: aiohttp.ClientResponse) -> str:
 
 
 def _resident(pid: int) -> int:
-    words: Any = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(words[1]) * 4096
+    return psutil.Process(pid).memory_info().rss
