@@ -52,9 +52,10 @@ class Blob:
 
 class BlobStore:
     def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
-        """`open_to_all`: others on this machine may read what is finished (a backend that runs as somebody else)."""
+        """`open_to_all`: others on this machine may read what is finished (a backend that runs as somebody else), and
+        nobody should write into it."""
         self.folder = folder
-        self._mode = 0o644 if open_to_all else 0o600
+        self._mode = 0o444 if open_to_all else 0o600
         self._finished = folder / "sha256"
         self._incoming = folder / "incoming"
         self._fetcher = fetcher or Fetcher()

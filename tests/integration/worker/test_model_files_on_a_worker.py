@@ -76,7 +76,7 @@ async def test_files_come_once_and_are_shared(site: Site) -> None:
     await site.ensure(weights, extra)
     assert (site.models / "m/one/w.gguf").read_bytes() == WEIGHTS
     assert (site.models / "m/one/sub/tokenizer.json").read_bytes() == b"{}"
-    assert (site.models / "m/one/w.gguf").stat().st_mode & 0o777 == 0o644
+    assert (site.models / "m/one/w.gguf").stat().st_mode & 0o777 == 0o444
     last = site.told[-1]
     assert (last.current_bytes, last.total_bytes) == (len(WEIGHTS) + 2, len(WEIGHTS) + 2)
     assert (last.file_index, last.file_count) == (2, 2)
