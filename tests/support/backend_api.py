@@ -71,7 +71,8 @@ class Api:
         self._session = session
         self._stack = stack
 
-    async def serve(self, controller: Controller, *, settle_s: float = 10.0) -> str:
+    async def serve(self, controller: Controller, *, settle_s: float = 10.0, **more: Any) -> str:
+        """`more`: services of other rooms, by the names their doors know them by."""
         access = Access(controller.store, controller.watch, self.fleet.clock, session_ttl_s=600)
         if not self.admin:
             self.admin = (await access.create(CreateKey(name="boss", role="admin"))).secret
@@ -89,6 +90,8 @@ class Api:
             "models": models,
             "schedules": schedules,
             "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
+            "nodes": nodes,
+            **more,
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LitestarDeprecationWarning)

@@ -117,8 +117,9 @@ class ReplicaWorker(CorralWorker):
 
     async def restart(self, *, forget: bool = True) -> None:
         self._at.clear()
-        if forget:
-            self.processes.clear()
+        kept = {} if forget else self.processes
+        # One that was not ready yet is ended: nobody knows how far it came.
+        self.processes = {id: process for id, process in kept.items() if process.state == "ready"}
         await super().restart(forget=forget)
         await self.beat()
 
@@ -278,6 +279,13 @@ class ReplicaFleet:
         await made.beat()
         await self.fleet.until_heard(name)
         return made
+
+    async def set_node(self, name: str, **columns: Any) -> None:
+        """As the registry would have done it."""
+        await self.fleet.set_node(name, **columns)
+        async with self.fleet.store.write() as tx:
+            await revisions.bump(tx, "nodes")
+        self._touched("nodes")
 
     async def define(self, name: str, *, recreate: bool = False, **more: Any) -> Definition:
         definition = read_definition({"name": name, "backend": "llama-cpp", **more})
