@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from corral.contract.hardware import Device
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.kit.errors import Conflict
 from tests.support.replica_fleet import GIB, ReplicaFleet, ReplicaWorker
@@ -226,3 +227,45 @@ async def test_a_process_its_worker_started_again_is_the_same_replica(local: Rep
     await asyncio.sleep(0.5)
     assert len(barn.started) == 1
     assert set(barn.processes) == {"again"}
+
+
+async def test_a_model_larger_than_any_device_is_spread_over_equal_ones(local: ReplicaFleet) -> None:
+    cards = tuple(
+        Device(index=number, vendor="nvidia", uuid=f"GPU-{number}", total_bytes=8 * GIB, free_bytes=8 * GIB)
+        for number in range(4)
+    )
+    barn = await local.worker("barn", has="llama-cpp", capability="nvidia-cuda-12", devices=cards)
+    await local.define("large", memory="20GiB", tensor_parallel=4)
+    await local.define("small", memory="2GiB")
+    await local.ask("large")
+    [shown] = await local.until_ready("large")
+    process = barn.processes[shown.process_id]
+    assert [device.index for device in process.devices] == [0, 1, 2, 3]
+    await local.ask("small")
+    [shown] = await local.until_ready("small")
+    assert len(barn.processes[shown.process_id].devices) == 1, "what is left of one of them is enough"
+
+
+async def test_an_idle_model_is_unloaded_when_its_definition_says_so(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m", idle_unload="1s")
+    await local.ask("m")
+    await local.until_ready("m")
+    await until(lambda: not barn.processes)
+    await local.until_gone("m")
+    await local.ask("m")
+    await local.until_ready("m")
+
+
+async def test_when_all_are_busy_another_comes_up_to_the_most(local: ReplicaFleet) -> None:
+    barn, shed = await local.worker("barn", has="llama-cpp"), await local.worker("shed", has="llama-cpp")
+    await local.define("m")
+    await local.schedule("m", min_replicas=1, max_replicas=2)
+    [first] = await local.until_ready("m")
+    worker = barn if first.node_id == "id-of-barn" else shed
+    busy = asyncio.create_task(_keep_busy(worker, first.process_id))
+    try:
+        await local.until_ready("m", 2)
+    finally:
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)

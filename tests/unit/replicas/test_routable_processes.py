@@ -43,6 +43,12 @@ def test_what_leaves_or_is_of_no_model_is_not_shown() -> None:
     assert shown(listing, leaving={("n", "m", 0)}) == ["q"]
 
 
+def test_one_process_per_replica_also_while_one_takes_the_place_of_another() -> None:
+    assert shown(Listing("n", "healthy", (a_process("old"), a_process("successor")))) == ["successor"]
+    both = (a_process("old", revision="old"), a_process("new"))
+    assert shown(Listing("n", "healthy", both)) == ["new"]
+
+
 @pytest.mark.parametrize(
     ("status", "current", "expected"),
     [

@@ -51,7 +51,13 @@ def routable(
     for replica in candidates:
         by_model.setdefault(replica.model, set()).add(replica.revision)
     answering = {name: _answering(models[name], revisions) for name, revisions in by_model.items()}
-    shown = tuple(replica for replica in candidates if replica.revision == answering[replica.model])
+    # While a process takes the place of another both may be ready for a moment: the later one is asked, and only that.
+    latest = {
+        (replica.node_id, replica.model, replica.replica): replica
+        for replica in candidates
+        if replica.revision == answering[replica.model]
+    }
+    shown = tuple(latest.values())
     others = {name: found for name, found in answering.items() if found and found != models[name].present}
     return shown, others
 
