@@ -11,13 +11,15 @@ from corral.controller.registry.views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store import receipts
+from corral.store import api_keys, receipts
 from corral.store.api import Store
 from corral.store.receipts import NamedReceipt, StoredReceipt
 
 log = get_log(__name__)
 
 _SILENT_AFTER_S = 5.0  # a gateway with requests that wait tells of them every second
+_NOTE_EVERY_S = 60.0
+_MOST_NOTED = 10_000
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
 
@@ -27,6 +29,7 @@ class ReceiptBook:
         self._store = store
         self._clock = clock
         self._waiting: dict[str, tuple[float, dict[str, int]]] = {}  # by gateway: when it told, and what
+        self._noted: dict[str, float] = {}  # keys, and when their use was written down
         self.dropped = 0  # receipts that gateways had no room for
 
     async def take(self, batch: Receipts) -> None:
@@ -37,6 +40,8 @@ class ReceiptBook:
         if batch.receipts:
             async with self._store.write() as tx:
                 await receipts.insert(tx, [_stored(receipt) for receipt in batch.receipts])
+                for key_id in self._keys_to_note(batch):
+                    await api_keys.note_use(tx, key_id)
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait at gateways which tell this controller, by model."""
@@ -65,6 +70,16 @@ class ReceiptBook:
             )
         more = f"{found[-1].receipt.at.isoformat()}~{found[-1].receipt.id}" if len(found) == limit else ""
         return RequestList(tuple(_view(each) for each in found), more)
+
+    def _keys_to_note(self, batch: Receipts) -> list[str]:
+        """Keys that were used, each at most once a minute: nobody looks closer than that, and it is a write."""
+        now = self._clock.monotonic()
+        used = sorted({receipt.key_id for receipt in batch.receipts})
+        due = [key_id for key_id in used if now - self._noted.get(key_id, -_NOTE_EVERY_S) >= _NOTE_EVERY_S]
+        if len(self._noted) > _MOST_NOTED:
+            self._noted.clear()
+        self._noted.update(dict.fromkeys(due, now))
+        return due
 
     def _hear(self, batch: Receipts) -> None:
         if batch.waiting:
