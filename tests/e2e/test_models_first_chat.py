@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from corral.controller.scheduler.gguf import read_head
 from tests.support.fleet import Fleet
 
 MODEL = "smollm2-135m"
@@ -98,3 +99,10 @@ def test_what_the_engine_wrote_can_be_read(fleet: Fleet) -> None:
     ran = fleet.cli("logs", f"{MODEL}@{fleet.own_node()}", "--tail", "500")
     assert ran.returncode == 0, ran.stderr
     assert "listening on http" in ran.stdout
+
+
+def test_the_head_of_its_real_weights_is_understood(fleet: Fleet) -> None:
+    weights = next((fleet.data / "worker" / "models").rglob("SmolLM2-135M-Instruct*.gguf"))
+    with weights.open("rb") as file:
+        head = read_head(file)
+    assert (head.architecture, head.number("block_count"), head.vocabulary) == ("llama", 30, 49152)
