@@ -36,9 +36,9 @@ async def apply(
 
     \b
     Examples:
-      corral export > fleet.yaml
       corral apply -f fleet.yaml --dry-run
       corral apply -f fleet.yaml
+      corral export > fleet.yaml     (what to begin with)
     """
     from corral.contract.fleet import ApplyBody
 
