@@ -11,6 +11,7 @@ from datetime import datetime
 
 import msgspec
 from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
 
 from corral.store.api import Transaction
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, records
@@ -45,6 +46,7 @@ _PUT = _INSERT.on_conflict_do_update(
     set_={name: _INSERT.excluded[name] for name in ("uri", "resolved", "digest", "size_bytes", "fetched_at")},
 )
 _ALL = select(table).order_by(table.c.model, table.c.path)
+_DELETE = delete_from(table).where(table.c.model == bindparam("model"), table.c.path == bindparam("path"))
 _OF = _ALL.where(table.c.model == bindparam("model"))
 _OF_THESE = _ALL.where(among(table.c.model, "models"))
 _BY_DIGEST = _ALL.where(table.c.digest == bindparam("digest"))
@@ -54,6 +56,11 @@ _DIGESTS = select(table.c.digest).distinct()
 async def put(tx: Transaction, file: StoredFile) -> None:
     """The time is the database's. Raises `Conflict` when the model is gone."""
     await tx.execute(_PUT, {name: value for name, value in columns_of(file).items() if name != "fetched_at"})
+
+
+async def delete(tx: Transaction, model: str, path: str) -> bool:
+    """The model has no such file any more."""
+    return (await tx.execute(_DELETE, {"model": model, "path": path})).rowcount == 1
 
 
 async def list_(tx: Transaction, models: Sequence[str] | None = None) -> list[StoredFile]:

@@ -288,6 +288,14 @@ async def test_what_was_declared_is_insisted_on_and_what_was_not_may_change(site
     assert after.path != before.path
 
 
+async def test_files_a_model_has_no_more_are_forgotten(site: Site) -> None:
+    first, second = (site.server.put(f"/{name}", name.encode(), etag='"1"') for name in "ab")
+    await site.files().ensure(await site.install(**listed(("a", first), ("b", second))))
+    assert list(await site.rows()) == ["a", "b"]
+    await site.files().ensure(await site.install(**listed(("b", second))))
+    assert list(await site.rows()) == ["b"]
+
+
 async def test_room_is_asked_for_before_the_first_byte(site: Site) -> None:
     uris = [(f"w{number}", site.server.put(f"/{number}", WEIGHTS, etag='"1"')) for number in range(3)]
     definition = await site.install(**listed(*uris))

@@ -7,7 +7,7 @@ own copy on its own disk; one that lacks a file fetches it again, and then it mu
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -204,6 +204,7 @@ class ModelFiles:
                 if row != item.pin:
                     await self._remember(row)
                 got.append(ReplicaFile(item.file.path, row.digest, row.size_bytes))
+        await self._forget_others(definition.name, {file.path for file in got})
         return on_a_worker(definition.name, got)
 
     async def _items(self, definition: Definition) -> list[_Item]:
@@ -265,6 +266,15 @@ class ModelFiles:
                 await model_files.put(tx, row)
         except Conflict:
             log.info("a model was deleted while its files were fetched", model=row.model)
+
+    async def _forget_others(self, model: str, paths: Collection[str]) -> None:
+        """Files the model had before it was edited."""
+        async with self._store.read() as tx:
+            stale = [row.path for row in await model_files.list_of(tx, model) if row.path not in paths]
+        if stale:
+            async with self._store.write() as tx:
+                for path in stale:
+                    await model_files.delete(tx, model, path)
 
 
 def _row(model: str, file: ModelFile, resolved: str, blob: Blob) -> StoredFile:
