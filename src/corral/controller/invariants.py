@@ -3,9 +3,10 @@
 The simulation asks after every commit, a chaos run as often as it looks. Each function gives one line per breach, empty
 when all is well. `Facts` is the store at one moment; what speaks of change compares two moments, the earlier first.
 
-Here are those that can be told from the store: 1 (nothing accepted is forgotten), 3 (success only when the inventory
-shows it), 8 (automation takes out no more than its share), 9 (nothing goes backwards, an end is an end). That one
-controller's death loses nothing (6) is these same lines, asked while controllers die.
+Here are those that can be told from the store: 1 (nothing accepted is forgotten), 2 (one routable process per replica,
+of the revision that answers, on a node that lists it), 3 (success only when the inventory shows it), 8 (automation takes
+out no more than its share), 9 (nothing goes backwards, an end is an end). That one controller's death loses nothing (6)
+is these same lines, asked while controllers die.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from corral.contract.messages.nodes import NodeStatus
+from corral.contract.view import ViewReplica
 from corral.controller.desired.inventory import find_installed
 from corral.controller.health.classify import Guard
 from corral.controller.operations.state import TERMINAL, RowStatus
@@ -189,4 +191,29 @@ def unlike(wanted: Iterable[tuple[str, str, str | None]], there: Mapping[tuple[s
             wrong.append(f"{backend} should be on {node}, and is not")
         elif digest and found != digest:
             wrong.append(f"{backend} on {node} should be {digest}, and is {found}")
+    return wrong
+
+
+def misrouted(
+    shown: Iterable[ViewReplica], allowed: Mapping[str, Sequence[str]], listed: Mapping[str, Inventory]
+) -> list[str]:
+    """2: what gateways are told. `allowed`: by model, the revisions that may answer, its own first. `listed`: by node,
+    what it last told."""
+    wrong = []
+    replicas = list(shown)
+    revisions: dict[str, set[str]] = {}
+    taken: dict[tuple[str, str, int], str] = {}
+    for replica in replicas:
+        what = f"{replica.process_id} of {replica.model} on {replica.node_id}"
+        key = (replica.node_id, replica.model, replica.replica)
+        if key in taken:
+            wrong.append(f"{what} and {taken[key]} are routed to as one replica")
+        taken[key] = replica.process_id
+        revisions.setdefault(replica.model, set()).add(replica.revision)
+        if replica.revision not in allowed.get(replica.model, ()):
+            wrong.append(f"{what} is of a revision that may not answer")
+        told = listed[replica.node_id].processes if replica.node_id in listed else ()
+        if not any(each.process_id == replica.process_id and each.state == "ready" for each in told):
+            wrong.append(f"{what} is routed to, and its node does not list it as ready")
+    wrong += [f"two revisions of {model} answer at once" for model, found in revisions.items() if len(found) > 1]
     return wrong

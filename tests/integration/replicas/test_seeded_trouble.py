@@ -7,6 +7,9 @@ import random
 
 import pytest
 
+from corral.controller.invariants import misrouted
+from corral.controller.replicas.reading import read_routing
+from corral.store import models, node_backends
 from tests.support.replica_fleet import ReplicaFleet, ReplicaWorker
 from tests.support.waiting import until
 
@@ -24,8 +27,8 @@ async def test_wanted_replicas_return_after_trouble(local: ReplicaFleet, seed: i
     routed: set[tuple[str, str]] = set()
     for step in range(25):
         await _trouble(local, workers, chance, step)
-        for shown in await local.shown():
-            routed.add((shown.process_id, shown.revision))
+        routed |= {(shown.process_id, shown.revision) for shown in await local.shown()}
+        assert await _breaches(local) == []
         await asyncio.sleep(chance.random() * 0.12)
     assert len({process_id for process_id, _ in routed}) == len(routed), "a process has one revision, for ever"
     for worker in workers.values():
@@ -36,6 +39,15 @@ async def test_wanted_replicas_return_after_trouble(local: ReplicaFleet, seed: i
         await worker.in_flight()
         await worker.beat()
     await _at_rest(local, workers)
+
+
+async def _breaches(local: ReplicaFleet) -> list[str]:
+    """Of one moment."""
+    async with local.fleet.store.read() as tx:
+        shown, _ = await read_routing(tx)
+        allowed = {row.id: (row.revision, *row.formers) for row in await models.list_(tx)}
+        listed = {row.node_id: row for row in await node_backends.list_(tx)}
+    return misrouted(shown, allowed, listed)
 
 
 async def _trouble(local: ReplicaFleet, workers: dict[str, ReplicaWorker], chance: random.Random, step: int) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.invariants import misrouted
 from corral.controller.replicas.routable import Listing, Served, routable, routing_facts
+from corral.store.node_backends import Inventory
 
 
 def a_process(process_id: str, model: str = "m", revision: str = "new", state: str = "ready", **known: Any) -> Any:
@@ -70,3 +74,14 @@ def test_only_what_gateways_would_notice_is_news() -> None:
     assert before == routing_facts([a_process("p", memory_bytes=2, restarts=3)])
     assert before != routing_facts([a_process("p"), a_process("q")])
     assert before != routing_facts([a_process("p", slots=4)])
+
+
+def test_what_would_be_a_breach_is_told() -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    listed = {"n": Inventory("n", "boot", 1, moment, (), processes=(a_process("p"), a_process("q", state="starting")))}
+    found, _ = routable([Listing("n", "healthy", (a_process("p"),))], MODELS, set())
+    assert misrouted(found, {"m": ("new", "old")}, listed) == []
+    twice = (*found, *(msgspec.structs.replace(each, process_id="q", revision="old") for each in found))
+    said = "\n".join(misrouted(twice, {"m": ("new",)}, listed))
+    for breach in ("as one replica", "may not answer", "does not list it", "two revisions"):
+        assert breach in said
