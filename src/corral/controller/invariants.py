@@ -4,7 +4,7 @@ The simulation asks after every commit, a chaos run as often as it looks. Each f
 when all is well. `Facts` is the store at one moment; what speaks of change compares two moments, the earlier first.
 
 Here are those that can be told from the store: 1 (nothing accepted is forgotten), 2 (one routable process per replica,
-of the revision that answers, on a node that lists it), 3 (success only when the inventory shows it), 8 (automation takes
+of the revision that answers, listed by its node), 3 (success only when the inventory shows it), 8 (automation takes
 out no more than its share), 9 (nothing goes backwards, an end is an end). That one controller's death loses nothing (6)
 is these same lines, asked while controllers die.
 """
