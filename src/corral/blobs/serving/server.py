@@ -104,7 +104,8 @@ class BlobListener:
             self._closing = True
             for connection in self._open:
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
+                    # Its thread notices, and closes it. TLS's own shutdown would first forget that it is TLS.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
         await to_the_end(self._threads.shutdown)
 
     async def listen(self, host: str, port: int) -> int:
