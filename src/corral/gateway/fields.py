@@ -33,6 +33,7 @@ class _Name:
 
 _MODEL, _STREAM, _OTHER = _Name(), _Name(), _Name()
 _text = msgspec.json.Decoder(str)
+LONGEST_MODEL = 1024  # it is kept in receipts, and told in logs and answers
 
 
 class FieldReader:
@@ -100,6 +101,8 @@ def _model_name(raw: msgspec.Raw | None) -> str:
         raise BadBody("`model` must be a string", param="model") from error
     if not name:
         raise BadBody("`model` is empty", param="model")
+    if len(name) > LONGEST_MODEL:
+        raise BadBody("`model` is too long", param="model")
     return name
 
 

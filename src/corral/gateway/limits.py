@@ -40,9 +40,13 @@ class _Bucket:
 
 class KeyLimiter:
     def __init__(self, limits: KeyLimits, now: float, *, busy_retry_s: float = 1.0) -> None:
-        self.limits = limits
         self.running = 0
         self._busy_retry_s = busy_retry_s
+        self.change(limits, now)
+
+    def change(self, limits: KeyLimits, now: float) -> None:
+        """Others from now on. It stays the same object: requests under way end where they began."""
+        self.limits = limits
         self._requests = _Bucket(limits.requests_per_min, now) if limits.requests_per_min else None
         self._tokens = _Bucket(limits.tokens_per_min, now) if limits.tokens_per_min else None
 
@@ -77,10 +81,10 @@ class Limiters:
         if limits is None or not (limits.requests_per_min or limits.tokens_per_min or limits.concurrent):
             return None
         known = self._by_key.get(key_id)
-        if known is None or known.limits != limits:
-            running = 0 if known is None else known.running
+        if known is None:
             known = self._by_key[key_id] = KeyLimiter(limits, now)
-            known.running = running
+        elif known.limits != limits:
+            known.change(limits, now)
         return known
 
     def keep(self, key_ids: set[str]) -> None:

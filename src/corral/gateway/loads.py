@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from corral.contract.loads import LoadState, LoadStatus
@@ -56,7 +57,8 @@ class Loads:
         self._poll_s = poll_s
         self._retry = (retry_first_s, retry_cap_s)
         self._status: dict[str, LoadStatus] = {}
-        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}  # by model
+        self._tasks: set[asyncio.Task[None]] = set()  # also those that are ending
 
     def status(self, model: str) -> LoadStatus | None:
         """What was heard last; None: nothing yet."""
@@ -64,10 +66,12 @@ class Loads:
 
     def attend(self, model: str, waiters: Waiters) -> None:
         """See to it, from now until nobody waits any more. Any number of calls are one."""
-        if model not in self._watches:
-            task = asyncio.get_running_loop().create_task(self._watch(model, waiters), name=f"load {model}")
-            self._watches[model] = task
-            task.add_done_callback(lambda _: self._watches.pop(model, None))
+        watch = self._watches.get(model)
+        if watch is None or watch.done() or watch.cancelling():  # one that is ending attends to nobody who comes now
+            watch = asyncio.get_running_loop().create_task(self._watch(model, waiters), name=f"load {model}")
+            self._watches[model] = watch
+            self._tasks.add(watch)
+            watch.add_done_callback(partial(self._ended, model))
 
     async def ask(self, model: str) -> LoadStatus | None:
         """Have it loaded, without waiting for it. Raises `CorralError`."""
@@ -83,10 +87,15 @@ class Loads:
             watch.cancel()
 
     async def close(self) -> None:
-        watches = list(self._watches.values())
+        watches = list(self._tasks)
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
+
+    def _ended(self, model: str, watch: asyncio.Task[None]) -> None:
+        self._tasks.discard(watch)
+        if self._watches.get(model) is watch:
+            del self._watches[model]
 
     async def _watch(self, model: str, waiters: Waiters) -> None:
         backoff = Backoff(*self._retry)

@@ -15,11 +15,12 @@ from email.message import Message
 from typing import IO
 
 from corral.contract.http import BodyTooLarge
-from corral.gateway.fields import BadBody
+from corral.gateway.fields import LONGEST_MODEL, BadBody
 
 _WRITE_BYTES = 1024 * 1024
 _LONGEST_PART_HEAD = 8192
-_LONGEST_MODEL = 1024
+_MOST_PARTS = 1024
+_LOOK_BYTES = 1024 * 1024  # at a time: others want to run, too
 _BOUNDARY = re.compile(rb'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
 
 
@@ -78,30 +79,45 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def read_model(data: mmap.mmap | bytes, boundary: bytes) -> str:
-    """The field `model`, wherever it stands. Two of them are refused, as in JSON."""
+    """The field `model`, wherever it stands. Two of them are refused, as in JSON. It may take a while: for a thread."""
     mark = b"--" + boundary
     found: str | None = None
-    at = data.find(mark)
+    parts = 0
+    at = _find(data, mark, 0)
     if at < 0:
         raise BadBody("the body does not have the boundary its Content-Type names")
     while at >= 0:
         start = at + len(mark)
         if data[start : start + 2] == b"--":
             break
+        parts += 1
+        if parts > _MOST_PARTS:
+            raise BadBody(f"the body has more than {_MOST_PARTS} parts")
         head_end = data.find(b"\r\n\r\n", start, start + _LONGEST_PART_HEAD)
         if head_end < 0:
             raise BadBody("a part of the body has no end of its head")
-        after = data.find(b"\r\n" + mark, head_end + 2)
+        after = _find(data, b"\r\n" + mark, head_end + 2)
         if after < 0:
             raise BadBody("the body ends in the middle of a part")
         if _name_of(bytes(data[start:head_end])) == "model":
             if found is not None:
                 raise BadBody("`model` is given twice", param="model")
-            found = _text(bytes(data[head_end + 4 : min(after, head_end + 5 + _LONGEST_MODEL)]))
+            found = _text(bytes(data[head_end + 4 : min(after, head_end + 5 + LONGEST_MODEL)]))
         at = after + 2
     if not found:
         raise BadBody("you must provide a `model`", param="model")
     return found
+
+
+def _find(data: mmap.mmap | bytes, what: bytes, start: int) -> int:
+    """As `data.find`, which would keep everybody waiting for as long as it looks."""
+    end = len(data)
+    while start < end:
+        at = data.find(what, start, start + _LOOK_BYTES + len(what) - 1)
+        if at >= 0:
+            return at
+        start += _LOOK_BYTES
+    return -1
 
 
 def _name_of(head: bytes) -> str | None:
@@ -118,7 +134,7 @@ def _name_of(head: bytes) -> str | None:
 
 
 def _text(raw: bytes) -> str:
-    if len(raw) > _LONGEST_MODEL:
+    if len(raw) > LONGEST_MODEL:
         raise BadBody("`model` is too long", param="model")
     try:
         return raw.decode().strip()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 
-from corral.contract.loads import LoadStatus
+from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.view import FleetView, ViewModel, ViewPolicy
 from corral.gateway import answers
 from corral.gateway.answers import Answer
@@ -176,17 +176,15 @@ class ReplicaRouter:
         if way is None:  # it may have been made a moment ago
             await self._look_again()
             way = self._names.get(asked)
-        if way is None:
-            return answers.unknown_model(asked, installed=len(ask.fleet.models), near=self._near(ask))
-        if not way.queue.waiting:
-            replica = self._choose(way, ask.body)
-            if replica is not None:
-                return replica.route(ask.request.path, asked)
-        if not way.replicas:
+        if way is not None and not way.replicas:
             other = await self._instead(way, ask)
             if other is not None:
                 return other
-        got = await self._wait(way, ask)
+            way = self._names.get(asked)  # the fleet may be another by now
+        if way is None:
+            return answers.unknown_model(asked, installed=len(ask.fleet.models), near=self._near(ask))
+        free = None if way.queue.waiting else self._choose(way, ask.body)
+        got = free or await self._wait(way, ask)
         return got.route(ask.request.path, asked) if isinstance(got, Replica) else got
 
     async def _instead(self, way: Way, ask: Ask) -> Route | Answer | None:
@@ -199,6 +197,8 @@ class ReplicaRouter:
         except CorralError:
             status = None  # it is asked for again with the next request
         if how == "refuse":
+            if status is not None and status.state == LoadState.FAILED:
+                return answers.load_failed(name, status, before=True)
             return answers.model_loading(name, status, self._options.retry_after_s)
         stand_in = self._ways.get(way.model.stand_in)
         if stand_in is None or stand_in.queue.waiting or not ask.client.may_use(stand_in.model.id):

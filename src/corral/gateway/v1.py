@@ -6,8 +6,9 @@ names one target and measures the same path.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 import msgspec
 
@@ -132,16 +133,29 @@ class V1:
         return await self._send(request, responder, answer)
 
     async def other(self, request: Request, responder: Responder) -> int:
-        """Paths under `/v1/` that we have no name for: an engine may have one. What names a model goes to it; of the
-        rest, only who may be here at all is told that it is nothing."""
-        if request.method == b"POST" and request.route.startswith(b"/v1/"):
+        """Paths under `/v1/` that we have no name for: an engine may have one. What names a model, in its body or as
+        `?model=`, goes to it; of the rest, only who may be here at all is told that it is nothing."""
+        model = _asked_in_query(request.path)
+        if request.method == b"POST" and not model:
             return await self._infer(request, responder, named=False)
-        answer = self._cors.preflight(request)
-        if answer is None:
-            admitted = self._admit(request)
-            unknown = answers.unknown_route(request.method, request.route)
-            answer = admitted if isinstance(admitted, Answer) else unknown
+        answer = self._cors.preflight(request) or self._ask_by_query(request, model)
+        if isinstance(answer, Ask):
+            return await self._server.serve(request, responder, answer)
         return await self._send(request, responder, answer)
+
+    def _ask_by_query(self, request: Request, model: str) -> Ask | Answer:
+        """The body, if there is one, is passed on as it comes: it need not be one we can read."""
+        admitted = self._admit(request)
+        if isinstance(admitted, Answer):
+            return admitted
+        fleet, client = admitted
+        if not model:
+            return answers.unknown_route(request.method, request.route)
+        if not client.may_infer:
+            return answers.forbidden(client.role, "use models")
+        if not client.may_use(model):
+            return answers.unknown_model(model, installed=len(fleet.models))
+        return Ask(request, fleet, client, Fields(model), b"", Waited())
 
     async def _read(self, request: Request, *, named: bool) -> Ask | Answer:
         """`named`: it is a path of which we know that a model belongs to it."""
@@ -188,8 +202,8 @@ class V1:
             raise BodyTooLarge(f"the body is over {self._multipart_limit_bytes} bytes")
         spooled = await spool(request.body.chunks(), self._multipart_limit_bytes, self._spool_folder)
         try:
-            return spooled, Fields(read_model(spooled.data, boundary))
-        except BadBody:
+            return spooled, Fields(await asyncio.to_thread(read_model, spooled.data, boundary))
+        except BaseException:
             spooled.close()
             raise
 
@@ -220,3 +234,15 @@ class V1:
 
     async def _send(self, request: Request, responder: Responder, answer: Answer) -> int:
         return await send(responder, answer, self._cors.headers(request))
+
+
+def _asked_in_query(path: bytes) -> str:
+    """`/v1/realtime?model=…`; empty where it is not said, or said twice."""
+    _, mark, query = path.partition(b"?")
+    if not mark:
+        return ""
+    try:
+        found = parse_qs(query.decode("latin-1"), max_num_fields=32).get("model", [])
+    except ValueError:
+        return ""
+    return found[0] if len(found) == 1 else ""

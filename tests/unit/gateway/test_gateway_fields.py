@@ -168,3 +168,9 @@ def assert_agreement(body: bytes) -> None:
     plain = read_plainly(body)
     if plain is not None:  # else nothing is claimed
         assert reader.read(body) == plain
+
+
+def test_a_name_that_no_model_can_have() -> None:
+    """It would be kept in a receipt, and told in a log."""
+    with pytest.raises(BadBody, match="too long"):
+        FieldReader().read(b'{"model": "' + b"m" * 2000 + b'"}')

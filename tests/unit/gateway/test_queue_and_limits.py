@@ -90,5 +90,6 @@ def test_limits_outlive_views_and_follow_their_changes() -> None:
     assert limiters.of("k", KeyLimits(concurrent=1), 0.0) is first
     other = limiters.of("k", KeyLimits(concurrent=2), 0.0)
     assert other is not None
-    assert other is not first
-    assert other.running == 1
+    assert (other.limits.concurrent, other.running) == (2, 1)
+    first.end(0)
+    assert other.running == 0, "what began under the old limits counts against the new ones only until it ends"

@@ -95,11 +95,18 @@ def test_the_model_wherever_it_stands(parts: list[bytes], found: str) -> None:
         (b"nothing of the kind", "boundary"),
         (b"--B\r\nContent-Disposition: form-data; name=model", "end of its head"),
         (b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall', "middle"),
+        (b"--B\r\n\r\n" * 5000 + b"--B--", "more than 1024 parts"),  # a body full of them would take a minute
     ],
 )
 def test_bodies_that_cannot_be_routed(body: bytes, words: str) -> None:
     with pytest.raises(BadBody, match=words):
         read_model(body, b"B")
+
+
+@pytest.mark.parametrize("before", [1, 1024 * 1024 - 100, 1024 * 1024 - 1, 1024 * 1024 + 1, 3 * 1024 * 1024])
+def test_the_model_behind_a_large_file(before: int) -> None:
+    parts = part("file", b"x" * before, '; filename="a"') + part("model", b"small")
+    assert read_model(parts + b"--B--\r\n", b"B") == "small"
 
 
 @given(st.binary(max_size=200))
