@@ -172,6 +172,7 @@ class Serving:
             body=None if ask is None else _body_for(route, ask),
             tap=trip.tap,
             response_headers=(*self._cors.headers(request), *self._named(route)),
+            upgrade=bool(request.upgrade),
             patience=self._options.patience,
             unwanted=_is_not_reached,
         )
@@ -262,7 +263,7 @@ def _body_for(route: Route, ask: Ask) -> bytes | memoryview | None:
     another stands in, is the one thing that is changed on its way."""
     if ask.spooled is not None:
         return ask.spooled.view()
-    if route.replica is None or route.replica.seen.model == ask.fields.model:
+    if not ask.body or route.replica is None or route.replica.seen.model == ask.fields.model:
         return None
     fields = msgspec.json.decode(ask.body, type=dict[str, msgspec.Raw])
     fields["model"] = msgspec.Raw(msgspec.json.encode(route.replica.seen.model))

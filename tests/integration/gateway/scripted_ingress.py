@@ -17,6 +17,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
 @dataclass
 class Came:
+    method: str
     process: str
     path: str
     headers: dict[str, str]
@@ -75,17 +76,26 @@ class ScriptedIngress:
         if process in self.unreachable:
             return web.json_response({"error": {"code": 503}}, status=503, headers=not_reached)
         body = await request.read()
-        self.came.append(Came(process, "/" + request.match_info["path"], dict(request.headers), body))
+        self.came.append(Came(request.method, process, "/" + request.match_info["path"], dict(request.headers), body))
         self.running[process] = self.running.get(process, 0) + 1
         self.most = max(self.most, self.running[process])
         try:
             if self.held is not None:
                 await self.held.wait()
+            if request.headers.get("Upgrade") == "websocket":
+                return await self._echo(request)
             if b'"stream":true' in body.replace(b" ", b""):
                 return await self._stream(request, usage=b"include_usage" in body)
             return web.json_response({"choices": [{"text": process}], "usage": USAGE})
         finally:
             self.running[process] -= 1
+
+    async def _echo(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str("echo " + message.data)
+        return socket
 
     async def _stream(self, request: web.Request, *, usage: bool) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -394,6 +394,20 @@ async def test_other_paths_go_to_the_model_they_name(house: House) -> None:
     gateway = await house.gateway()
     status, _, _ = await house.ask(gateway, path="/v1/tokenize")
     assert (status, house.one.came[0].path) == (200, "/v1/tokenize")
+    for method, body in (("GET", None), ("DELETE", None), ("POST", b"no json")):
+        url = f"{gateway.url}/v1/things/7?model=small&x=1"
+        async with house.http.request(method, url, headers=bearer(USER), data=body) as answer:
+            assert answer.status == 200
+        came = house.one.came[-1]
+        assert (came.method, came.path, came.body) == (method, "/v1/things/7", body or b"")
+    for query in ("", "?model=", "?model=a&model=b"):
+        async with house.http.get(f"{gateway.url}/v1/things/7{query}", headers=bearer(USER)) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_url")
+    async with house.http.ws_connect(f"{gateway.url}/v1/realtime?model=small", headers=bearer(USER)) as socket:
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "echo hello"
+        await until(lambda: house.one.running["p1"] == 1, "it holds a slot")
+    await until(lambda: house.one.running["p1"] == 0, "it gives it back")
 
 
 async def test_what_a_key_may_use_is_limited(house: House) -> None:
