@@ -49,6 +49,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path.startswith("/say/"):
             print(self.path[5:], file=sys.stderr, flush=True)
+        if self.path.startswith("/take/"):
+            time.sleep(float(self.path[6:]))
         if self.path == "/exit":
             os._exit(7)
         body = json.dumps({"pid": os.getpid(), "authorization": self.headers.get("Authorization", "")}).encode()

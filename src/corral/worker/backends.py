@@ -105,7 +105,17 @@ async def open_backends(
         voice = Voice()
         backend_orders = BackendOrders(changes, installer, supervisor, runs, outcomes, voice, clock)
         model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts, files=files)
-        replica_orders = ReplicaOrders(installer, supervisor, runs, voice, settings.models_dir, files, clock)
+        replica_orders = ReplicaOrders(
+            installer,
+            supervisor,
+            runs,
+            voice,
+            settings.models_dir,
+            files,
+            clock,
+            traffic,
+            drain_s=settings.drain_timeout_s,
+        )
         own_ports = supervisor.ports
 
         def work_for(peer: Peer) -> None:

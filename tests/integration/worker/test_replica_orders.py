@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ async def start(fleet: OrderedFleet, process_id: str, **order: Any) -> dict[str,
     return await fleet.result("replica.start", f"op-{process_id}")
 
 
-async def stop(fleet: OrderedFleet, process_id: str) -> dict[str, Any]:
-    body = {"process_id": process_id, "op_id": f"stop-{process_id}", "attempt": 1, "accept": True}
+async def stop(fleet: OrderedFleet, process_id: str, *, force: bool = False) -> dict[str, Any]:
+    body = {"process_id": process_id, "op_id": f"stop-{process_id}", "attempt": 1, "accept": True, "force": force}
     assert (await fleet.ask("replica.stop", body))["accepted"]
     return await fleet.result("replica.stop", f"stop-{process_id}")
 
@@ -42,6 +43,32 @@ async def test_an_openai_replica_is_started_reached_and_stopped(nats_server: Nat
         assert (await fleet.worker.get("/replicas/p1/v1/models", token))[0] == 410
         again = await fleet.ask("replica.stop", {"process_id": "p1"})
         assert again == {"success": True, "process_id": "p1"}
+
+
+async def test_what_is_under_way_ends_before_the_process_does(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        token = fleet.controller.ingress_token(scope="replicas")
+
+        async def take(process_id: str, seconds: float) -> int:
+            return (await fleet.worker.get(f"/replicas/{process_id}/take/{seconds}", token))[0]
+
+        async with asyncio.TaskGroup() as tasks:
+            assert (await start(fleet, "p1"))["success"]
+            late = tasks.create_task(take("p1", 1.0))  # it comes when the order is on its way
+            await asyncio.sleep(0.3)
+            stopping = tasks.create_task(stop(fleet, "p1"))
+            await asyncio.sleep(0.3)
+            assert await take("p1", 0) == 410, "it takes no more"
+        assert late.result() == 200
+        assert stopping.result()["success"]
+
+        async with asyncio.TaskGroup() as tasks:
+            assert (await start(fleet, "p2"))["success"]
+            cut = tasks.create_task(take("p2", 10.0))
+            await asyncio.sleep(0.3)
+            assert (await stop(fleet, "p2", force=True))["success"]
+        assert cut.result() == 502
 
 
 async def test_a_grpc_replica_has_its_model_loaded(nats_server: NatsServer, tmp_path: Path) -> None:

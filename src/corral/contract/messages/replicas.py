@@ -67,6 +67,7 @@ class StopReplica(Message, frozen=True):
     op_id: str = ""
     attempt: int = 0
     accept: bool = False
+    force: bool = False  # also with requests under way
 
 
 class ReplicaReply(Message, frozen=True):

@@ -211,6 +211,7 @@ class ReplicaLoop:
             self._in_doubt = False
         if not await self._leadership.lead(LEASE, every_s=self._options.pace.every_s):
             self._heard.clear()  # whoever leads finds it out from the heartbeats, or asks again
+            self._progress.clear()
             self._at_work = False
             self._fetching.want({})
             return
@@ -421,7 +422,12 @@ class ReplicaLoop:
 
     async def _order_stop(self, node_id: str, process_id: str, op_id: str, attempt: int, force: bool) -> None:
         order = StopReplica(
-            process_id=process_id, grace_s=self._options.stop_grace_s, op_id=op_id, attempt=attempt, accept=attempt > 0
+            process_id=process_id,
+            grace_s=self._options.stop_grace_s,
+            op_id=op_id,
+            attempt=attempt,
+            accept=attempt > 0,
+            force=force,
         )
         await self._calls.stop(node_id, order)
         self.wake()

@@ -30,6 +30,7 @@ from corral.kit.errors import CorralError, Failed, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.worker.agent.order_runs import OrderRuns, Run
 from corral.worker.agent.outcomes import OrderKey, Outcome
+from corral.worker.agent.replacing import Traffic
 from corral.worker.agent.replica_spec import spec_of
 from corral.worker.agent.voice import Voice
 from corral.worker.files.model_files import WorkerFiles
@@ -55,6 +56,9 @@ class ReplicaOrders:
         models: Path,
         files: WorkerFiles,
         clock: Clock,
+        traffic: Traffic,
+        *,
+        drain_s: float,
     ) -> None:
         self._installer = installer
         self._supervisor = supervisor
@@ -63,6 +67,8 @@ class ReplicaOrders:
         self._models = models
         self._files = files
         self._clock = clock
+        self._traffic = traffic
+        self._drain_s = drain_s
 
     async def start(self, order: StartReplica, _tokens: Tokens) -> ReplicaReply:
         return await self._answer(START, order, lambda: self._start(order))
@@ -125,6 +131,8 @@ class ReplicaOrders:
     async def _stop(self, order: StopReplica) -> str:
         if order.op_id:  # it may still be fetching files: what is stopped must not come up later
             self._runs.cancel(order.op_id, order.process_id, kind=START)
+        if not order.force:
+            await self._finish(order.process_id)
         try:
             stopped = await self._supervisor.stop(order.process_id, grace_s=order.grace_s or None)
         except NotFound:
@@ -132,6 +140,12 @@ class ReplicaOrders:
         if not stopped.terminated:
             raise Failed(stopped.error)
         return stopped.process_id
+
+    async def _finish(self, process_id: str) -> None:
+        """Whoever ordered the stop saw it idle; but a gateway may not have heard of it yet, and have sent one more."""
+        if self._supervisor.find(process_id) is None or await self._traffic.retire(process_id, self._drain_s):
+            return
+        raise Failed(f"{process_id} has requests under way: it takes no more, and can be stopped after them")
 
     async def _stop_quietly(self, process_id: str) -> None:
         try:
