@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.loads.jobs import Job, begin
 from corral.controller.replicas.facts import Decided, Facts, Files
-from corral.controller.replicas.life import Ended, Heard, Intended, OrderId, Place, Quiet, Ready, Stage
+from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Place, Quiet, Ready, Stage
 from corral.controller.replicas.plan import decide
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, Node, Schedule, World
 
@@ -218,6 +218,18 @@ def test_the_last_of_a_deleted_model_goes_when_its_work_is_done() -> None:
     sim.machines["n"].busy = set()
     sim.rest()
     assert (sim.rows, sim.machines["n"].processes) == ({}, {})
+
+
+def test_one_that_serves_is_kept_whatever_is_said_of_its_order() -> None:
+    sim = Sim({"n": Machine("n")}, {"m": a_model("m", min_replicas=1)})
+    while not sim.machines["n"].processes:
+        sim.step()
+    [process_id], [row] = sim.machines["n"].processes, sim.rows.values()
+    sim.machines["n"].busy = {process_id}  # its node lists it as ready, so gateways use it
+    sim.heard.append(NotReached(OrderId("n", row.op_id, row.attempt)))
+    sim.rest()
+    assert list(sim.machines["n"].processes) == [process_id]
+    assert [(row.process_id, row.stage) for row in sim.rows.values()] == [(process_id, "running")]
 
 
 def test_a_failed_start_of_a_scheduled_model_is_repeated_with_growing_pauses() -> None:

@@ -93,7 +93,8 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
                 del decided.rows[key]
                 failures.setdefault(row.model, []).append(following)
                 left = where.process_of(row) if where is not None and where.known else None
-                if left is not None:
+                # One that serves may be busy, whoever says that it failed: it is looked at like any that has no row.
+                if left is not None and left.state != ReplicaState.READY:
                     decided.clear.append((row.node_id, left.process_id))
     return failures
 
