@@ -116,12 +116,14 @@ class InFlight:
 
     def __init__(self) -> None:
         self._loads: dict[str, Load] = {}
+        self._on_node: dict[str, dict[str, Load]] = {}  # the same: nodes tell several times a second
         self._nodes: dict[str, tuple[str, int]] = {}  # the last report of each: its boot and number
 
     def load(self, process_id: str, node_id: str) -> Load:
         found = self._loads.get(process_id)
         if found is None:
             found = self._loads[process_id] = Load(node_id)
+            self._on_node.setdefault(node_id, {})[process_id] = found
         return found
 
     def find(self, process_id: str) -> Load | None:
@@ -130,20 +132,26 @@ class InFlight:
     def keep(self, process_ids: set[str]) -> None:
         """Those of the present view; of others, only what is still under way matters, and their requests hold it."""
         for process_id in [each for each in self._loads if each not in process_ids]:
-            self._loads.pop(process_id).displace()
+            gone = self._loads.pop(process_id)
+            gone.displace()
+            others = self._on_node[gone.node_id]
+            del others[process_id]
+            if not others:
+                del self._on_node[gone.node_id]
+                self._nodes.pop(gone.node_id, None)
 
     def on_node(self, node_id: str) -> list[Load]:
-        return [load for load in self._loads.values() if load.node_id == node_id]
+        return list(self._on_node.get(node_id, {}).values())
 
     def heard(self, node_id: str, report: NodeLoad) -> None:
         """Reports may overtake each other: a later number of the same boot counts, and any of another boot."""
+        loads = self._on_node.get(node_id)
         boot, seq = self._nodes.get(node_id, ("", 0))
-        if boot == report.boot_id and report.seq <= seq:
+        if loads is None or (boot == report.boot_id and report.seq <= seq):
             return
         self._nodes[node_id] = (report.boot_id, report.seq)
-        for process_id, load in self._loads.items():
-            if load.node_id == node_id:
-                load.told(report.in_flight.get(process_id, 0))
+        for process_id, load in list(loads.items()):
+            load.told(report.in_flight.get(process_id, 0))
 
     def deaf(self) -> None:
         """Nobody tells any more: better our own numbers than old ones of others."""
