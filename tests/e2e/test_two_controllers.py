@@ -50,8 +50,11 @@ def test_the_whole_story_with_one_controller_killed(cluster: Cluster) -> None:
     cluster.start_controller(one)
     cluster.wait_ready(one)
     wait_for(lambda: cluster.nodes(one)["barn"]["status"] == "healthy", "same answer from the restarted controller")
-    controllers = {row["id"]: row["live"] for row in cluster.api(one, "GET", "/api/cluster").json()["controllers"]}
-    assert controllers == {"controller-0": True, "controller-1": True}
+
+    def live() -> dict[str, bool]:
+        return {row["id"]: row["live"] for row in cluster.api(one, "GET", "/api/cluster").json()["controllers"]}
+
+    wait_for(lambda: live() == {"controller-0": True, "controller-1": True}, "both controllers seen alive")
 
 
 def test_a_key_made_at_one_and_revoked_at_the_other(cluster: Cluster) -> None:
