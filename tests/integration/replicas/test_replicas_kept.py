@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from corral.contract.hardware import Device
@@ -269,3 +270,23 @@ async def test_when_all_are_busy_another_comes_up_to_the_most(local: ReplicaFlee
     finally:
         busy.cancel()
         await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_the_successor_of_a_process_that_is_being_upgraded_is_no_stray(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    [before] = await local.until_ready("m")
+    old = barn.processes[before.process_id]
+    barn.processes["next"] = msgspec.structs.replace(old, process_id="next", state="starting")
+    await barn.beat()
+    await asyncio.sleep(0.6)  # longer than strays are left alone
+    assert set(barn.processes) == {before.process_id, "next"}
+    del barn.processes[before.process_id]
+    await barn.set_process("next", state="ready")
+
+    async def shown() -> bool:
+        return [each.process_id for each in await local.shown("m")] == ["next"]
+
+    await until(shown)
+    assert len(barn.started) == 1

@@ -140,7 +140,7 @@ def test_failures_end_it_and_words_about_other_orders_say_nothing() -> None:
 
 
 def test_a_running_one_ends_only_when_its_node_says_so() -> None:
-    row = a_row("running")
+    row = a_row("running", ready_at=NOON)
     for place in (a_place(known=False), a_place(status="offline"), a_place(a_process("restarting"))):
         assert step(row, place) == Keep(row)
     assert isinstance(step(row, a_place()), Gone)
@@ -179,3 +179,22 @@ def test_where_nobody_can_be_told_nothing_is_decided() -> None:
     row = replace(leave(a_row("running"), "", NOON), force=True)
     for place in (a_place(status="offline"), a_place(bus_down=True), a_place(known=False)):
         assert step(row, place) == Keep(row)
+
+
+def test_which_of_several_processes_is_its_own() -> None:
+    running, ordered = a_row("running", ready_at=NOON), a_row("ordered", attempt=2, process_id="op-2")
+
+    def own(row: Intended, *states: tuple[str, str]) -> str | None:
+        found = a_place(*(a_process(state, name) for name, state in states)).process_of(row)
+        return found.process_id if found is not None else None
+
+    assert own(running, ("op-1", "ready"), ("next", "starting")) == "op-1"
+    assert own(running, ("op-1", "ready"), ("next", "ready")) == "next"
+    assert own(running, ("op-1", "stopping"), ("next", "ready")) == "next", "its backend was upgraded"
+    assert own(running, ("again", "failed")) == "again"
+    assert own(ordered, ("op-1", "failed")) is None, "that was the try before"
+    assert own(ordered, ("op-1", "failed"), ("op-2", "starting")) == "op-2"
+    assert own(ordered, ("op-2", "failed")) == "op-2"
+    assert own(ordered, ("again", "ready")) == "again"
+    upgraded = step(running, a_place(a_process("stopping"), a_process("ready", "next")))
+    assert upgraded == Keep(running)
