@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from corral.bus.api import Tokens
 from corral.bus.local import LocalHub
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
 from corral.controller.files.deleted import Deleted
 from corral.controller.leadership import Leadership
+from corral.kit.errors import Unavailable
 from corral.store import Store, models, nodes, open_store
 from tests.integration.store.rows import a_model, a_node
 from tests.support.manual_clock import ManualClock
@@ -20,6 +25,16 @@ async def put(store: Store, *names: str) -> None:
     async with store.write() as tx:
         for name in names:
             await models.put(tx, a_model(name))
+
+
+@contextmanager
+def no_bus(deleted: Deleted) -> Iterator[None]:
+    async def publish(*_words: object, **_tokens: object) -> None:
+        raise Unavailable("there is no bus")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deleted._bus, "publish", publish)
+        yield
 
 
 async def test_nodes_hear_of_deleted_models(tmp_path: Path) -> None:
@@ -54,8 +69,14 @@ async def test_nodes_hear_of_deleted_models(tmp_path: Path) -> None:
             await models.delete(tx, "a")
         await deleted.look()
         await until(lambda: heard[1:] == [(ours.id, ("b", "c"))])
+        async with store.write() as tx:
+            await models.delete(tx, "b")
+        with no_bus(deleted):
+            await deleted.look()
+        await deleted.look()
+        await until(lambda: heard[2:] == [(ours.id, ("c",))])
         second = Deleted(store, bus, Leadership(store, "two", ttl_s=15.0), clock)
         await second.look()  # the other has the lease
         clock.advance(101.0)
         await deleted.look()
-        await until(lambda: len(heard) == 3)
+        await until(lambda: len(heard) == 4)

@@ -11,7 +11,7 @@ from corral.contract.catalogue import EditModel, InstallModel
 from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.service import Models
 from corral.kit.clock import SystemClock
-from corral.kit.errors import Conflict
+from corral.kit.errors import Conflict, Unavailable
 from corral.store import Store, models
 from tests.integration.models.test_model_service import Told
 from tests.support.model_catalogue import models_of
@@ -67,6 +67,40 @@ async def test_a_file_that_changes_or_goes_takes_its_models_with_it(yard: Yard) 
     (yard.path / "a.yaml").unlink()
     assert await yard.look(1) == {"a": "file"}
     assert await yard.look(1) == {}
+
+
+async def test_what_could_not_be_written_is_not_forgotten(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard.write("a.yaml", "name: a\nbackend: vllm\n")
+    await yard.look()
+    yard.write("b.yaml", "name: b\nbackend: vllm\n")
+    await yard.look(1)
+
+    def away() -> object:
+        raise Unavailable("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(yard.store, "write", away)
+        with pytest.raises(Unavailable):
+            await yard.look(1)
+    assert await yard.look(1) == {"a": "file", "b": "file"}
+
+
+async def test_a_file_that_comes_and_goes_holds_up_no_other(yard: Yard) -> None:
+    yard.write("a.yaml", "name: a\nbackend: vllm\n")
+    await yard.look()
+    yard.write("b.yaml", "name: b\nbackend: vllm\n")
+    await yard.look(1)
+    yard.write("new.yaml", "half of")
+    await yard.look(1)
+    (yard.path / "new.yaml").unlink()
+    assert await yard.look(1) == {"a": "file", "b": "file"}
+
+
+async def test_a_file_that_names_what_no_disk_has_keeps_nobody_from_theirs(yard: Yard) -> None:
+    yard.write("a.yaml", "name: a\nbackend: vllm\nparameters: {model: " + "z" * 5000 + "}\n")
+    yard.write("b.yaml", "name: b\nbackend: vllm\n")
+    assert await yard.look() == {"b": "file"}
+    assert list(yard.folder.problems) == ["a.yaml"]
 
 
 async def test_half_a_file_changes_nothing(yard: Yard) -> None:

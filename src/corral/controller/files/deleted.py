@@ -59,18 +59,21 @@ class Deleted:
         now = self._clock.monotonic()
         gone = self._told is None or self._told - present
         if gone or now - self._told_at >= self._tell_all_every_s:
-            await self._tell(present, listening)
+            if not await self._tell(present, listening):
+                return
             self._told_at = now
         self._told = present
 
-    async def _tell(self, present: frozenset[str], listening: list[str]) -> None:
+    async def _tell(self, present: frozenset[str], listening: list[str]) -> bool:
+        """False: there is no bus now; the next look tells."""
         message = KeepModels(models=tuple(sorted(present)))
         if len(encode(message)) > _MOST_BYTES:
             log.info("too many models to tell nodes of; files of deleted ones go when nobody uses them")
-            return
+            return True
         for node_id in listening:
             try:
                 await self._bus.publish(KEEP_MODELS, message, node=node_id)
             except CorralError as error:
                 log.debug("a node was not told of deleted models", node=node_id, reason=error.message)
-                return  # there is no bus now; the next look finds out anew
+                return False
+        return True

@@ -69,6 +69,7 @@ class ModelsFolder:
         self._interval_s = interval_s
         self._before: Look | None = None
         self._files: dict[str, _File] = {}
+        self._unwritten = False  # files were read that the store has not heard of
         self._seen = -1  # the counter of models when the folder and the store last agreed
 
     async def run(self) -> None:
@@ -93,20 +94,23 @@ class ModelsFolder:
             self._files[name] = await asyncio.to_thread(
                 _read_file, self._folder / name, steady[name], self._files.get(name)
             )
+            self._unwritten = True
             for problem in self._files[name].problems:
                 log.warning("model in a file cannot be used", file=name, problem=problem)
         for name in gone:
             del self._files[name]
+            self._unwritten = True
         if not moving:
-            await self._carry_over(seen.id, changed=bool(changed or gone))
+            await self._carry_over(seen.id)
 
-    async def _carry_over(self, folder_id: str, *, changed: bool) -> None:
+    async def _carry_over(self, folder_id: str) -> None:
         """Also what somebody else changed meanwhile: what files say holds."""
         async with self._store.read() as tx:
             counter = (await revisions.read_all(tx)).get(COUNTER, 0)
-        if not changed and counter == self._seen:
+        if not self._unwritten and counter == self._seen:
             return
         written, removed = await self._write(wanted_of(folder_id, self._files), folder_id)
+        self._unwritten = False
         async with self._store.read() as tx:
             self._seen = (await revisions.read_all(tx)).get(COUNTER, 0)
         for name in (*written, *removed):
@@ -190,9 +194,9 @@ def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
         if mark[1] > MOST_BYTES:
             raise Invalid(f"has more than {MOST_BYTES} bytes")
         document = read_document(path.read_bytes())
+        definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
     except (CorralError, OSError) as error:
         return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),))
-    definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
     return _File(mark, definitions, tuple(str(problem) for problem in document.problems))
 
 

@@ -228,6 +228,7 @@ class ReplicaLoop:
     async def _pass(self) -> None:
         self._looked_at = self._clock.monotonic()
         heard, self._heard = self._heard, []
+        room_may_have_come = self._room_may_have_come
         fetched = self._fetching.known()  # before the store is read: what is known here is on file there
         try:
             async with self._store.read() as tx:
@@ -240,12 +241,12 @@ class ReplicaLoop:
                 )
             decided = decide(self._facts(read, heard, fetched))
             if not await self._write(read, decided):
-                self._heard = heard + self._heard
+                self._again(heard, room_may_have_come)
                 self.wake()
                 return
         except BaseException as error:
             self._in_doubt = isinstance(error, OutcomeUnknown)
-            self._heard = heard + self._heard
+            self._again(heard, room_may_have_come)
             raise
         self._strays = decided.strays
         self._send(read, decided)
@@ -253,6 +254,11 @@ class ReplicaLoop:
         active = any(job.active for job in decided.jobs.values())
         self._at_work = active or any(row.stage is not Stage.RUNNING for row in decided.rows.values())
         self._quiet.forget_all_but(read.process_ids)
+
+    def _again(self, heard: list[Heard], room_may_have_come: bool) -> None:
+        """Nothing came of this look: what was known only here is for the next."""
+        self._heard = heard + self._heard
+        self._room_may_have_come = self._room_may_have_come or room_may_have_come
 
     def _facts(self, read: Read, heard: list[Heard], fetched: dict[tuple[str, str], Files]) -> Facts:
         backends = dict(read.backends)
