@@ -33,7 +33,8 @@ async def chat(caller: Caller, asked: Asked, responder: Responder) -> int:
 async def complete(caller: Caller, asked: Asked, responder: Responder) -> int:
     if asked.text("suffix"):
         raise bad("suffix", "suffix is not served by gRPC backends.")
-    prompts = [prompt for prompt in prompts_of(asked) for _ in range(_choices(asked))]
+    choices = _choices(asked)
+    prompts = [prompt for prompt in prompts_of(asked)[: _MOST_CHOICES + 1] for _ in range(choices)]
     shape = TextShape(caller.served.model, uuid.uuid4().hex, int(time.time()))
     options = [completion_options(caller.served, asked, prompt, _seed()) for prompt in prompts]
     echoed = prompts if asked.flag("echo") else [""] * len(prompts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from corral.contract import backend_pb2 as pb
+from corral.inference import generating
 from corral.inference.asked import Asked
 from corral.inference.predict_options import chat_options, completion_options, prompts_of
 from corral.inference.refusals import Refused
@@ -171,3 +173,17 @@ def test_bare_completions() -> None:
     options = completion_options(served(), Asked({"logprobs": 2}), "go on", 7)
     assert (options.Prompt, options.UseTokenizerTemplate, options.Logprobs) == ("go on", False, 2)
     assert prompts_of(Asked({"prompt": ["a", "b"]})) == ["a", "b"]
+
+
+async def test_more_prompts_than_are_answered_at_once_are_not_even_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+
+    def prepare(_served: Served, _asked: Asked, prompt: str, _seed: int) -> pb.PredictOptions:
+        prepared.append(prompt)
+        return pb.PredictOptions()
+
+    monkeypatch.setattr(generating, "completion_options", prepare)
+    caller = SimpleNamespace(served=Served("127.0.0.1:1", "m"))
+    with pytest.raises(Refused, match="at most 16"):
+        await generating.complete(caller, Asked({"prompt": ["a"] * 10_000, "n": 16}), None)  # type: ignore[arg-type]
+    assert len(prepared) < 500
