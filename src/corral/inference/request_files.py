@@ -79,9 +79,7 @@ class LocalFiles:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Folder]:
-        folder = (
-            self._make()
-        )  # as quick as taking it away; and in a thread, whoever left meanwhile would leave it behind
+        folder = self._make()  # in a thread, whoever left meanwhile would leave it behind
         try:
             yield LocalFolder(folder, self._owner)
         finally:
