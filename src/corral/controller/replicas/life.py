@@ -28,6 +28,14 @@ HEALTHY, DRAINING, OFFLINE = "healthy", "draining", "offline"
 STARTED = "the node says that it has started"  # and does not list it yet
 
 
+_RANKS: dict[str, int] = {
+    ReplicaState.READY: 3,
+    ReplicaState.STARTING: 2,
+    ReplicaState.RESTARTING: 2,
+    ReplicaState.STOPPING: 1,
+}
+
+
 class Stage(StrEnum):
     PLACED = "placed"  # its node is chosen; backend and files are brought there
     ORDERED = "ordered"  # its node was told to start it
@@ -109,15 +117,21 @@ class Place:
         return self.status in (HEALTHY, DRAINING) and not self.bus_down
 
     def process_of(self, row: Intended) -> ReplicaProcess | None:
-        """The one it ordered; else one its worker started again, under the same key and of the same revision."""
-        named = [process for process in self.processes if process.process_id == row.process_id]
-        same = [
+        """The one that was ordered, or one under the same key and of the same revision: its worker starts it again when
+        it ends, and beside it when its backend is upgraded. Of several the one that is furthest, then the latest."""
+        key = (row.model, row.replica, row.revision)
+        own = [
             process
             for process in self.processes
-            if (process.model, process.replica, process.revision) == (row.model, row.replica, row.revision)
+            if process.process_id == row.process_id
+            # What is left of a try before says nothing of one that is on its way.
+            or ((process.model, process.replica, process.revision) == key and (row.ready_at or _rank(process) > 1))
         ]
-        alive = [process for process in same if process.state not in (ReplicaState.FAILED, ReplicaState.STOPPING)]
-        return next(iter([*named, *alive, *same]), None)
+        return max(reversed(own), key=_rank, default=None)
+
+
+def _rank(process: ReplicaProcess) -> int:
+    return _RANKS.get(process.state, 0)
 
 
 # What is to be done, or has become of it.

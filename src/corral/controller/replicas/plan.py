@@ -162,12 +162,18 @@ def _take_in_strays(facts: Facts, decided: Decided) -> None:
 
 
 def _of_row(facts: Facts, row: Intended) -> list[ReplicaProcess]:
-    """Every process that may be this row's: the one it has, and one it had."""
+    """The process it has, and one that is about to take its place because its backend is being upgraded. Two that serve
+    are one too many, once the change from one to the other must be over."""
     where = facts.places.get(row.node_id)
     if where is None:
         return []
-    own = where.process_of(row)
-    return [process for process in where.processes if process is own or process.process_id == row.process_id]
+    own, key = where.process_of(row), (row.model, row.replica, row.revision)
+    coming = (ReplicaState.STARTING, ReplicaState.RESTARTING)
+    return [
+        process
+        for process in where.processes
+        if process is own or ((process.model, process.replica, process.revision) == key and process.state in coming)
+    ]
 
 
 def _is_wanted(facts: Facts, decided: Decided, where: Place, process: ReplicaProcess) -> bool:
