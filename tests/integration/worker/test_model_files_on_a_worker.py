@@ -179,6 +179,19 @@ async def test_what_was_not_used_for_long_goes(site: Site) -> None:
     assert site.blobs() == [busy.digest.removeprefix("sha256:")]
 
 
+async def test_files_in_a_folder_that_is_in_use_stay(site: Site) -> None:
+    shard, config = site.source.add("m/one/org/big/1.safetensors", b"1"), site.source.add("m/one/org/big/c.json", b"{}")
+    await site.ensure(shard, config)
+    site.busy.add(site.models / "m/one/org/big")  # engines of many files are given their folder
+    site.age(2000.0)
+    await site.files.sweep()
+    site.free = lambda: 0
+    with pytest.raises(NoSpace):
+        await site.ensure(site.source.add("other/one/w.gguf", b"other"))
+    assert (site.models / shard.path).exists()
+    assert (site.models / config.path).exists()
+
+
 async def test_files_of_deleted_models_go(site: Site) -> None:
     for model in ("gone", "here", "here/too", "busy", "new"):
         await site.ensure(site.source.add(f"{model}/one/w", model.encode()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,14 @@ def test_shapes(changed: dict[str, Any], expected: int) -> None:
 )
 def test_what_nobody_can_believe_is_no_estimate(changed: dict[str, Any]) -> None:
     assert estimate(head(**changed), GIB) is None
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.5])
+def test_numbers_that_are_none_stop_nobody(number: float) -> None:
+    """A file comes from strangers, and is looked at whenever anything is placed."""
+    odd = replace(head(), values={**head().values, "attention.head_count": (number,) * 4096})
+    assert odd.numbers("attention.head_count", 2) == ()
+    assert estimate(odd, GIB) is not None
 
 
 def test_the_definition_has_the_last_word() -> None:

@@ -47,7 +47,8 @@ class Head:
         """One for each of so many layers, whether the file has a list or one number for all; empty: it does not say."""
         value = self.values.get(key)
         if isinstance(value, tuple):
-            return tuple(max(0, int(each)) for each in value[:count]) if len(value) >= count else ()
+            whole = [int(each) for each in value[:count] if isinstance(each, int)]  # no infinity is a number of heads
+            return tuple(max(0, each) for each in whole) if len(whole) == count else ()
         return (self.number(key),) * count if self.number(key) else ()
 
 

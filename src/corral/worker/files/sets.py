@@ -46,9 +46,10 @@ class FileSets:
             write_atomically(record, msgspec.json.encode(listed))
 
     def unused(self, in_use: Collection[Path], *, before: float | None = None) -> list[FileSet]:
-        """Those of which no file is in use, the longest unused first; only those last used `before` then."""
+        """Those of which no file is in use, the longest unused first; only those last used `before` then. Engines that
+        read many files use the folder they lie in."""
         busy = {os.path.realpath(path) for path in in_use}
-        found = [each for each in self._all() if not any(self._real(path) in busy for path in each.paths)]
+        found = [each for each in self._all() if not any(_is_in(busy, self._real(path)) for path in each.paths)]
         return sorted(
             (each for each in found if before is None or each.used_at < before), key=lambda each: each.used_at
         )
@@ -92,6 +93,11 @@ class FileSets:
             except (OSError, msgspec.MsgspecError) as error:
                 log.warning("a list of model files cannot be read", file=record.name, reason=str(error))
         return found
+
+
+def _is_in(busy: Collection[str], path: str) -> bool:
+    """One of them, or in one of them."""
+    return path in busy or any(str(folder) in busy for folder in Path(path).parents)
 
 
 def inode_of(path: Path) -> tuple[int, int] | None:
