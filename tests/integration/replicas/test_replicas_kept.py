@@ -206,6 +206,7 @@ async def test_a_process_nobody_wants_is_stopped_after_a_while_and_one_that_is_w
         barn.processes[name] = ReplicaProcess(name, model, replica, "llama-cpp", "ready", "openai", revision=revision)
     await barn.beat()
     await until(lambda: set(barn.processes) == {"p-1"})
+    assert not any(order.get("force") for order in barn.told), "each may finish what it has"
     assert [row.process_id for row in await local.rows("m")] == ["p-1"]
     assert [each.process_id for each in await local.shown()] == ["p-1"]
 

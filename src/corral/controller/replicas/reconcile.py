@@ -363,7 +363,8 @@ class ReplicaLoop:
         for row, process_id in decided.stops:
             self._start(self._order_stop(row.node_id, process_id, row.op_id, row.stop_attempt, row.force))
         for node_id, process_id in decided.clear:
-            self._start(self._order_stop(node_id, process_id, f"clear-{process_id}", 0, True))
+            # Without force: what is seen as idle from here may have got a request a moment ago.
+            self._start(self._order_stop(node_id, process_id, f"clear-{process_id}", 0, False))
 
     def _want(self, read: Read, decided: Decided) -> None:
         placed = [row for row in decided.rows.values() if row.stage is Stage.PLACED]
