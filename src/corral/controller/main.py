@@ -121,13 +121,16 @@ async def serve(
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
         catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
+        receipts = ReceiptBook(store, clock)
         replicas = Replicas(
             store,
             bus,
             leadership,
             watch,
             clock,
-            Needs(catalogued.models, opened_files.files, catalogue, backends.accepting, changes),
+            Needs(
+                catalogued.models, opened_files.files, catalogue, backends.accepting, changes, waiting=receipts.waiting
+            ),
             replica_settings(settings),
         )
         heartbeats = Heartbeats(
@@ -202,7 +205,7 @@ async def serve(
                 "fleet_files": FleetFiles(
                     store, catalogued.models, catalogued.schedules, backends.operations, node_admin
                 ),
-                "receipts": ReceiptBook(store, clock),
+                "receipts": receipts,
                 "readiness": Readiness(store),
                 "controller_metrics": ControllerMetrics(store, bus, heartbeats, health),
                 **web_dependencies(clock),

@@ -9,7 +9,7 @@ them again, as the same attempt. Safe to call at any time, any number of times, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -104,8 +104,10 @@ class ReplicaLoop:
         files: FilesOfModels,
         quiet: Quietness,
         memory: FindMemory,
+        waiting: Callable[[], Mapping[str, int]] = dict,
         options: ReplicaOptions | None = None,
     ) -> None:
+        """`waiting`: requests that wait at gateways, by model, as far as this controller is told."""
         self._store = store
         self._bus = bus
         self._calls = calls
@@ -119,6 +121,7 @@ class ReplicaLoop:
         self._files = files
         self._quiet = quiet
         self._memory = memory
+        self._waiting = waiting
         self._options = options or ReplicaOptions()
         self._wake = Wake()
         self._heard: list[Heard] = []
@@ -265,8 +268,14 @@ class ReplicaLoop:
         for key, why in self._bringing.refused.items():
             backends[key] = Ready(trouble=f"{key[1]} cannot be installed there: {why}")
         rows = [self._used(row, read) for row in read.rows]
+        waiting = self._waiting()
         known = {
-            name: replace(model, busy_for_s=self._busy_for_s(name, rows, read)) for name, model in read.models.items()
+            name: replace(
+                model,
+                busy_for_s=self._busy_for_s(name, rows, read),
+                waiting=max(model.waiting, waiting.get(name, 0)),
+            )
+            for name, model in read.models.items()
         }
         return Facts(
             read.now,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class Needs:
     catalogue: Catalogue
     accepting: Accepting
     changes: NodeChanges
+    waiting: Callable[[], Mapping[str, int]] = dict  # requests that wait at gateways, by model
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Replicas:
             files=needs.files,
             quiet=self.quiet,
             memory=memory.of,
+            waiting=needs.waiting,
             options=settings.loop,
         )
         self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)

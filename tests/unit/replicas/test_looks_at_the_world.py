@@ -1,4 +1,4 @@
-"""A look at the world that could not be written down: what was known only to it is there for the next."""
+"""Looks at the world: what goes into one, and what is left of one that could not be written down."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from corral.controller.replicas import reconcile
 from corral.controller.replicas.life import Accepted, OrderId
 from corral.controller.replicas.reconcile import ReplicaLoop
 from corral.controller.replicas.world import Read
+from corral.controller.scheduler.world import Memory, Model
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 
@@ -29,16 +30,12 @@ class AwayForWriting:
         raise Unavailable("the database is away")
 
 
-async def test_room_that_came_meanwhile_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def read_nothing(_tx: object, **_how: object) -> Read:
-        return Read(NOON)
-
-    monkeypatch.setattr(reconcile, "read_all", read_nothing)
+def a_loop(**given: Any) -> ReplicaLoop:
     other: Any = SimpleNamespace(
         refused={}, known=dict, find=None, of=None, epoch=lambda _name: 1, is_looking=lambda _backend: False
     )
     store: Any = AwayForWriting()
-    loop = ReplicaLoop(
+    return ReplicaLoop(
         store,
         other,
         other,
@@ -52,10 +49,26 @@ async def test_room_that_came_meanwhile_is_not_forgotten(monkeypatch: pytest.Mon
         files=other,
         quiet=other,
         memory=other,
+        **given,
     )
+
+
+async def test_room_that_came_meanwhile_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_nothing(_tx: object, **_how: object) -> Read:
+        return Read(NOON)
+
+    monkeypatch.setattr(reconcile, "read_all", read_nothing)
+    loop = a_loop()
     heard = Accepted(OrderId("n", "op", 1))
     loop._hear(heard)
     loop._look_for_room_again()
     with pytest.raises(Unavailable):
         await loop._pass()
     assert (loop._heard, loop._room_may_have_come) == ([heard], True)
+
+
+def test_what_gateways_tell_of_those_who_wait_is_looked_at() -> None:
+    """Nothing of a model is given up while requests wait for it, and more of it comes at once where all is busy."""
+    models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}
+    facts = a_loop(waiting=lambda: {"m": 3})._facts(Read(NOON, models=models), [], {})
+    assert {name: model.waiting for name, model in facts.world.models.items()} == {"m": 3, "other": 0}
