@@ -97,6 +97,7 @@ class Fleet:
         self.data = root / "data"
         self.port = free_port()
         self.bus_port = free_port()
+        self.blob_port = free_port()  # its usual one is taken by whichever fleet of this machine comes first
         self.env = clean_env(root / "home", **(SHORT | env))
         self.options = options
         self.prefix: tuple[str, ...] = ()  # of every command: another machine, another user
@@ -132,6 +133,7 @@ class Fleet:
         command = (
             *(*self.prefix, *CORRAL, "up"),
             *("--port", str(self.port), "--bus-port", str(self.bus_port), "--ingress-port", str(free_port())),
+            *(() if "--blob-port" in self.options else ("--blob-port", str(self.blob_port))),
             *("--data", str(self.data), *self.options),
         )
         self.up = Process(command, self.env, self.root / f"up-{self.started}.log")
