@@ -87,7 +87,6 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             "give the controller the operator's key, or shorten --bus-credential-ttl",
         )
 
-
     for notice in cluster.notices:
         if _OF_A_FILE in notice:  # the others are told above, each with its cure
             yield warn("models", notice, "mend or remove the file")
