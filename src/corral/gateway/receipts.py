@@ -27,7 +27,7 @@ from corral.kit.log import get_log
 log = get_log(__name__)
 
 _NO_TOKENS = (0, 0)
-_PER_BATCH = 2000  # well below what the controller takes in one body
+_BATCH_BYTES = 512 * 1024  # half of what the controller takes in one body
 
 
 class Tag:
@@ -185,9 +185,10 @@ class ReceiptSender:
         unsent, waiting = ring.take(), self._waiting()
         try:
             while unsent or ring.dropped or waiting or self._told_waiting:
-                await self._send_one(unsent[:_PER_BATCH], waiting)
+                many = _fitting(unsent)
+                await self._send_one(unsent[:many], waiting)
                 self._told_waiting = bool(waiting)
-                del unsent[:_PER_BATCH]
+                del unsent[:many]
                 if not unsent:
                     break
             self._trouble = ""
@@ -205,3 +206,13 @@ class ReceiptSender:
         told = encode({"gateway": self._gateway, "dropped": dropped, "waiting": waiting})
         await self._desk.send_receipts(b'%b,"receipts":[%b]}' % (told[:-1], b",".join(receipts)))
         self._ring.dropped -= dropped
+
+
+def _fitting(unsent: list[bytes]) -> int:
+    """How many go into one batch: at least one, or none would ever go."""
+    size = 0
+    for many, receipt in enumerate(unsent):
+        size += len(receipt) + 1
+        if size > _BATCH_BYTES and many:
+            return many
+    return len(unsent)

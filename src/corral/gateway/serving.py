@@ -21,6 +21,7 @@ from corral.contract.http import (
     Responder,
     UpstreamFailed,
 )
+from corral.contract.models import LONGEST_NAME
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource
 from corral.gateway.answers import Answer
@@ -234,7 +235,7 @@ class Serving:
                 id=request.request_id,
                 at=self._fleets.server_now() - total_s,
                 key_id=trip.client.key_id,
-                model=trip.model,
+                model=trip.model[:LONGEST_NAME],  # as long as one can be: many of them have to fit into one batch
                 path=request.route[:200].decode("latin-1"),
                 status=trip.status,
                 queue_ms=_ms(waited.queue_s),

@@ -6,12 +6,15 @@ import json
 
 from corral.contract.codec import decode
 from corral.contract.http import Target
-from corral.contract.receipts import Receipt
+from corral.contract.receipts import Receipt, Receipts
 from corral.contract.view import ViewNode, ViewReplica
 from corral.gateway.inflight import Load
-from corral.gateway.receipts import ReceiptRing, Tag, receipt_of
+from corral.gateway.metrics import RouteCounts
+from corral.gateway.receipts import ReceiptRing, ReceiptSender, Tag, receipt_of
 from corral.gateway.replicas import Replica
 from corral.gateway.view import Client
+from corral.kit.clock import SystemClock
+from corral.kit.errors import Failed
 
 
 def test_receipts_written_by_hand_are_receipts() -> None:
@@ -41,3 +44,25 @@ def test_receipts_written_by_hand_are_receipts() -> None:
     ring = ReceiptRing(2)
     ring.keep([(tag, b"id-1", 200, 5.0, 5.25, answer)] * 3)
     assert (len(ring.take()), ring.dropped) == (2, 1)
+
+
+class Desk:
+    """Takes no body over a megabyte, as the controller."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    async def send_receipts(self, batch: bytes) -> None:
+        if len(batch) > 1024 * 1024:
+            raise Failed("the controller answered 413 on /internal/receipts")
+        self.taken += [receipt.id for receipt in decode(Receipts, batch).receipts]
+
+
+async def test_what_gathered_while_the_controller_was_away_goes_in_batches_it_takes() -> None:
+    ring, desk, clock = ReceiptRing(10_000), Desk(), SystemClock()
+    sender = ReceiptSender(ring, RouteCounts(), desk, clock, lambda: 0.0, dict, interval_s=1.0)
+    for number in range(5000):
+        ring.note(Receipt(id=str(number), model="\0" * 200, revision="r" * 64, digest="d" * 71))
+    await sender.send()
+    assert desk.taken == [str(number) for number in range(5000)]
+    assert ring.take() == []
