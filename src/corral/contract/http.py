@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]  # names lower-case, order kept, repeats kept
+
+# An ingress's own word on its 410 and 503: no process has acted on this request, another may be asked.
+NOT_REACHED = b"x-corral-not-reached"
 Unwanted = Callable[[int, Headers], bool]  # of an answer's status and headers: it is not for the client
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from corral.contract.http import (
+    NOT_REACHED,
     ClientGone,
     Errand,
     Headers,
@@ -39,7 +40,6 @@ from corral.gateway.v1 import Ask, Router, Waited
 from corral.gateway.view import Client
 from corral.kit.clock import Clock
 
-NOT_REACHED = b"x-corral-not-reached"  # an ingress's own word: no process has seen this request
 _GONE = 410
 _WORDS = {
     503: "No replica of the model could be reached. Try again shortly.",

@@ -6,7 +6,7 @@ gRPC's own errors are read in `calling.py`; here is only how they are told.
 from __future__ import annotations
 
 from corral.contract.codec import encode
-from corral.contract.http import Headers, RelayError
+from corral.contract.http import NOT_REACHED, Headers, RelayError
 
 JSON = (b"content-type", b"application/json")
 INVALID = "invalid_request_error"
@@ -35,6 +35,8 @@ class Refused(Exception):
     def headers(self) -> Headers:
         if self.retry_after_s:
             return (JSON, (b"retry-after", b"%d" % self.retry_after_s))
+        if self.status == 410:  # it found itself to be another's: it has not acted, and must not be asked again
+            return (JSON, (NOT_REACHED, b"1"))
         return (JSON,)
 
 

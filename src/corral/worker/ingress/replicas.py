@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from corral.contract.http import Headers, Request, Responder, Strip, Target, UpstreamFailed
+from corral.contract.http import NOT_REACHED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
 from corral.worker.ingress.answers import say_error
 from corral.worker.ingress.bridges import Bridges
@@ -20,7 +20,7 @@ from corral.worker.supervisor.table import Running
 
 PREFIX = b"/replicas/"
 # Said of answers that are ours and not a process's: none has seen the request, so a gateway may ask another one.
-NOT_REACHED: Headers = ((b"x-corral-not-reached", b"1"),)
+_NOT_REACHED: Headers = ((NOT_REACHED, b"1"),)
 _OURS = Strip((b"authorization",), (b"x-corral-",))
 _LONGEST_ID = 128
 
@@ -98,7 +98,7 @@ class Replicas:
     async def _gone(self, responder: Responder, process_id: str) -> int:
         shown = process_id[:_LONGEST_ID]
         return await say_error(
-            responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", NOT_REACHED
+            responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", _NOT_REACHED
         )
 
     async def _failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
@@ -107,5 +107,5 @@ class Replicas:
             return await self._gone(responder, process_id)
         status = 503 if failure.refused else 504 if failure.timed_out else 502
         words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
-        more = NOT_REACHED if failure.refused else ()
+        more = _NOT_REACHED if failure.refused else ()
         return await say_error(responder, status, f"{words}: {failure}", "upstream_failed", more)
