@@ -19,11 +19,13 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client, RawCredentials
+from nats.errors import NoRespondersError
 
 from corral.bus.auth import mint_service_credentials
 from corral.bus.keys import load_or_create_keys
 from corral.kit.signing import Signer
 from tests.support.fleet import Answer, Fleet, http
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -53,8 +55,14 @@ def order(fleet: Fleet, node: str, order: str, body: object, *, timeout_s: float
 
 
 async def _request(fleet: Fleet, subject: str, payload: bytes, timeout_s: float) -> dict[str, Any]:
+    async def ask() -> Any:
+        try:
+            return await bus.request(subject, payload, timeout=timeout_s)
+        except NoRespondersError:  # known to the fleet, and not yet on the bus
+            return None
+
     async with bus_of(fleet) as bus:
-        answer = await bus.request(subject, payload, timeout=timeout_s)
+        answer = await until(ask, f"somebody who listens on {subject}")
     told: dict[str, Any] = json.loads(answer.data)
     return told
 

@@ -235,3 +235,12 @@ def test_the_log_tells_who_did_it(cluster: Cluster) -> None:
     lines = controller.output().splitlines()
     assert any("node status" in line and node.name in line and "by=helper" in line for line in lines)
     assert any("API key revoked" in line and "key=helper" in line and "by=admin" in line for line in lines)
+
+
+@pytest.mark.parametrize("body", [{"name": "x", "models": 1.5}, {"name": "x", "models": [1]}, {"models": "tiny"}])
+def test_a_key_of_the_body_that_is_called_like_a_service_is_the_callers_fault(
+    cluster: Cluster, body: dict[str, Any]
+) -> None:
+    answer = api(cluster, "POST", "/api/keys", body)
+    assert answer.status == 400, answer.body
+    assert "models" in answer.json()["error"]["message"]

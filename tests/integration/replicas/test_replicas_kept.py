@@ -39,7 +39,7 @@ async def test_a_node_that_goes_offline_is_replaced(local: ReplicaFleet) -> None
     await local.until_ready("m")
     shed = await local.worker("shed", has="llama-cpp")
     await barn.stop()
-    await local.fleet.set_node("barn", status="offline")
+    await local.fleet.set_node("barn", status="offline", left=True)  # a heartbeat still on its way changes nothing
     await until(lambda: shed.serving("m"))
     assert [each.node_id for each in await local.until_ready("m")] == ["id-of-shed"]
 

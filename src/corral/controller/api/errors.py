@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
@@ -28,6 +29,8 @@ _STATUS: dict[type[errors.CorralError], int] = {
     errors.OutcomeUnknown: 504,
 }
 
+
+_IN_THE_BODY = "`$.data"  # where msgspec says that it found the fault
 
 # These families have their own form in the contract: a sentence, and beside it what a script can match.
 _PLAIN = ("/api/operations", "/api/backends")
@@ -78,7 +81,10 @@ def on_corral_error(request: Request[Any, Any, Any], error: errors.CorralError) 
 
 def on_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What the framework itself refuses: unknown routes, wrong methods, bodies it cannot read."""
-    detail = error.detail
+    detail, cause = error.detail, error.__cause__
+    if error.status_code >= 500 and isinstance(cause, msgspec.ValidationError) and _IN_THE_BODY in str(cause):
+        # It takes a key of the body that is called like a service of ours (`models`) for that service, and us to blame.
+        return _in_its_form(request, 400, str(cause).replace(_IN_THE_BODY, "`$"), "http_error")
     if error.status_code == 404:
         detail = f"there is no {request.url.path} here; /docs lists what there is"
     elif error.status_code == 400 and isinstance(error.extra, list) and error.extra:
