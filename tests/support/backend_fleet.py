@@ -182,12 +182,13 @@ class Fleet:
 
     async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
         """A node with a Corral worker that has told its inventory."""
-        node_id = await self.node(name, **known)
-        worker = self.worker_kind(await self._bus(f"worker-{name}"), node_id)
+        worker = self.worker_kind(await self._bus(f"worker-{name}"), f"id-of-{name}")
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
-        if joins:
+        if joins:  # it listens before anybody knows of it, or it would be found silent
             await worker.start()
+        await self.node(name, **known)
+        if joins:
             await worker.beat()
         return worker
 

@@ -222,4 +222,4 @@ async def test_a_deleted_node_ends_its_rows(fleet: Fleet) -> None:
     fleet.first.backends.reconciler.look_at_what_changed()
     row = await fleet.until_row(operation, "ghost", "withdrawn")
     assert row.error == "the node was deleted"
-    assert (await fleet.view(operation)).state == "done"
+    await fleet.until(operation, "done")
