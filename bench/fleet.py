@@ -22,8 +22,9 @@ from corral.bus.api import FixedCredentials
 from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
-from corral.store import nodes, open_store, operation_nodes, operations, revisions
+from corral.store import node_backends, nodes, open_store, operation_nodes, operations, revisions
 from corral.store.backend_rules import Asked
+from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation, OperationRequest
@@ -31,6 +32,7 @@ from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
 
 INTERVAL_S = 10.0
+BOOT = "b"
 
 
 def new_ids(count: int) -> list[str]:
@@ -56,8 +58,11 @@ async def add_nodes(store_url: str, ids: list[str]) -> list[str]:
                 gpu_vendor="nvidia",
                 total_vram=24 * 2**30,
                 available_vram=20 * 2**30,
+                boot_id=BOOT,
             )
             await nodes.insert(tx, node)
+            # They have told what they have, as every worker does: else they would be asked, and nobody would answer.
+            await node_backends.put(tx, Inventory(node_id, BOOT, 1, now, (), told_at=now))
         await revisions.bump(tx, "nodes")
     return ids
 
@@ -75,7 +80,7 @@ async def beat(cluster: Cluster, ids: list[str], seconds: float) -> int:
         while (passed := time.monotonic() - started) < seconds:
             due = int(passed / INTERVAL_S * len(ids))
             for number in range(sent, due):
-                message = BusHeartbeat(boot_id="b", available_vram=number, available_ram=number, available_disk=number)
+                message = BusHeartbeat(boot_id=BOOT, available_vram=number, available_ram=number, available_disk=number)
                 await bus.publish(NODE_HEARTBEAT, message, node=ids[number % len(ids)])
             sent = max(sent, due)
             await asyncio.sleep(0.02)
@@ -223,10 +228,11 @@ async def _add_rest(cluster: Cluster, count: int) -> None:
     async with open_store(cluster.store_url) as store, store.write() as tx:
         now = await tx.now()
         for number in range(count // 10, count):
+            node_id = str(uuid.uuid4())
             await nodes.insert(
                 tx,
                 Node(
-                    id=str(uuid.uuid4()),
+                    id=node_id,
                     name=f"node-{number:05}",
                     created_at=now,
                     updated_at=now,
@@ -234,8 +240,11 @@ async def _add_rest(cluster: Cluster, count: int) -> None:
                     last_heartbeat=now,
                     status="healthy",
                     approved=True,
+                    protocol=1,
+                    boot_id=BOOT,
                 ),
             )
+            await node_backends.put(tx, Inventory(node_id, BOOT, 1, now, (), told_at=now))
         await revisions.bump(tx, "nodes")
 
 
