@@ -39,7 +39,8 @@ def new_ids(count: int) -> list[str]:
     return [str(uuid.uuid4()) for _ in range(count)]
 
 
-async def add_nodes(store_url: str, ids: list[str]) -> list[str]:
+async def add_nodes(store_url: str, ids: list[str], boot: str = BOOT) -> list[str]:
+    """`boot`: of the workers that will speak for them; another than theirs would have every node ask anew."""
     async with open_store(store_url) as store, store.write() as tx:
         now = await tx.now()
         for number, node_id in enumerate(ids):
@@ -58,11 +59,11 @@ async def add_nodes(store_url: str, ids: list[str]) -> list[str]:
                 gpu_vendor="nvidia",
                 total_vram=24 * 2**30,
                 available_vram=20 * 2**30,
-                boot_id=BOOT,
+                boot_id=boot,
             )
             await nodes.insert(tx, node)
             # They have told what they have, as every worker does: else they would be asked, and nobody would answer.
-            await node_backends.put(tx, Inventory(node_id, BOOT, 1, now, (), told_at=now))
+            await node_backends.put(tx, Inventory(node_id, boot, 1, now, (), told_at=now))
         await revisions.bump(tx, "nodes")
     return ids
 

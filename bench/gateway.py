@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.support.systems import Choice, System, install_router, plain_upstream, stream_upstream, systems
+from bench.support.systems import Choice, System, install, plain_upstream, stream_upstream, systems
 from bench.support.traffic import KEY, wrk_script
 
 STREAMS = Path(__file__).parent / "support" / "streams.py"
@@ -119,7 +119,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
         root = Path(folder)
-        choice = Choice(None if chosen.without_router else install_router(root), tuple(chosen.system))
+        choice = Choice(None if chosen.without_router else install("sglang-router"), tuple(chosen.system))
         place = root / "plain"
         place.mkdir()
         plain = dataclasses.replace(choice, floor=True)

@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from bench.fleet import add_nodes, cpu_seconds, new_ids, quantile
+from bench.support.simulated_workers import BOOT_ID
 from corral.store import node_backends, nodes, open_store
 from tests.support.cluster import Cluster
 from tests.support.fleet import SHORT
@@ -141,7 +142,7 @@ def site(count: int, store_url: str, mean_s: float, spread_s: float) -> Iterator
             command = (sys.executable, str(WORKERS), cluster.bus_url, str(cluster.secrets / "bus"), str(fleet))
             workers = Process(command, cluster.env, root / "workers.log")
             wait_for(lambda: "told" in workers.output(), "workers")
-            asyncio.run(add_nodes(cluster.store_url, ids))
+            asyncio.run(add_nodes(cluster.store_url, ids, BOOT_ID))
             wait_for(lambda: asyncio.run(_ready(cluster.store_url)) == count, "inventory of every node", 60)
             time.sleep(3)  # whatever that set in motion is none of the install's cost
             yield Site(cluster, workers, max(seconds), count)

@@ -44,6 +44,7 @@ SERVICES = (
     "catalogue",
     "controller_metrics",
     "door",
+    "fetches",
     "fleet_files",
     "ingresses",
     "installed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_kind(item)]), append=True)  # a test's own comes first
     items.sort(key=lambda item: ORDER.index(_kind(item)))
+
+
+def pytest_collection_finish() -> None:
+    """Nine thousand tests and all they import stay for good: collections need not walk them, a tenth of our time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -34,6 +34,9 @@ class FixedFleet:
     def server_now(self) -> float:
         return time.time()
 
+    async def look_again(self) -> None:
+        pass
+
 
 class Nowhere:
     """A controller that takes receipts and loads nothing."""
@@ -48,10 +51,10 @@ class Nowhere:
         return None
 
 
-def one_replica(host: str, port: int, key: str) -> FleetView:
+def one_replica(host: str, port: int, key: str, token: str = "token-for-the-ingress") -> FleetView:
     return FleetView(
         keys=(ViewKey(id="bench", secret_hash=digest(key), role="inference"),),
-        nodes=(ViewNode("n1", "node", "healthy", f"http://{host}:{port}", "token-for-the-ingress"),),
+        nodes=(ViewNode("n1", "node", "healthy", f"http://{host}:{port}", token),),
         models=(ViewModel(id=MODEL),),
         replicas=(ViewReplica("p1", "n1", MODEL, slots=10_000),),
     )
@@ -80,7 +83,8 @@ async def _never_newer() -> None:
 
 def main() -> None:
     host, _, upstream_port = sys.argv[2].rpartition(":")
-    uvloop.run(serve(int(sys.argv[1]), one_replica(host, int(upstream_port), sys.argv[3])))
+    token = (sys.argv[4],) if len(sys.argv) > 4 else ()
+    uvloop.run(serve(int(sys.argv[1]), one_replica(host, int(upstream_port), sys.argv[3], *token)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shlex
 import socket
 import subprocess
@@ -43,6 +45,7 @@ class System:
     port: int
     process: psutil.Process | None  # None: the upstream itself
     single: bool = False  # two systems in a row, there only for the latency of one connection
+    behind: tuple[psutil.Process, ...] = ()  # the other hops of it, where it has more than one
     figures: dict[str, list[float]] = field(default_factory=dict)
     cpu_us: dict[str, list[float]] = field(default_factory=dict)
     latency_us: dict[str, list[float]] = field(default_factory=dict)
@@ -51,7 +54,8 @@ class System:
         """Spent so far by its process and the children of that."""
         if self.process is None:
             return 0.0
-        times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
+        all_of_it = (self.process, *self.process.children(recursive=True), *self.behind)
+        times = [one.cpu_times() for one in all_of_it]
         return float(sum(spent.user + spent.system for spent in times))
 
 
@@ -147,13 +151,16 @@ def systems(root: Path, upstream: int, choice: Choice) -> Iterator[list[System]]
         found.append(start("gateway + relay", door, ingress.port, single=True))
         found += [start(name, shlex.split(command), upstream) for name, command in choice.more]
         if choice.router is not None:
-            command = [str(choice.router), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-            command += ["--port", "{port}", "--worker-urls", "http://{upstream}", "--policy", "round_robin"]
-            command += ["--prometheus-port", str(free_port()), "--log-level", "error"]
-            found.append(start("sglang-router", command, upstream))
+            found.append(start("sglang-router", sglang_router(choice.router), upstream))
         for system in found:
             warm_up(system)
         yield found
+
+
+def sglang_router(python: Path) -> list[str]:
+    command = [str(python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", "{port}"]
+    command += ["--worker-urls", "http://{upstream}", "--policy", "round_robin"]
+    return [*command, "--prometheus-port", str(free_port()), "--log-level", "error"]
 
 
 def warm_up(system: System) -> None:
@@ -172,14 +179,20 @@ def warm_up(system: System) -> None:
             time.sleep(0.2)
 
 
-def install_router(folder: Path) -> Path | None:
-    """In a throw-away environment; None, with a line that says so, where it cannot be had."""
-    python = folder / "router" / "bin" / "python"
+def install(requirement: str) -> Path | None:
+    """A Python with this and nothing else of ours, in a cache folder, made by the first run that wants it; None, with a
+    line that says so, where it cannot be had."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "corral-bench" / re.sub(r"\W+", "-", requirement).strip("-")
+    python, whole = folder / "bin" / "python", folder / "whole"
+    if whole.exists():
+        return python
     try:
-        subprocess.run(["uv", "venv", "-q", str(folder / "router")], check=True, timeout=120)
-        install = ["uv", "pip", "install", "-q", "--python", str(python), "sglang-router"]
-        subprocess.run(install, check=True, timeout=600)
+        subprocess.run(["uv", "venv", "-q", "--clear", str(folder)], check=True, timeout=120)
+        command = ["uv", "pip", "install", "-q", "--python", str(python), requirement]
+        subprocess.run(command, check=True, timeout=900)
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"sglang-router cannot be installed here and is left out ({error})")
+        print(f"{requirement} cannot be installed here and is left out ({error})")
         return None
+    whole.touch()
     return python

@@ -1,7 +1,8 @@
 """Backends of a scripted LocalAI worker, exact to the contract (nats.md §4.1–4.10, §5, §6; gallery.md §8, §10).
 
-Written from the contract, not from our code. Nothing is really downloaded or run: a build is a row with a date, a
-process is a key with a port. What it was asked is kept in `asked`, in the words in which it came.
+Written from the contract, not from our code. Nothing is really downloaded: a build is a row with a date. A process is a
+key with a port, and nothing more unless there is something to `run` it. What it was asked is kept in `asked`, in the
+words in which it came.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,6 +22,9 @@ from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+
+from tests.compat.localai_processes import LocalAIProcesses
+from tests.support.processes import free_port
 
 FIRST_PORT = 50051
 _days = itertools.count()
@@ -70,6 +75,9 @@ class LocalAIBackends:
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ports = itertools.count(FIRST_PORT)
+        self.run: LocalAIProcesses | None = None  # else nothing really runs
+        self.models: Path | None = None  # the models folder, where there is one
+        self._stopping: set[str] = set()
 
     def orders(self, kind: str) -> list[dict[str, Any]]:
         return [body for subject, body in self.asked if subject == f"backend.{kind}"]
@@ -96,6 +104,8 @@ class LocalAIBackends:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.run is not None:
+            self.run.close()
 
     # One handler per subject. Installs and upgrades get a task each, all others are served one after the other.
 
@@ -129,22 +139,25 @@ class LocalAIBackends:
                 return {"success": False, "error": self.ways.refuses["install"]}
             key = f"{asked.get('model_id') or name}#{replica}"
             if asked.get("force"):
-                self._kill([used for used in self.processes if self._uses(used, name)] + [key])
-            elif key in self.processes:
+                await self._kill([used for used in self.processes if self._uses(used, name)] + [key], free=False)
+            elif key in self.processes and self._lives(key):
                 return {"success": True, "address": f"{self.host}:{self.processes[key][1]}"}
             if asked.get("force") or self._find(name) is None:
                 try:
                     await self._fetch(asked)
                 except LookupError as error:
                     return {"success": False, "error": f"installing backend from gallery: {error.args[0]}"}
-            self.processes[key] = (name, next(self._ports))
+            port = next(self._ports) if self.run is None else free_port()
+            if self.run is not None and (failed := await self.run.start(key, port)):
+                return {"success": False, "error": failed}
+            self.processes[key] = (name, port)
             return {"success": True, "address": f"{self.host}:{self.processes[key][1]}"}
 
     async def _upgrade(self, asked: dict[str, Any]) -> dict[str, Any]:
         name = asked["backend"]
         async with self._locks.setdefault(name, asyncio.Lock()):
             stopped = [key for key in self.processes if self._uses(key, name)]
-            self._kill(stopped)
+            await self._kill(stopped, free=False)
             told = {"reports_stopped_processes": True} | ({"stopped_process_keys": stopped} if stopped else {})
             if "upgrade" in self.ways.refuses:
                 return {"success": False, "error": self.ways.refuses["upgrade"]} | told
@@ -162,7 +175,7 @@ class LocalAIBackends:
         if found.system:
             return {"success": False, "error": f"system backend {name} cannot be deleted"}
         stopped = [key for key in self.processes if self._uses(key, name)]
-        self._kill(stopped)
+        await self._kill(stopped)
         told = {"reports_stopped_processes": True} | ({"stopped_process_keys": stopped} if stopped else {})
         if "delete" in self.ways.refuses:
             return {"success": False, "error": self.ways.refuses["delete"]} | told
@@ -187,7 +200,7 @@ class LocalAIBackends:
             for key in self.processes
             if not name or self._uses(key, name) or key == name or key.rpartition("#")[0] == name
         ]
-        self._kill(named)
+        await self._kill(named, free=not asked.get("force"))
 
     async def _unload(self, _asked: dict[str, Any]) -> dict[str, Any]:
         return {"success": True}
@@ -195,16 +208,31 @@ class LocalAIBackends:
     async def _stop_model(self, asked: dict[str, Any]) -> dict[str, Any]:
         key = asked["process_key"]
         reply = {"matched": key in self.processes, "freed": False, "terminated": True, "process_key": key}
-        if key in self.processes and asked["expected_address"] != f"127.0.0.1:{self.processes[key][1]}":
-            return reply | {"terminated": False, "error": "address mismatch"}
-        self._kill([key])
-        return reply
+        if key not in self.processes:
+            return reply
+        address = f"127.0.0.1:{self.processes[key][1]}"
+        if asked["expected_address"] != address:
+            return reply | {"terminated": False, "address": address, "error": "address mismatch"}
+        if key in self._stopping:
+            return reply | {"terminated": False, "error": f"{key} is already stopping"}
+        return reply | {"freed": await self._kill([key], free=not asked.get("force"))}
 
     async def _delete_model(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True} if asked.get("model_name") else {"success": False, "error": "invalid model name"}
+        name = asked.get("model_name", "")
+        folder = self.models or Path("nowhere")
+        target = (folder / name).resolve()
+        if not name or folder.resolve() not in target.parents:
+            return {"success": False, "error": "invalid model name"}
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            for path in (target, *target.parent.glob(f"{target.name}.*")):
+                path.unlink(missing_ok=True)
+        return {"success": True}
 
     async def _running(self, _asked: dict[str, Any]) -> dict[str, Any]:
-        parts = [(key.rpartition("#"), port) for key, (_, port) in self.processes.items()]
+        alive = {key: port for key, (_, port) in self.processes.items() if self._lives(key)}
+        parts = [(key.rpartition("#"), port) for key, port in alive.items()]
         models = [{"model_id": m, "replica_index": int(n), "address": f"127.0.0.1:{p}"} for (m, _, n), p in parts]
         return {"models": models}
 
@@ -219,9 +247,21 @@ class LocalAIBackends:
         known = {backend} | ({found.name, found.alias, found.meta_for} if found is not None else set())
         return self.processes[key][0] in known - {""}
 
-    def _kill(self, keys: list[str]) -> None:
+    def _lives(self, key: str) -> bool:
+        return key not in self._stopping and (self.run is None or self.run.lives(key))
+
+    async def _kill(self, keys: list[str], *, free: bool = True) -> bool:
+        """Whether the last of them released its memory first. A key stays until its process is gone."""
+        freed = False
         for key in keys:
-            self.processes.pop(key, None)
+            if key not in self.processes or key in self._stopping:
+                continue
+            self._stopping.add(key)
+            if self.run is not None:
+                freed = await self.run.stop(key, self.processes[key][1], free=free)
+            del self.processes[key]
+            self._stopping.discard(key)
+        return freed
 
     async def _fetch(self, asked: dict[str, Any]) -> None:
         name = asked["backend"]

@@ -6,7 +6,6 @@ with literal payloads, backends called by gRPC at the address an install answere
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from typing import Any
@@ -21,6 +20,7 @@ from corral.contract import backend_pb2 as pb
 from corral.contract import backend_pb2_grpc
 from tests.support.nats import NatsServer
 from tests.support.processes import free_port
+from tests.support.waiting import until
 
 
 class LocalAIController:
@@ -190,9 +190,10 @@ class LocalAIController:
         return sorted((model["model_id"], model["replica_index"]) for model in models)
 
     async def until_running(self, node: str, expected: list[tuple[str, int]]) -> None:
-        async with asyncio.timeout(30):
-            while await self.running(node) != expected:  # noqa: ASYNC110 - another process decides
-                await asyncio.sleep(0.05)
+        async def are_they() -> bool:
+            return await self.running(node) == expected
+
+        await until(are_they, f"{expected} running on {node}")
 
 
 def _token(token: str) -> tuple[tuple[str, str], ...]:

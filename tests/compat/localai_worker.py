@@ -18,7 +18,10 @@ from tests.compat.localai_backends import LocalAIBackends
 
 
 class LocalAIWorker:
-    def __init__(self, controller: str, bus_url: str, token: str, name: str, *, heartbeat_s: float = 0.3) -> None:
+    def __init__(
+        self, controller: str, bus_url: str, token: str, name: str, *, heartbeat_s: float = 0.3, host: str = ""
+    ) -> None:
+        """`host`: where it says it is; its name where it is nowhere really."""
         self.controller = controller
         self.bus_url = bus_url
         self.token = token
@@ -29,15 +32,17 @@ class LocalAIWorker:
         self.heartbeats: list[int] = []  # HTTP status of every heartbeat
         self.errors: list[str] = []
         self.nats: Client | None = None
-        self.backends = LocalAIBackends(name, "nvidia-cuda-12")
+        self.host = host or name
+        self.http_port = 50050
+        self.backends = LocalAIBackends(self.host, "nvidia-cuda-12")
         self._jwt = ""
         self._seed = ""
 
     async def register(self) -> dict[str, Any]:
         body = {
             "name": self.name,
-            "address": f"{self.name}:50051",
-            "http_address": f"{self.name}:50050",
+            "address": f"{self.host}:50051",
+            "http_address": f"{self.host}:{self.http_port}",
             "token": self.token,
             "total_vram": 25769803776,
             "available_vram": 25769803776,

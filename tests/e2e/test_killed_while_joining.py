@@ -174,7 +174,10 @@ def test_a_worker_killed_again_and_again_while_it_registers(cluster: Cluster, ch
         assert all(worker.running for worker in workers)
 
 
-@pytest.mark.parametrize("victim", ["controller", "gateway", "bus"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("victim", ["controller", pytest.param("gateway", marks=LONG), pytest.param("bus", marks=LONG)])
 def test_whoever_is_killed_while_machines_join_they_all_arrive(
     cluster: Cluster, chance: random.Random, victim: str
 ) -> None:

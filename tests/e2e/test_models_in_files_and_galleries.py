@@ -15,7 +15,7 @@ INDEX = """
 - name: ours
   url: file://{folder}/base.yaml
   overrides: {{parameters: {{model: ours.gguf}}}}
-  files: [{{filename: ours.gguf, uri: "file://{folder}/ours.gguf"}}]
+  files: [{{filename: ours.gguf, uri: "file://{models}/ours.gguf"}}]
 """
 
 
@@ -23,7 +23,10 @@ INDEX = """
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     galleries = tmp_path / "data" / "controller" / "galleries"
     galleries.mkdir(parents=True)
-    (galleries / "index.yaml").write_text(INDEX.format(folder=galleries))
+    models = tmp_path / "data" / "controller" / "models"
+    models.mkdir()
+    (models / "ours.gguf").write_bytes(b"GGUF" * 250_000)
+    (galleries / "index.yaml").write_text(INDEX.format(folder=galleries, models=models))
     (galleries / "base.yaml").write_text("config_file: |\n  backend: mock\n  context_size: 512\n")
     named = json.dumps([{"name": "house", "url": f"file://{galleries}/index.yaml"}])
     schedule = json.dumps([{"model_name": "early", "replicas": "all"}])
@@ -49,6 +52,13 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
 
     made = fleet.cli("models", "install", "house@ours", "--as", "own")
     assert made.returncode == 0, made.stderr
+    told = made.stdout.splitlines()
+    assert (told[0], told[-1]) == ("own installed", "own: fetched to controller")
+    (fetch,) = json.loads(fleet.cli("ops", "list", "--all", "--json").stdout)
+    assert (fetch["kind"], fetch["backend"], fetch["outcome"]) == ("fetch", "own", "completed")
+    assert fetch["counts"] == {"success": 1}
+    again = fleet.cli("models", "install", "house@ours", "--as", "own")
+    assert (again.returncode, again.stdout) == (0, "own is as it was\n"), "and its files are there"
     shown = json.loads(fleet.cli("models", "show", "own", "--json").stdout)
     assert (shown["backend"], shown["context_size"], shown["source"]) == ("mock", 512, "house@ours")
     wait_for(lambda: clients_see(fleet) == ["own"], "a model out of a gallery")

@@ -17,7 +17,7 @@ from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInf
 from corral.store import node_backends, nodes, revisions
 from corral.store.node_backends import Inventory
 from tests.support.backend_fleet import Fleet
-from tests.support.chromium import Watched, chromium, new_person
+from tests.support.chromium import Watched, new_person, open_signed_in
 from tests.support.page import PageApp, made_node, open_backend_page, served
 from tests.support.processes import free_port
 from tests.support.scripted_catalogue import build
@@ -36,14 +36,7 @@ class Corral:
     url: str
 
     async def open(self, person: Watched, path: str, role: str = "admin") -> Page:
-        page = await person.tab()
-        await page.goto(f"{self.url}/login?next={path}")
-        await page.get_by_label("API key").fill(await self.app.key(role))
-        await page.get_by_role("button", name="Sign in").click()
-        await page.wait_for_url(f"{self.url}{path}")
-        await expect(page.locator("html")).to_have_class("js")
-        await page.evaluate("window.sameDocument = true")
-        return page
+        return await open_signed_in(person, self.url, path, await self.app.key(role))
 
     async def worker(self, name: str, **has: str) -> CorralWorker:
         """With these versions of backends already on it."""
@@ -73,12 +66,6 @@ async def corral(tmp_path: Path) -> AsyncIterator[Corral]:
     async with open_backend_page(tmp_path) as (app, fleet), served(app, free_port()) as url:
         yield Corral(app, fleet, url)
         app.watch.end()  # open streams must not hold the server up
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -348,6 +335,7 @@ _LINES = """async (which) => {
 }"""
 
 
+@pytest.mark.long
 async def test_a_thousand_nodes_are_counted_and_shown_in_pieces(person: Watched, corral: Corral) -> None:
     await _put_fleet(corral, 1000)
     await corral.newer("vllm", "1.0", "2.0", ("node-0500", "0.9"))
@@ -364,6 +352,7 @@ async def test_a_thousand_nodes_are_counted_and_shown_in_pieces(person: Watched,
     await expect(page.locator("thead .c-node")).to_have_text([re.compile("node-0500")])
 
 
+@pytest.mark.long
 async def test_an_operation_on_a_thousand_nodes_is_sifted(person: Watched, corral: Corral) -> None:
     await _put_fleet(corral, 1000)
     job = await corral.fleet.install("llama-cpp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -9,16 +10,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from corral.contract.codec import encode
 from corral.store import nodes, revisions
-from tests.support.chromium import Watched, chromium, new_person, sign_in
+from tests.support.chromium import Watched, new_person, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
 from tests.support.processes import free_port
 from tests.support.waiting import until
 
-# One chromium for all of them: starting it takes longer than most tests do.
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -34,12 +34,6 @@ async def corral(tmp_path: Path) -> AsyncIterator[PageApp]:
 async def url(corral: PageApp) -> AsyncIterator[str]:
     async with served(corral, free_port()) as url:
         yield url
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -194,6 +188,26 @@ async def test_the_menu_works_from_the_keyboard(person: Watched, corral: PageApp
     await page.keyboard.press("Escape")
     await expect(page.locator("#menu")).to_be_hidden()
     await expect(page.get_by_role("button", name="Actions for barn")).to_be_focused()
+
+
+async def test_the_first_news_leave_the_focus_where_it_is(person: Watched, corral: PageApp, url: str) -> None:
+    for name in ("barn", "byre", "coop"):
+        await corral.put(made_node(name))
+    page, told = await person.tab(), asyncio.Event()
+
+    async def later(route: Route) -> None:
+        await told.wait()
+        await route.continue_()
+
+    await page.route("**/api/events*", later)
+    await sign_in(page, url, await corral.key())
+    await expect(page.locator("html")).to_have_class("js")
+    actions = page.get_by_role("button", name="Actions for byre")
+    await actions.focus()
+    told.set()
+    await corral.put(made_node("attic"))  # once it is seen, everything before it was
+    await expect(page.get_by_role("rowheader")).to_have_text(["attic", "barn", "byre", "coop"])
+    await expect(actions).to_be_focused()
 
 
 async def test_a_refusal_is_told_in_the_servers_words(person: Watched, corral: PageApp, url: str) -> None:
@@ -392,6 +406,7 @@ _ROWS = """async (which) => {
 }"""
 
 
+@pytest.mark.long
 async def test_a_thousand_nodes_stay_usable(person: Watched, corral: PageApp, url: str) -> None:
     await corral.put(*(made_node(f"node-{number:04}") for number in range(1000)))
     page = await open_fleet(person, corral, url)

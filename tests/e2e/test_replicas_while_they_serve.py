@@ -70,25 +70,6 @@ def test_an_edit_under_load_fails_no_request(fleet: Fleet, client: openai.OpenAI
     assert "hello" in stream(client, "edited", HELLO)
 
 
-def test_a_killed_replica_of_two_breaks_only_its_streams_and_comes_back(fleet: Fleet, client: openai.OpenAI) -> None:
-    define(fleet, "paired", parallel=32)
-    asked = fleet.api("POST", "/api/nodes/scheduling", {"model_name": "paired", "min_replicas": 2})
-    assert asked.status == 200, asked.body
-    wait_for(lambda: len(replicas(fleet, "paired")) == 2, "two replicas")
-    assert len({row["node_id"] for row in replicas(fleet, "paired")}) == 2
-    dying: Any = [{"role": "user", "content": "[[crash_after=2]] a b c"}]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(stream, client, "paired") for _ in range(8)]
-        wait_for(lambda: sum(row["in_flight"] for row in replicas(fleet, "paired")) >= 8, "eight streams")
-        with pytest.raises(openai.APIError):
-            stream(client, "paired", dying)
-        for _ in range(10):
-            assert "hello" in stream(client, "paired", HELLO), "new requests never fail"
-        broken = sum(each.exception() is not None for each in running)
-    assert broken < 8, "those of the other replica are untouched"
-    wait_for(lambda: len(replicas(fleet, "paired")) == 2, "two replicas again")
-
-
 def test_drain_moves_a_replica_without_a_failed_request(fleet: Fleet, client: openai.OpenAI) -> None:
     define(fleet, "moved", parallel=32)
     assert "hello" in stream(client, "moved", HELLO)

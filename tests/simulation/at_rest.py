@@ -17,11 +17,14 @@ from corral.store import (
     backend_intents,
     backend_rules,
     backend_targets,
+    models,
     node_labels,
     nodes,
     operation_nodes,
     operations,
 )
+from tests.simulation import replica_truth
+from tests.simulation.model_traffic import Clients
 from tests.simulation.workers import Worker
 
 if TYPE_CHECKING:
@@ -134,11 +137,15 @@ async def unsettled(simulation: Simulation) -> list[str]:
         for intent in await backend_intents.list_(tx):
             if intent.stage in ("sent", "waiting"):
                 left.append(f"intent {intent.kind} {intent.backend} on {intent.node_id} is {intent.stage}")
-    return left + invariants.unlike(wanted, there)
+    return left + invariants.unlike(wanted, there) + await replica_truth.unsettled(simulation)
 
 
 async def _a_person_retries(simulation: Simulation) -> None:
-    """What time does not cure waits for a person."""
+    """What time does not cure waits for a person; and a model nobody asks for any more is not loaded."""
+    async with simulation.store.read() as tx:
+        stay = {row.id for row in await models.list_(tx) if "idle_unload" not in row.definition}
+    for model in sorted(simulation.asked & stay):
+        await Clients(simulation, simulation.chance("rest")).ask_for(model)
     async with simulation.store.read() as tx:
         parked = {row.operation_id for row in await backend_intents.list_(tx) if row.stage == "parked"}
     controller = simulation.some_controller()

@@ -19,25 +19,37 @@ from corral.controller.leadership import Leadership
 from corral.controller.presence import Presence
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.replicas.fetching import FilesOfModels
+from corral.controller.replicas.reconcile import Pace as ReplicaPace
+from corral.controller.replicas.reconcile import ReplicaOptions
+from corral.controller.replicas.setup import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
 from corral.store.api import Store
 from corral.store.inline import Between, Step
+from tests.simulation.catalogue import Known
+from tests.simulation.stalls import LOAD_AGAIN_S
 
 GUARD = Guard(40, 3)
 STALE_AFTER_S = 60.0
-_LEASE_S = 20.0
+_LEASE_S = 30.0
 # Loops that look rarely make a run quick; what matters is their order, and hints and heartbeats wake them anyway.
 OPTIONS = BackendOptions(
     times=CallTimes(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
-    pace=Pace(every_s=30.0, renew_s=8.0, rest_s=0.1),
-    inventory_flush_s=4.0,
+    pace=Pace(every_s=30.0, renew_s=14.0, rest_s=0.1),
+    inventory_flush_s=6.0,
     look_for_silent_every_s=30.0,
     progress_tell_s=5.0,
     progress_write_s=3.0,
     upgrade_check_every_s=600.0,
     upgrade_check_rest_s=60.0,
+)
+
+
+REPLICAS = ReplicaSettings(
+    ReplicaOptions(pace=ReplicaPace(every_s=30.0, busy_s=6.0, rest_s=1.5, strays_every_s=60.0)),
+    ReplicaTimes(heard_within_s=3.5 * LOAD_AGAIN_S, learn_every_s=300.0),
 )
 
 
@@ -66,6 +78,9 @@ class Surroundings(Protocol):
     @property
     def catalogue(self) -> Catalogue: ...
 
+    @property
+    def files(self) -> FilesOfModels: ...
+
     def clock_of(self, name: str) -> Clock: ...
 
     def join_bus(self, name: str) -> LocalBus: ...
@@ -91,12 +106,14 @@ class Controller:
         clock = around.clock_of(name)
         self.bus = around.join_bus(f"{name}-{life}")
         self.store = store = around.open_store(self._between)
-        self.watch = Watch(store, self.bus, clock, interval_s=10.0)
+        self.watch = Watch(store, self.bus, clock, interval_s=15.0)
         self.changes = NodeChanges(store, self.watch)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
         self.backends = Backends(
             store, self.bus, around.catalogue, leadership, self.changes, self.watch, clock, OPTIONS
         )
+        needs = Needs(Known(store), around.files, around.catalogue, self.backends.accepting, self.changes)
+        self.replicas = Replicas(store, self.bus, leadership, self.watch, clock, needs, REPLICAS)
         listening = Listening(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
             store,
@@ -113,14 +130,14 @@ class Controller:
             store,
             self.bus,
             clock,
-            flush_s=6.0,
+            flush_s=9.0,
             recorded=listening.recorded,
             not_recorded=listening.not_recorded,
             back=self.health.wake.set,
             told=self.backends.inventories.heard,
         )
         presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
-        parts = (self.watch, self.heartbeats, self.health, presence, *self.backends.parts)
+        parts = (self.watch, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)
         self._tasks = [asyncio.get_running_loop().create_task(self._part(part)) for part in parts]
 
     async def asked(self, work: Callable[[], Awaitable[Any]]) -> Any:

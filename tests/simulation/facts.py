@@ -40,14 +40,15 @@ async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> 
     rules = before.rules
     if "backend_rules" in tables:
         rules = {row.generation: row for row in await backend_rules.list_live(tx)}
-    inventories = before.inventories
-    if tables & {"node_backends", "nodes"}:
-        inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     pulses = before.nodes
     if "nodes" in tables:
         pulses = {row.id: row for row in await nodes.list_pulses(tx)}
+    gone = before.nodes.keys() - pulses.keys()  # and with them what was theirs
+    inventories = before.inventories
+    if "node_backends" in tables or gone:
+        inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     intents = before.intents
-    if tables & {"backend_intents", "nodes"}:
+    if "backend_intents" in tables or gone:
         intents = {(row.node_id, row.backend): row for row in await backend_intents.list_(tx)}
     return Facts(known, rows, rules, inventories, pulses, intents)
 

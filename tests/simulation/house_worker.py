@@ -19,40 +19,42 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHea
 from corral.kit.errors import CorralError, Failed
 from corral.kit.tasks import Wake
 from corral.worker.agent import outcomes as outcomes_module
+from corral.worker.agent import replica_orders
 from corral.worker.agent.backend_changes import BackendChanges
 from corral.worker.agent.backend_orders import BackendOrders
 from corral.worker.agent.news import News
-from corral.worker.agent.order_runs import OrderRuns, Result
-from corral.worker.agent.outcomes import OrderKey, Outcome, Outcomes
+from corral.worker.agent.order_runs import OrderRuns
 from corral.worker.agent.voice import Voice
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.records import Metadata, VersionRecord
-from corral.worker.metrics import WorkerMetrics
 from corral.worker.supervisor.supervisor import Supervisor
-from tests.simulation.workers import BEAT_S, Worker
-
-_METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
+from tests.simulation.stalls import DiskOutcomes, Stall
+from tests.simulation.workers import BEAT_S, METRICS, Worker
 
 
 class HouseWorker(Worker):
+    stall: Stall
+
     def forget(self) -> None:
         self.wake = Wake()
         self.voice = Voice()
-        self.outcomes = _DiskOutcomes(self)
+        self.outcomes = DiskOutcomes(self)
         self.outcomes.load()
-        self.runs = OrderRuns(self.outcomes, metrics=_METRICS, changed=self.wake.set)
+        self.runs = OrderRuns(self.outcomes, metrics=METRICS, changed=self.wake.set)
         installer = cast(Installer, _Installer(self))
         changes = cast(BackendChanges, _Changes(self))
-        supervisor = cast(Supervisor, None)  # nothing runs
+        self.stall = Stall(self, self.runs, self.voice)
+        self.stall.changed = self.wake.set
+        supervisor = cast(Supervisor, self.stall)
         clock = self.house.clock
         self.orders = BackendOrders(changes, installer, supervisor, self.runs, self.outcomes, self.voice, clock)
-        self.news = News(installer, self.orders.reports, lambda: (), self.wake)
+        self.news = News(installer, self.orders.reports, self.stall.list_processes, self.wake)
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
         with self.voice.over(bus, self.node_id):
-            async with self.runs:
+            async with self.stall.alive(bus), self.runs:
                 try:
                     yield
                 finally:
@@ -64,6 +66,7 @@ class HouseWorker(Worker):
         await bus.serve(wire.DELETE_BACKEND, self._told(self.orders.delete), node=self.node_id)
         await bus.serve(wire.CANCEL_BACKEND, self.orders.cancel, node=self.node_id)
         await bus.serve(wire.LIST_BACKENDS, self.orders.list_backends, node=self.node_id)
+        await self.stall.serve(bus)
 
     async def pause(self) -> None:
         await self.wake.wait(BEAT_S * self.chance.uniform(0.9, 1.1))
@@ -72,7 +75,11 @@ class HouseWorker(Worker):
         assert self.bus is not None
         told, was_told = await self.news.gather()
         beat = BusHeartbeat(
-            boot_id=self.boot_id, inventory=told.inventory, inventory_seq=told.inventory_seq, orders=told.orders
+            boot_id=self.boot_id,
+            inventory=told.inventory,
+            inventory_seq=told.inventory_seq,
+            orders=told.orders,
+            processes=told.processes,
         )
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
@@ -90,22 +97,6 @@ class HouseWorker(Worker):
             return answer
 
         return handler
-
-
-class _DiskOutcomes(Outcomes):
-    """On the simulated disk; the worker may die before and after it is written."""
-
-    def __init__(self, worker: HouseWorker) -> None:
-        super().__init__(cast(Path, worker.disk), worker.house.clock)
-        self._worker = worker
-
-    async def add(self, key: OrderKey, result: Result) -> Outcome:
-        await self._worker.step()
-        outcome = await super().add(key, result)
-        ended = "done" if result.success else result.error
-        self._worker.house.note(self._worker.name, "ended", key.kind, key.about, key.op_id, key.attempt, ended)
-        await self._worker.step()
-        return outcome
 
 
 class _Installer:
@@ -143,6 +134,7 @@ class _Changes:
             await worker.step()
             if worker.fails():
                 raise Failed("it does not go")
+            await worker.stall.stop_all_of(name)
             worker.change("delete", name, "", "")
 
     async def _have(
@@ -171,6 +163,7 @@ class _Changes:
                     raise Failed("the new process does not start")
                 if again or not is_it:
                     worker.change("install", name, order.digest, order.version, order.variant)
+                    await worker.stall.replace_all_of(name)
             elif not (is_it or kept):
                 worker.disk.fetch(name, order.digest)
         record = VersionRecord(order.digest, order.digest)
@@ -198,8 +191,16 @@ def disks_without_threads() -> Iterator[None]:
     def write(disk: Any, content: bytes, *, mode: int) -> None:
         disk.outcomes_file = content
 
+    async def at_once(work: Callable[..., Any], *words: Any) -> Any:
+        return work(*words)
+
+    def as_ordered(order: Any, _build: object, _models: object) -> Any:
+        return order  # the stall knows what to make of it
+
     with (
         mock.patch.object(outcomes_module, "in_daemon_thread", new=here),
         mock.patch.object(outcomes_module, "write_atomically", new=write),
+        mock.patch.object(asyncio, "to_thread", new=at_once),
+        mock.patch.object(replica_orders, "spec_of", new=as_ordered),
     ):
         yield

@@ -40,12 +40,11 @@ class Shelf:
 
     async def resolve(self, asked: Asked, machine: MachineKind) -> TargetBuild | NoBuild:
         await self._answers()
-        capability, platform, _ = machine
         name = asked.backend
-        if name == "piper" and platform == "linux/arm64":
+        if name == "piper" and machine.platform == "linux/arm64":
             return NoBuild("no linux/arm64 build")
-        kind = "cuda" if capability == "nvidia" else "cpu"
-        return TargetBuild(f"{kind}-{name}", self.digest(name, capability), f"{self._versions[name]}.0")
+        kind = "cuda" if machine.capability == "nvidia" else "cpu"
+        return TargetBuild(f"{kind}-{name}", self.digest(name, machine.capability), f"{self._versions[name]}.0")
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         return [{"name": name} for name in BACKENDS]

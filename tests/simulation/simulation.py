@@ -40,9 +40,11 @@ from corral.store.api import Store
 from corral.store.inline import Between, InlineFile
 from corral.store.nodes import Node
 from tests.simulation import at_rest
+from tests.simulation.catalogue import Cellar
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
 from tests.simulation.facts import FactsReader
 from tests.simulation.house_worker import disks_without_threads
+from tests.simulation.replica_truth import ReplicaTruth
 from tests.simulation.shelf import Shelf
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
@@ -74,14 +76,16 @@ class Simulation:
         self.luck = Luck()
         self.store_luck = StoreLuck(self.chance("store"))
         self.catalogue = Shelf(self.chance("shelf"))
+        self.files = Cellar(self.chance("files"))
         self.hub = _Hub(self, seed)
         self.controllers: dict[str, Controller | None] = {}
         self.workers: dict[str, Worker] = {}
         self.accepted: dict[str, str] = {}  # operations that somebody was told are accepted
-        self.deleted: set[str] = set()
+        self.asked: set[str] = set()  # models somebody asked for, and was told that they will be loaded
         self.truth = at_rest.Truth(self.clock)
         self._database = InlineFile(database, now_us=self.clock.now_us, committed=self._committed)
         self._facts = FactsReader(self._database)
+        self._replicas = ReplicaTruth(self._database)
         self._seen = Facts()
         self._taken_out: list[TakenOut] = []
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -162,27 +166,26 @@ class Simulation:
     def start_worker(self, name: str) -> None:
         if name not in self._running and not self.workers[name].deleted:
             self.note(name, "starts")
-            self._running[name] = self.spawn(self._worker_lives(self.workers[name]))
+            self._running[name] = self.spawn(self.workers[name].run())
+
+    def reboot(self, name: str, again_after_s: float) -> None:
+        """The machine, with all that runs on it."""
+        self.note(name, "loses power")
+        self.kill_worker(name, again_after_s)
+        self.workers[name].disk.processes.clear()
 
     def kill_worker(self, name: str, again_after_s: float | None = None) -> None:
         task = self._running.pop(name, None)
         if task is not None:
             self.note(name, "is killed")
-            bus = self.workers[name].bus
-            if bus is not None:
-                bus.hushed = True
+            worker = self.workers[name]
+            if worker.bus is not None:
+                worker.bus.hushed = True
+            if worker.stall is not None:
+                worker.stall.die()
             task.cancel()
         if again_after_s is not None:
             self.later(again_after_s, lambda: self.start_worker(name))
-
-    async def _worker_lives(self, worker: Worker) -> None:
-        try:
-            await worker.run()
-        finally:
-            bus, worker.bus = worker.bus, None
-            if bus is not None:
-                bus.hushed = True
-                await bus.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -224,6 +227,9 @@ class Simulation:
                     "os": "linux",
                     "arch": "amd64",
                     "capability": "default",
+                    "total_disk": 1 << 40,
+                    "available_disk": 1 << 40,
+                    "ingress_url": f"http://{worker.name}.test:50050",
                 }
                 labels = worker.known.get("labels", {})
                 known_columns = {name: value for name, value in worker.known.items() if name != "labels"}
@@ -239,6 +245,8 @@ class Simulation:
         self.note("commit", *sorted(tables))
         if self.store_luck.doubt in tables:
             self.store_luck.doubt, self.store_luck.in_doubt = "", True
+        for why in self._replicas.breaches(tables):
+            self.failed(why)
         if tables.isdisjoint(FactsReader.TABLES):
             return
         before, after = self._seen, self._facts.read(self._seen, tables)
@@ -292,7 +300,8 @@ class Simulation:
         self.luck.fails = self.luck.dies = self.luck.slow = 0.0
         self.store_luck.away = False
         self.store_luck.fails = self.store_luck.dies = 0.0
-        self.catalogue.away = False
+        self.catalogue.away = self.files.away = False
+        self.files.fails = 0.0
         for bus in self.buses():
             bus.restore_connection()
         for name, controller in list(self.controllers.items()):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from corral.contract.messages.backends import BackendList, ListBackends
 from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.store.backend_rules import Asked
@@ -124,6 +125,43 @@ def test_an_inventory_from_before_an_unheard_delete_proves_nothing(template: Pat
         await asyncio.sleep(5)
 
     told(template, story)
+
+
+class LongToTell(LocalAIWorker):
+    """Asked what it has, it answers just in time."""
+
+    asked: asyncio.Event | None = None
+
+    async def list_backends(self, asked: ListBackends, tokens: object) -> BackendList:
+        if self.asked is not None:
+            self.asked.set()
+            await asyncio.sleep(9.0)
+        return await super().list_backends(asked, tokens)
+
+
+def test_an_answer_that_waited_for_others_does_not_undo_what_was_found_since(template: Path) -> None:
+    """All are asked at once what they have. What one said before an install was written after it, as soon as the
+    slowest had answered; the delete that came next found nothing to do (seed 207)."""
+    there: list[bool] = []
+
+    async def story(house: Simulation) -> None:
+        quick, slow = await begin(house, LocalAIWorker, LongToTell)
+        assert isinstance(slow, LongToTell)
+        house.luck.takes_s = (0.2, 0.3)
+        slow.asked = asyncio.Event()
+        await slow.asked.wait()
+        await asyncio.sleep(0.5)
+        await ask(house, "install")
+        await asyncio.sleep(6)
+        there.append("vllm" in quick.disk.installed)
+        await asyncio.sleep(4)  # by now the slow one has answered
+        await ask(house, "delete")
+        await asyncio.sleep(10)
+        there.append("vllm" in quick.disk.installed)
+        slow.asked = None
+
+    told(template, story)
+    assert there == [True, False]
 
 
 def test_no_such_order_is_no_proof_either(template: Path) -> None:

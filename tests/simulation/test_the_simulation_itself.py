@@ -18,6 +18,10 @@ from corral.controller.desired import dispatch, outcomes, plan
 from corral.controller.desired.plan import Stage
 from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
+from corral.controller.replicas import life
+from corral.controller.scheduler import evict
+from corral.controller.scheduler.world import ReplicaState
+from corral.worker.agent.replica_orders import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
 from tests.simulation.trouble import chaos
 from tests.simulation.workers import CorralWorker
@@ -44,6 +48,7 @@ def test_another_seed_is_another_run(template: Path) -> None:
     assert simulate(1, template, chaos=chaos).digest() != simulate(2, template, chaos=chaos).digest()
 
 
+@pytest.mark.long
 def test_a_run_does_not_depend_on_the_process(template: Path) -> None:
     """Sets are walked in another order in every process unless somebody sorts."""
     seeds = [4, 9]
@@ -96,6 +101,7 @@ def test_an_intent_that_is_given_up_is_noticed(template: Path) -> None:
     assert "success" in said or "not at rest" in said
 
 
+@pytest.mark.long
 def test_orders_lost_with_their_controller_are_noticed(template: Path) -> None:
     """Whoever leads next takes its predecessor's calls for its own."""
     blind = mock.patch.object(plan._Backend, "_is_unsure", new=mock.Mock(return_value=False))
@@ -156,3 +162,39 @@ def test_work_that_nobody_can_watch_is_noticed(template: Path) -> None:
     blind = mock.Mock(return_value=[])
     said = break_something(template, mock.patch.object(bookkeeping, "_late_rows", new=blind))
     assert "shows no row" in said
+
+
+def test_a_busy_process_that_is_stopped_is_noticed(template: Path) -> None:
+    """Nobody waits for its requests, neither the controller nor the worker."""
+
+    async def at_once(*_: Any) -> None:
+        return None
+
+    careless = mock.patch.object(life, "_may_end", new=mock.Mock(return_value=True))
+    said = break_something(template, careless, mock.patch.object(ReplicaOrders, "_finish", at_once))
+    assert "is stopped with requests under way" in said
+
+
+@pytest.mark.long
+def test_a_schedule_that_is_evicted_below_its_least_is_noticed(template: Path) -> None:
+    """Whatever is idle may go."""
+
+    def careless(self: evict.Keeping, replica: Any, _with_them: Any) -> str:
+        if replica.state is ReplicaState.STOPPING:
+            return "is ending"
+        return "is the model itself" if replica.model == self.model.name else ""
+
+    said = break_something(template, mock.patch.object(evict.Keeping, "_for_good", careless))
+    assert "had to make room" in said or "not at rest" in said
+
+
+@pytest.mark.long
+def test_starts_that_nobody_asks_about_again_are_noticed(template: Path) -> None:
+    """An order is believed to have arrived, whatever the node lists."""
+    honest = life._ordered
+
+    def believes(row: Any, place: Any, now: Any, epoch: int, times: Any) -> Any:
+        there = place.known and place.process_of(row) is not None
+        return honest(row, place, now, epoch, times) if there else life.Keep(row)
+
+    assert "not at rest" in break_something(template, mock.patch.object(life, "_ordered", believes))

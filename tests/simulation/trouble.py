@@ -16,6 +16,7 @@ from corral.store import node_labels, nodes, operations, revisions
 from corral.store.backend_rules import Asked
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.house_worker import HouseWorker
+from tests.simulation.model_traffic import Clients, ModelPeople
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
@@ -35,6 +36,9 @@ async def chaos(simulation: Simulation) -> None:
         people = People(simulation, simulation.chance("people"))
         trouble = Trouble(simulation, simulation.chance("trouble"))
         actors = [tasks.create_task(people.run()), tasks.create_task(trouble.run())]
+        if chance.random() < 0.5:  # the others are about backends alone
+            actors.append(tasks.create_task(ModelPeople(simulation, simulation.chance("people of models")).run()))
+            actors.append(tasks.create_task(Clients(simulation, simulation.chance("clients")).run()))
         await asyncio.sleep(simulation.plan.chaos_s)
         for actor in actors:
             actor.cancel()
@@ -58,7 +62,7 @@ class Trouble:
                 double=chance.choice((0.0, 0.05, 0.2)),
                 delay_s=(0.0, chance.choice((0.0, 0.05, 0.5, 3.0))),
             )
-        house.luck.fails = chance.choice((0.0, 0.1, 0.4))
+        house.luck.fails = house.files.fails = chance.choice((0.0, 0.1, 0.4))
         house.luck.permanently = chance.choice((0.0, 0.3))
         house.luck.slow = chance.choice((0.0, 0.1, 0.4))
         house.luck.dies = chance.choice((0.0, 0.01, 0.05))
@@ -83,6 +87,10 @@ class Trouble:
             self._newer_build,
             self._newer_build,
             self._machine_joins,
+            self._machine_reboots,
+            self._process_crashes,
+            self._process_crashes,
+            self._files_away,
         ]
         house.later(0.0, self._controllers_return)
         while True:
@@ -90,7 +98,8 @@ class Trouble:
             chance.choice(happenings)()
 
     def _add_worker(self, name: str) -> None:
-        known = self.chance.choice(_MACHINES)
+        ram = self.chance.choice((12, 16, 48)) << 30
+        known = {"total_ram": ram, "available_ram": ram, **self.chance.choice(_MACHINES)}
         kinds: tuple[type[Worker], ...] = (HouseWorker, CorralWorker, LocalAIWorker)
         kind = self.chance.choices(kinds, (10, 5, 3))[0]
         worker = kind(self.house, name, self.house.chance(f"worker {name}"), **known)
@@ -164,6 +173,21 @@ class Trouble:
         self.house.catalogue.away = True
         self.house.later(self.chance.uniform(5, 120), lambda: setattr(self.house.catalogue, "away", False))
 
+    def _files_away(self) -> None:
+        self.house.note("the files of models go away")
+        self.house.files.away = True
+        self.house.later(self.chance.uniform(5, 90), lambda: setattr(self.house.files, "away", False))
+
+    def _machine_reboots(self) -> None:
+        self.house.reboot(self.chance.choice(sorted(self.house.workers)), self.chance.choice((5.0, 30.0, 150.0)))
+
+    def _process_crashes(self) -> None:
+        worker = self.house.workers[self.chance.choice(sorted(self.house.workers))]
+        if worker.stall is not None and worker.bus is not None and worker.disk.processes:
+            process_id = self.chance.choice(sorted(worker.disk.processes))
+            self.house.note(worker.name, "has a process crash", process_id)
+            worker.stall.crash(process_id)
+
     def _newer_build(self) -> None:
         name = self.chance.choice(BACKENDS)
         self.house.note("a newer build of", name)
@@ -222,7 +246,7 @@ class People:
             scope = Scope(ScopeKind.NODE, self._node())
         elif roll < 0.45:
             scope = Scope(ScopeKind.SELECTOR, "zone=a")
-        force = kind == "install" and self.chance.random() < 0.15
+        force = kind in ("install", "delete") and self.chance.random() < 0.15
         most = self.chance.choice(("", "1", "50%")) if kind == "upgrade" else ""
         wish = make_wish(OperationKind(kind), Asked(backend), scope=scope, force=force, max_parallel=most)
         self.house.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)

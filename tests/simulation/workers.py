@@ -21,7 +21,12 @@ from corral.contract.messages import backends as wire
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
+from corral.worker.agent.order_runs import OrderRuns
+from corral.worker.agent.voice import Voice
+from corral.worker.metrics import WorkerMetrics
+from tests.simulation.stalls import DiskOutcomes, Process, Stall
 
+METRICS = WorkerMetrics()  # nobody looks at them, and they are slow to make
 BEAT_S = 10.0
 _REMEMBERED = 256
 _TOLD_FOR_S = 600.0
@@ -47,7 +52,10 @@ class Disk:
     installed: dict[str, dict[str, Any]] = field(default_factory=dict)
     outcomes: OrderedDict[tuple[str, int], tuple[str, wire.BackendResult, float]] = field(default_factory=OrderedDict)
     outcomes_file: bytes | None = None
-    seq: int = 0
+    seq: int = 1  # a worker numbers from one: zero is the word of those who do not number
+    # What runs is no worker's child, and so is here: as long as the machine is on.
+    processes: dict[str, Process] = field(default_factory=dict)
+    process_ids: set[str] = field(default_factory=set)  # of all that ever ran
 
     def read_bytes(self) -> bytes:
         """Of the outcomes, as the real worker keeps them."""
@@ -104,6 +112,9 @@ class House(Protocol):
 
     def note(self, *what: object) -> None: ...
 
+    def failed(self, why: str) -> None:
+        """Something is as it must never be."""
+
     def join_bus(self, name: str) -> LocalBus: ...
 
     async def register(self, worker: Worker) -> bool:
@@ -134,6 +145,7 @@ class Worker:
         self.starts = 0
         self.bus: LocalBus | None = None
         self.deleted = False
+        self.stall: Stall | None = None
         self.on_change: Callable[[], None] = lambda: None
         self._tasks: asyncio.TaskGroup | None = None
         self._locks: dict[str, asyncio.Lock] = {}
@@ -163,7 +175,10 @@ class Worker:
                     await self.beat()
                     await self.pause()
         finally:
-            self._tasks = None
+            bus.hushed = True
+            if self.bus is bus:  # what is left of a life that was cut off may outlast the beginning of the next
+                self.bus = self._tasks = None
+            await bus.close()
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
@@ -221,7 +236,14 @@ class Worker:
 
 
 class CorralWorker(Worker):
+    stall: Stall
+
     def forget(self) -> None:
+        self.voice = Voice()
+        outcomes = DiskOutcomes(self)
+        outcomes.load()
+        self.runs = OrderRuns(outcomes, metrics=METRICS)
+        self.stall = Stall(self, self.runs, self.voice)
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.stopping: dict[tuple[str, int], asyncio.Event] = {}
 
@@ -232,6 +254,13 @@ class CorralWorker(Worker):
         await serve(wire.DELETE_BACKEND, self._takes("delete", wire.StoppedReply), concurrency=64, node=self.node_id)
         await bus.serve(wire.LIST_BACKENDS, self.list_backends, node=self.node_id)
         await bus.serve(wire.CANCEL_BACKEND, self._cancel, node=self.node_id)
+        await self.stall.serve(bus)
+
+    @contextlib.asynccontextmanager
+    async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
+        with self.voice.over(bus, self.node_id):
+            async with self.stall.alive(bus), self.runs:
+                yield
 
     async def beat(self) -> None:
         assert self.bus is not None
@@ -245,7 +274,11 @@ class CorralWorker(Worker):
             if now - at < _TOLD_FOR_S
         ]
         beat = BusHeartbeat(
-            boot_id=self.boot_id, inventory=self.disk.rows(), inventory_seq=self.disk.seq, orders=tuple(orders)
+            boot_id=self.boot_id,
+            inventory=self.disk.rows(),
+            inventory_seq=self.disk.seq,
+            orders=tuple(orders),
+            processes=self.stall.list_processes(),
         )
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
@@ -320,6 +353,8 @@ class CorralWorker(Worker):
             if digest != there["digest"]:
                 self.disk.fetch(order.backend, digest)
             return {"success": True, "fetched": True, "digest": digest}
+        if kind == "delete":
+            await self.stall.stop_all_of(order.backend)
         if kind == "delete" or not quick or there is None or there["digest"] != digest:
             self.change(kind, order.backend, digest, getattr(order, "version", ""), getattr(order, "variant", ""))
         return {"success": True, "digest": digest}

@@ -32,7 +32,7 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
-from tests.support.model_catalogue import models_of
+from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.processes import free_port
 
 _UNUSED = (
@@ -89,6 +89,7 @@ class Api:
             "catalogue": controller.backends.catalogue,
             "models": models,
             "schedules": schedules,
+            "fetches": NothingToFetch(),
             "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
             "nodes": nodes,
             **more,

@@ -197,7 +197,7 @@ class Fleet:
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
         await worker.start()  # before anybody knows of it: it has no heartbeat with which to correct a first impression
-        await self.node(name, **({"protocol": 0, "os": "", "arch": "", "boot_id": ""} | known))
+        await self.node(name, **({"protocol": 0, "auth": "shared", "os": "", "arch": "", "boot_id": ""} | known))
         return worker
 
     async def until_heard(self, name: str) -> None:

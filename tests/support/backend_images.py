@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.image_registry import Line, MadeImage, layer, make_image
+from tests.support.bad_line import Line
+from tests.support.image_registry import MadeImage, layer, make_image
 from tests.support.supervising import MOCK
 
 PLATFORMS = ("linux/amd64", "linux/arm64")

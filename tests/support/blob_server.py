@@ -40,6 +40,7 @@ class BlobServer:
     statuses: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # answered first, in order
     cut_after: list[int] = field(default_factory=list)  # each answer's body, in order
     pause: asyncio.Event = field(default_factory=asyncio.Event)
+    hold_after: int = 0  # so many bytes are sent, and the rest when `pause` is set again
     bytes_sent: int = 0
     broken_off: int = 0  # answers whose reader went away
     port: int = 0
@@ -115,6 +116,9 @@ class BlobServer:
     async def _send_body(self, request: web.Request, response: web.StreamResponse, body: bytes) -> None:
         end = self.cut_after.pop(0) if self.cut_after else None
         for at in range(0, len(body), CHUNK):
+            if self.hold_after and self.bytes_sent >= self.hold_after:
+                self.hold_after = 0
+                self.pause.clear()
             await self.pause.wait()
             piece = body[at : at + CHUNK] if end is None else body[at : min(at + CHUNK, end)]
             await response.write(piece)

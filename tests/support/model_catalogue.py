@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from corral.controller.files.fetches import Fetches
 from corral.controller.models.galleries import ModelGalleries
 from corral.controller.models.service import Changes, Models
 from corral.gallery.galleries import Gallery
@@ -11,6 +12,16 @@ from corral.gallery.models.library import Fetchers, ModelLibrary
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
 from corral.store import Store
+
+
+class NothingToFetch(Fetches):
+    """Of models nobody loads here."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def ask(self, model_id: str, *, by: str = "") -> str:
+        return ""
 
 
 class Shelf:

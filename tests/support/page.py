@@ -35,11 +35,15 @@ from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.leadership import Leadership
+from corral.controller.loads.service import Loads
 from corral.controller.models.schedules import Schedules
 from corral.controller.overview import Overview
 from corral.controller.presence import Presence
+from corral.controller.receipts import ReceiptBook
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
+from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.quiet import Quietness
 from corral.controller.settings import ControllerSettings
 from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies
@@ -47,7 +51,8 @@ from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, node_labels, nodes, open_store, revisions
 from corral.store.nodes import Node
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, sqlite_url
-from tests.support.model_catalogue import models_of
+from tests.support.model_catalogue import NothingToFetch, models_of
+from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
 from tests.support.scripted_catalogue import ScriptedCatalogue
 
 GIB = 1024**3
@@ -133,6 +138,20 @@ async def open_backend_page(folder: Path) -> AsyncIterator[tuple[PageApp, Fleet]
         )
 
 
+@contextlib.asynccontextmanager
+async def open_model_page(folder: Path) -> AsyncIterator[tuple[PageApp, ReplicaFleet]]:
+    """The same in front of a controller that loads models."""
+    async with open_replica_fleet(sqlite_url(folder)) as fleet:
+        own, parts, clock = fleet.fleet.first, fleet.replicas["c1"], fleet.fleet.clock
+        more = {"loads": parts.loads, "replica_rows": parts.rows, "explaining": parts.why}
+        yield (
+            _page_app(
+                own.store, own.bus, own.watch, own.changes, own.health, own.backends, clock, clock, 600.0, **more
+            ),
+            fleet,
+        )
+
+
 def _page_app(
     store: Store,
     bus: Bus,
@@ -143,7 +162,9 @@ def _page_app(
     clock: Clock,
     door_clock: Clock,
     session_ttl_s: float,
+    **more: Any,
 ) -> PageApp:
+    """`more`: services by the names their doors know them by."""
     issuer = BusIssuer(
         BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
     )
@@ -154,18 +175,18 @@ def _page_app(
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
+    services["fetches"] = NothingToFetch()
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
-    services |= {"models": models_of(store, watch), "schedules": Schedules(store, watch)}
+    models = models_of(store, watch)
+    services |= {"models": models, "schedules": Schedules(store, watch), "receipts": ReceiptBook(store, clock)}
+    services |= {"loads": Loads(store, models, watch, clock), "replica_rows": ReplicaRows(store, Quietness(bus, clock))}
     unused = dict.fromkeys(
         (
             "node_api",
             "views",
             "readiness",
-            "receipts",
             "controller_metrics",
             "ingresses",
-            "loads",
-            "replica_rows",
             "fleet_files",
             "explaining",
         )
@@ -173,7 +194,7 @@ def _page_app(
     with warnings.catch_warnings():
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
-        app = build_app(services | unused | dependencies(door_clock), access_service=access, ca_pem="")
+        app = build_app(unused | services | more | dependencies(door_clock), access_service=access, ca_pem="")
     return PageApp(app, store, access, watch, admin, tokens)
 
 

@@ -343,6 +343,16 @@ class ReplicaFleet:
             raise AssertionError(f"{await self.shown()}; {await self.rows()}; {await self.status(model)}") from None
         return await self.shown(model)
 
+    async def until_failed(self, model: str) -> LoadStatus:
+        async def failed() -> bool:
+            status = await self.status(model)
+            return status is not None and status.state == "failed"
+
+        await until(failed, f"failed load of {model}")
+        status = await self.status(model)
+        assert status is not None
+        return status
+
     async def until_settled(self) -> None:
         """No load is under way."""
 

@@ -10,7 +10,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,7 +86,8 @@ class ScriptedFleet:
         self.upgrades: dict[str, Any] = {}
         self.closing = asyncio.Event()
         self.silent = False  # streams of operations stay open and say nothing
-        self.answers: dict[tuple[str, str], web.Response] = {}  # (method, path) → an answer out of the ordinary
+        # (method, path) → an answer out of the ordinary, once; or what makes one, each time
+        self.answers: dict[tuple[str, str], web.Response | Callable[[], web.Response]] = {}
         self.ca_pem = ""
         self.ready = True
         self.controller_ready = True
@@ -103,8 +104,11 @@ class ScriptedFleet:
             return web.Response(text="ready") if self.controller_ready else web.Response(text="database", status=503)
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             return refused(401, "this key is not known", "unauthenticated")
-        if (request.method, path) in self.answers:
-            return self.answers.pop((request.method, path))
+        if (answer := self.answers.get((request.method, path))) is not None:
+            if not isinstance(answer, web.Response):
+                return answer()
+            del self.answers[(request.method, path)]
+            return answer
         if path == "/api/events":
             return await self._events(request, self.streams.pop(0) if self.streams else None)
         if path.startswith("/api/operations/") and path.endswith("/events"):

@@ -42,6 +42,9 @@ def test_every_fault_has_tests_that_are_there(row: str) -> None:
         *("accepted and died", "5 s for an install", "LocalAI's worker", "LocalAI's controller", "joins later"),
         *("controller, NATS", "PostgreSQL", "one of two controllers", "behind the worker's back"),
         *("install and delete crossing", "while the process serves", "new process crashes", "URI of one's own"),
+        *("unknown model", "doubled `model`", "100 MB", "key revoked in mid-stream", "dies in mid-stream"),
+        *("hangs without closing", "unplugged in mid-stream", "500 streams", "100 cold requests", "crashes at load"),
+        *("each phase of a load", "fit only one at a time", "is another model", "20 GB model", "busy for minutes"),
     ],
 )
 def test_each_is_told_once(fault: str) -> None:

@@ -59,6 +59,8 @@ PURE = [
     "controller/replicas/mirror.py",
     "controller/replicas/plan.py",
     "controller/replicas/routable.py",
+    "controller/peers/keys.py",
+    "controller/peers/judging.py",
     "contract/budget.py",
     "contract/labels.py",
     "contract/capability.py",

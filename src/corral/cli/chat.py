@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corral.cli.asking import Json
-from corral.cli.load_progress import LoadProgress
+from corral.cli.load_progress import LoadProgress, WhileWaiting
 from corral.cli.output import DONE, FAILED, complain, plain, print_json, remark
 from corral.cli.remote import remote
-from corral.contract.loads import LoadState
-from corral.kit.errors import CorralError, Denied, Invalid
+from corral.contract.loads import LoadState, LoadStatus
+from corral.kit.errors import CorralError, Denied, Invalid, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from corral.client import Client
+    from corral.client.chatting import Said
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _NODE_HEADERS = ("x-corral-node", "x-localai-node")
@@ -94,23 +97,52 @@ class _Talk:
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
     async def get_ready(self) -> bool:
-        """Whoever may not ask for a load has it caused by the question itself."""
+        """Whoever may not ask for a load has it caused by the question itself; and a model that is there answers also
+        while the controller is away."""
         try:
             begun = await self._client.loads.ask(self._model)
-        except Denied:
+        except (Denied, Unavailable):
             return True
-        with LoadProgress() as progress:
-            async for status in self._client.loads.follow(begun):
-                progress.see(status)
+        status = await self._follow(begun)
         if status.state == LoadState.FAILED:
             complain(f"{self._model} could not be loaded: {status.error or 'nobody says why'}")
             remark(f"`corral why model {self._model}` tells more.")
             return False
         return True
 
+    async def _answer(self, head: list[tuple[str, str]]) -> AsyncGenerator[Said, None]:
+        """A question that could not be held until its model was there is asked again when it is."""
+        from corral.client.chatting import chat as stream
+
+        while True:
+            begun = False
+            try:
+                async with WhileWaiting(self._client, self._model) as waiting:
+                    async for said in stream(
+                        self._client, self._model, self._messages, options=self._options, head=head
+                    ):
+                        begun = True
+                        await waiting.over()
+                        yield said
+                return
+            except Unavailable:
+                if begun or not await self._becomes_ready():
+                    raise
+
+    async def _becomes_ready(self) -> bool:
+        """False: it is not being loaded, or in vain."""
+        found = await self._client.loads.find(self._model)
+        return found is not None and (await self._follow(found)).state == LoadState.LOADED
+
+    async def _follow(self, status: LoadStatus) -> LoadStatus:
+        """To its end, which is told."""
+        with LoadProgress() as progress:
+            async for told in self._client.loads.follow(status):
+                progress.see(told)
+        return told
+
     async def ask(self, question: str, *, as_json: bool = False) -> int:
         from corral.client.chatting import Said
-        from corral.client.chatting import chat as stream
 
         self._messages.append({"role": "user", "content": question})
         head: list[tuple[str, str]] = []
@@ -118,7 +150,7 @@ class _Talk:
         began, first = time.monotonic(), 0.0
         last = Said()
         try:
-            async for said in stream(self._client, self._model, self._messages, options=self._options, head=head):
+            async for said in self._answer(head):
                 first = first or time.monotonic() - began
                 last = said
                 answer.append(said.text)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from corral.cli.asking import Json
-from corral.cli.model_text import as_yaml
 from corral.cli.output import as_plain_data, print_json, tell
 from corral.cli.remote import remote
+from corral.kit.yaml_text import as_yaml
 
 if TYPE_CHECKING:
     from corral.client import Client

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -11,9 +13,14 @@ import msgspec
 from corral.cli.output import console, plain, remark, size
 from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.durations import format_duration
+from corral.kit.errors import CorralError
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+    from corral.client import Client
+
+_LOOK_AGAIN_S = 0.3
 
 _WORDS = {
     LoadState.PENDING: "looking for a place",
@@ -74,3 +81,35 @@ class LoadProgress:
         if line != self._last:
             self._last = line
             remark(line)
+
+
+class WhileWaiting:
+    """`async with`: shows the load that a question has caused, until `over` is called. Nothing, where there is none."""
+
+    def __init__(self, client: Client, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> WhileWaiting:
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.over()
+
+    async def over(self) -> None:
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _look(self) -> None:
+        # Whatever cannot be found out here, the answer will tell.
+        with contextlib.suppress(CorralError), LoadProgress() as progress:
+            while True:
+                status = await self._client.loads.find(self._model)
+                if status is not None:
+                    async for told in self._client.loads.follow(status):
+                        progress.see(told)
+                await asyncio.sleep(_LOOK_AGAIN_S)

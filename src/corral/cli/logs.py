@@ -11,7 +11,7 @@ import typer
 from corral.cli.asking import Json
 from corral.cli.output import DONE, FAILED, complain, plain, print_json, remark, tell
 from corral.cli.remote import remote
-from corral.kit.errors import CorralError, NotFound
+from corral.kit.errors import CorralError, Invalid, NotFound
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -45,7 +45,9 @@ async def show_logs(
       corral logs smollm2-135m@barn -f
       corral logs "smollm2-135m#1" --tail 20
     """
-    name, _, node = what.rpartition("@") if "@" in what else (what, "", "")
+    name, at, node = what.rpartition("@") if "@" in what else (what, "", "")
+    if not name.strip() or (at and not node.strip()):
+        raise Invalid("say whose log: MODEL, MODEL#N or MODEL@NODE")
     places = [node] if node else await _places(client, name)
     if not places:
         raise NotFound(f"nothing called {name!r} has written anything on any node that answers")

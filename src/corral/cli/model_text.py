@@ -7,6 +7,8 @@ from typing import Any
 
 from corral.cli.output import ago, size
 from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
+from corral.kit.lines import in_short
+from corral.kit.yaml_text import as_yaml as as_yaml
 
 AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
@@ -43,7 +45,7 @@ def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         size(row["memory_bytes"]) if row.get("memory_bytes") else "",
         ", ".join(str(device) for device in row.get("devices") or ()),
         ago(str(row.get("last_used", ""))),
-        str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or ""),
+        in_short(str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or "")),
     )
 
 
@@ -90,21 +92,6 @@ def details(model: ModelView) -> Iterator[tuple[str, str]]:
     yield "made", f"{ago(model.created_at)}{' by ' + model.created_by if model.created_by else ''}"
     yield "changed", ago(model.updated_at) if model.updated_at != model.created_at else ""
     yield "revision", model.config_revision[:12]
-
-
-def as_yaml(definition: Mapping[str, Any]) -> str:
-    """The name first, the rest as it came; texts of several lines as such."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Dumper.add_representer(str, text)
-    ordered = {key: definition[key] for key in sorted(definition, key=lambda key: key != "name")}
-    return str(yaml.dump(ordered, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def documents(text: str) -> list[str]:

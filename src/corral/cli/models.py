@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from corral.cli import model_replicas, model_text
-from corral.cli.asking import Json, Yes, confirm, said
+from corral.cli import model_replicas, model_text, watching
+from corral.cli.asking import Detach, Json, Yes, confirm, said
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote
 from corral.kit.errors import CorralError, Failed, Invalid
@@ -123,13 +123,20 @@ async def install_models(
     sets: Set = None,
     replace: Annotated[bool, typer.Option("--replace", help="in place of the one of that name")] = False,
     recreate: Recreate = False,
+    no_fetch: Annotated[
+        bool, typer.Option("--no-fetch", help="fetch its files when the first request needs them, not now")
+    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
 ) -> int:
-    """Install models out of the galleries, or by definitions of your own. Files are fetched when they are needed.
+    """Install models out of the galleries, or by definitions of your own, and fetch their files to the controller.
+
+    Ctrl-C lets go of the fetching; it goes on. Exit code 0: done. 1: failing. 3: not finished yet.
 
     \b
     Examples:
       corral models install smollm2-135m
+      corral models install smollm2-135m --detach
       corral models install smollm2-135m --as tiny --set context_size=2048
       corral models install --file mine.yaml --replace
     """
@@ -141,12 +148,13 @@ async def install_models(
     if own_name and len(names or texts) != 1:
         raise typer.BadParameter("--as is for one model")
     more: dict[str, Any] = {"name": own_name, "overrides": _changes(sets, None), "replace": replace}
+    more["fetch"] = not no_fetch
     asked = [InstallModel(model=name, variant=variant, recreate=recreate, **more) for name in names or ()]
     asked += [InstallModel(text=text, recreate=recreate, **more) for text in texts]
-    return await _install(client, asked, as_json=as_json)
+    return await _install(client, asked, detach=detach, as_json=as_json)
 
 
-async def _install(client: Client, asked: Sequence[InstallModel], *, as_json: bool) -> int:
+async def _install(client: Client, asked: Sequence[InstallModel], *, detach: bool, as_json: bool) -> int:
     """One that fails does not stop the rest."""
     done: list[ModelChanged] = []
     code = DONE
@@ -159,11 +167,15 @@ async def _install(client: Client, asked: Sequence[InstallModel], *, as_json: bo
             continue
         if not as_json:
             _tell_changed(done[-1])
-    if as_json:
+    fetching = [each.job_id for each in done if each.job_id]
+    if as_json:  # with the operations' ids in it
+        fetched = await watching.wait(client, fetching) if fetching and not detach else DONE
         print_json(done)
-    elif any(each.changed for each in done):
+        return code or fetched
+    fetched = await watching.stay(client, fetching, detach=detach, as_json=False) if fetching else DONE
+    if any(each.changed for each in done):
         remark("It is loaded when somebody asks for it; `corral models scale` keeps replicas ready.")
-    return code
+    return code or fetched
 
 
 @app.command("edit")

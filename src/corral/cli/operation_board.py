@@ -39,7 +39,8 @@ class Bar:
 
 
 def title(view: OperationView) -> str:
-    return plain(f"{view.kind} {view.backend} on {operation_text.where(view)}")
+    way = "to" if view.kind == "fetch" else "on"
+    return plain(f"{view.kind} {view.backend} {way} {operation_text.where(view)}")
 
 
 def is_many(views: Sequence[OperationView], most: int) -> bool:

@@ -8,15 +8,16 @@ from datetime import datetime
 from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size, some
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
 
-COLUMNS = ("ID", "WHAT", "BACKEND", "WHERE", "STATE", "DONE", "NODES", "ASKED", "NOTE")
+COLUMNS = ("ID", "WHAT", "NAME", "WHERE", "STATE", "DONE", "NODES", "ASKED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
-HISTORY_COLUMNS = ("ID", "WHAT", "BACKEND", "OUTCOME", "STARTED", "FINISHED", "NOTE")
+HISTORY_COLUMNS = ("ID", "WHAT", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
 _SHORT_ID = 8
 _DONE_WORDS = {
     "install": "installed",
     "upgrade": "upgraded",
     "delete": "deleted",
     "rollback": "rolled back",
+    "fetch": "fetched",
 }
 _STATES = {"under_way": "under way"}
 _ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
@@ -28,6 +29,8 @@ def short_id(operation_id: str) -> str:
 
 
 def where(view: OperationView) -> str:
+    if view.scope == "controller":
+        return "the controller"
     return "every node" if view.scope == "all" else view.scope_value
 
 
@@ -188,7 +191,7 @@ def report(view: OperationView, now: datetime | None = None) -> list[str]:
     if not view.nodes:
         later = "; the first that joins gets it" if view.scope == "all" and view.kind == "install" else ""
         return [plain(f"{view.backend}: no node to do it on{later}")]
-    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} on", "success")]
+    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind == 'fetch' else 'on'}", "success")]
     groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]
     groups += [("failing on", "error"), ("waits on", "waits"), ("under way on", "")]
     return [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from corral.cli.asking import Json
+from corral.cli.asking import Json, said
 from corral.cli.output import ago, print_json, print_table
 from corral.cli.remote import remote
 from corral.kit.durations import parse_duration_s
@@ -26,11 +26,15 @@ _COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST
 @remote
 async def list_requests(
     client: Client,
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="only for this model")] = "",
-    by: Annotated[str, typer.Option("--by", metavar="KEY", help="only of this API key, by id or name")] = "",
-    node: Annotated[str, typer.Option("--node", metavar="NODE", help="only answered by this node")] = "",
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="only for this model", callback=said)] = "",
+    by: Annotated[
+        str, typer.Option("--by", metavar="KEY", help="only of this API key, by id or name", callback=said)
+    ] = "",
+    node: Annotated[str, typer.Option("--node", metavar="NODE", help="only answered by this node", callback=said)] = "",
     failed: Annotated[bool, typer.Option("--failed", help="only those answered with 400 or more")] = False,
-    since: Annotated[str, typer.Option("--since", metavar="SPAN", help="only of the last so long: 15m, 2d")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="SPAN", help="only of the last so long: 15m, 2d", callback=said)
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="at most so many")] = 50,
     as_json: Json = False,
 ) -> None:

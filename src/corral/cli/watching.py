@@ -53,6 +53,12 @@ async def watch(client: Client, ids: Sequence[str], *, as_json: bool = False, to
     return operation_text.exit_code(views)
 
 
+async def wait(client: Client, ids: Sequence[str]) -> int:
+    """The same without a word."""
+    views = await _follow(client, ids, Silent(), to_the_end=False)
+    return _let_go(ids) if views is None else operation_text.exit_code(views)
+
+
 async def watch_as_json_lines(client: Client, ids: Sequence[str], *, to_the_end: bool = False) -> int:
     """Every change as a line of JSON."""
     views = await _follow(client, ids, JsonLines(), to_the_end=to_the_end)

@@ -13,7 +13,10 @@ from corral.cli.output import print_json, print_table, tell
 from corral.cli.remote import remote
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from corral.client import Client
+    from corral.contract.why import WhyReplica, WhyVerdict
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -43,18 +46,12 @@ async def why_model(
     if as_json:
         print_json(told)
         return
-    for line in why_text.model_details(told):
-        tell(line)
-    if told.replicas:
-        tell()
-        print_table(why_text.REPLICA_COLUMNS, [why_text.replica_row(each) for each in told.replicas], empty="")
+    _tell_lines(why_text.model_details(told))
+    _tell_replicas(told.replicas)
     tell()
     print_table(why_text.NODE_COLUMNS, why_text.verdict_rows(told), empty="there are no nodes")
     if numbers:
-        for verdict in told.nodes:
-            tell()
-            for line in why_text.numbers(verdict, by=verdict.node):
-                tell(line)
+        _tell_numbers((verdict.node, verdict) for verdict in told.nodes)
 
 
 @app.command("node")
@@ -76,20 +73,14 @@ async def why_node(
     if as_json:
         print_json(told)
         return
-    for line in why_text.node_details(told):
-        tell(line)
+    _tell_lines(why_text.node_details(told))
     tell()
     print_table(why_text.SPACE_COLUMNS, [why_text.space_row(each) for each in told.spaces], empty="")
-    if told.replicas:
-        tell()
-        print_table(why_text.REPLICA_COLUMNS, [why_text.replica_row(each) for each in told.replicas], empty="")
+    _tell_replicas(told.replicas)
     tell()
     print_table(why_text.MODEL_COLUMNS, why_text.model_rows(told), empty="no model yet")
     if numbers:
-        for verdict in told.models:
-            tell()
-            for line in why_text.numbers(verdict, by=verdict.model):
-                tell(line)
+        _tell_numbers((verdict.model, verdict) for verdict in told.models)
 
 
 @app.command("op")
@@ -112,8 +103,25 @@ async def why_operation(
     if as_json:
         print_json(waiting)
         return
-    for line in operation_text.details(view):
-        tell(line)
+    _tell_lines(operation_text.details(view))
     tell()
     rows = [operation_text.node_row(each) for each in waiting]
     print_table(operation_text.NODE_COLUMNS, rows, empty="nothing is left to do")
+
+
+def _tell_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        tell(line)
+
+
+def _tell_replicas(replicas: Sequence[WhyReplica]) -> None:
+    if replicas:
+        tell()
+        print_table(why_text.REPLICA_COLUMNS, [why_text.replica_row(each) for each in replicas], empty="")
+
+
+def _tell_numbers(verdicts: Iterable[tuple[str, WhyVerdict]]) -> None:
+    """Each under the name of what was judged, or by whom."""
+    for name, verdict in verdicts:
+        tell()
+        _tell_lines(why_text.numbers(verdict, by=name))

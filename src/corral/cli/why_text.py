@@ -6,31 +6,28 @@ from collections.abc import Iterator
 
 from corral.cli.output import pairs, plain, size
 from corral.contract.loads import LoadStatus
-from corral.contract.why import WhyModel, WhyNode, WhyReplica, WhySpace, WhyVerdict
+from corral.contract.why import DECISIONS, WhyModel, WhyNode, WhyReplica, WhySpace, WhyVerdict, said_once
 from corral.kit.durations import format_duration
+from corral.kit.lines import in_short
 
 NODE_COLUMNS = ("NODE", "TAKES IT", "BECAUSE", "NOTE")
 MODEL_COLUMNS = ("MODEL", "TAKES IT", "BECAUSE", "NOTE")
 REPLICA_COLUMNS = ("MODEL", "NODE", "REPLICA", "STATE", "REQUESTS", "MEMORY", "UNUSED", "STAYS BECAUSE IT", "PLACED")
 SPACE_COLUMNS = ("MEMORY", "FREE", "OF", "RESERVED", "REPLICAS", "NOTE")
-_DECISIONS = {
-    "placed": "there is a place",
-    "make_room": "others would have to make room",
-    "wait": "it would have to wait",
-    "no_room": "there is no place",
-}
 
 
 def model_details(told: WhyModel) -> Iterator[str]:
+    decision = DECISIONS.get(told.decision, told.decision)
+    load = _load(told.load) if told.load is not None and told.load.state != "loaded" else ""
     yield from pairs(
         [
             ("model", told.model),
-            ("one more", f"{_DECISIONS.get(told.decision, told.decision)}: {told.text}"),
+            ("one more", f"{decision}: {told.text}" if decision else told.text),
             ("in the way", "; ".join(told.kept)),
             ("needs", _needs(told)),
             ("wanted", _wanted(told)),
-            ("scaling", f"{told.scaling}: {told.scaling_text}"),
-            ("load", _load(told.load) if told.load is not None and told.load.state != "loaded" else ""),
+            ("scaling", f"{told.scaling}: {said_once(told.scaling_text, told.text)}"),
+            ("load", said_once(load, told.text)),
         ]
     )
 
@@ -110,7 +107,7 @@ def _wanted(told: WhyModel) -> str:
 
 def _load(load: LoadStatus) -> str:
     words = [load.state, f"on {load.node}" if load.node else "", f"{load.progress:.0f}%" if load.progress else ""]
-    told = load.error or load.message
+    told = in_short(load.error or load.message)
     return " ".join(filter(None, words)) + (f": {told}" if told else "")
 
 

@@ -41,6 +41,7 @@ _BY_STATUS: dict[int, type[CorralError]] = {
 _KINDS: tuple[type[CorralError], ...] = (*_BY_STATUS.values(), NoCapacity, Unreachable)
 _BY_CODE = {kind.code: kind for kind in _KINDS}
 _LONGEST_TEXT = 300
+AWAY = (Unreachable, Unavailable, OutcomeUnknown)  # the fleet cannot say now; what it was asked for goes on
 
 
 class _ErrorBody(Message, frozen=True):

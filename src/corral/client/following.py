@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
+from corral.client.errors import AWAY
 from corral.client.events import FleetEvent, Lost, OperationRemoved, OperationSeen, Restarted
 from corral.client.operations import Operations, events_of
 from corral.contract.admin import OperationView
 from corral.kit.backoff import Backoff
-from corral.kit.errors import CorralError, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.errors import CorralError
 from corral.kit.tasks import Wake
 
-_AWAY = (Unreachable, Unavailable, OutcomeUnknown)
 _MANY = 8  # streams for one command, at most
 _EVERYTHING = "/api/events"
 
@@ -134,7 +134,7 @@ class Following:
                 view = await self._source.operations.get(each)
                 if self._views.get(each) is before:  # else the stream told of it meanwhile, and that is newer
                     self._take(view)
-        except _AWAY as error:
+        except AWAY as error:
             self._away = True
             self._watcher.lost(error.message)
             return self._backoff.next_s()

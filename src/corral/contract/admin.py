@@ -175,7 +175,7 @@ class OperationView(
 ):
     """The contract's operation entry (http.md §3.2), then ours."""
 
-    id: str = always(str)  # the backend
+    id: str = always(str)  # the backend, or the model whose files are fetched
     name: str = always(str)
     full_name: str = always(str)
     job_id: str = always(str)
@@ -192,9 +192,9 @@ class OperationView(
     total_bytes: int = 0
     error: str = ""
     nodes: tuple[OperationNodeView, ...] = ()
-    kind: str = ""  # ours from here on: install, upgrade, delete, rollback
-    backend: str = ""
-    scope: str = ""  # all, selector, node
+    kind: str = ""  # ours from here on: install, upgrade, delete, rollback; fetch, of a model's files
+    backend: str = ""  # of a fetch: the model
+    scope: str = ""  # all, selector, node; controller
     scope_value: str = ""  # the selector, or the node's name
     state: str = ""  # done, failing, waiting, under_way
     settled: bool = False  # nothing moves: whoever watches may go, what remains goes on

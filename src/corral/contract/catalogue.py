@@ -81,6 +81,7 @@ class InstallModel(Message, frozen=True):
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)  # laid over the definition; null takes a key away
     replace: bool = False  # though there is one of that name
     recreate: bool = False  # of a replacement: do not wait for the new revision before the old one goes
+    fetch: bool = False  # its files now, not when the first request needs them
 
 
 class EditModel(Message, frozen=True):
@@ -102,6 +103,7 @@ class ModelChanged(Message, frozen=True):
     message: str = always(str)
     changed: bool = always(bool)  # False: it was so already
     notes: tuple[str, ...] = ()  # what a person should know: a backend nobody has, an alias of nothing
+    job_id: str = ""  # of the operation that fetches its files, where that was asked and there are any to fetch
 
 
 class AvailableModel(Message, frozen=True):

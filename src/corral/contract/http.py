@@ -203,7 +203,7 @@ class Errand:
         self.strip = strip
         self.add = add
         self.patience = patience
-        self.wire = wire  # the upstream's head up to the request id's value
+        self.wire = wire  # the upstream's head up to the digits of its length
         self.tag: object = None  # the shortcut's own
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from corral.contract.artifacts import HubSnapshot, read_artifacts, snapshot_of
 from corral.contract.budget import Amount, parse_budget
 from corral.contract.codec import Message, always
 from corral.contract.sources import is_safe_path
@@ -78,6 +79,7 @@ class Definition(Message, frozen=True):
     backend: str = ""  # as it is named; of one with GGUF weights that names none, llama-cpp
     weights: str = ""  # parameters.model: a file below the model's folder, a hub id, or a name the engine knows
     files: tuple[ModelFile, ...] = ()
+    snapshots: tuple[HubSnapshot, ...] = ()  # besides the files, and with files of their own
     context_size: int = 0  # 0: the engine's own
     parallel: int = 0  # 0: the manifest's
     memory_bytes: int = 0  # 0: estimate it
@@ -90,6 +92,8 @@ class Definition(Message, frozen=True):
     idle_unload_s: float = 0.0  # 0: the fleet's setting
     while_loading: WhileLoading = WhileLoading()
     load_wait_s: float = 0.0  # 0: the fleet's setting
+    max_concurrent: int = 0  # limits.max_concurrent: requests under way and waiting; 0: as many as come
+    retry_after_s: int = 0  # limits.retry_after_seconds: told to whom that turns away; 0: a second
 
     @property
     def revision(self) -> str:
@@ -114,7 +118,9 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
     for key, value in (("parameters.model", weights), ("mmproj", _text(mapping, "mmproj"))):
         if value and "://" not in value and not is_safe_path(value):
             raise Invalid(f"{key} {value!r} leads out of the models folder")
-    files = _files(mapping)
+    listed = _files(mapping)
+    files = tuple(file for file in listed if snapshot_of(file.uri) is None)
+    limits = _mapping(mapping, "limits")
     return Definition(
         name=name,
         whole=dict(mapping),
@@ -122,6 +128,7 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
         backend=backend or _usual_backend(weights, files),
         weights=weights,
         files=files,
+        snapshots=_snapshots(mapping, weights, listed),
         context_size=max(0, _number(mapping, "context_size", least=-1)),
         parallel=_number(mapping, "parallel"),
         memory_bytes=_size(mapping, "memory"),
@@ -134,6 +141,8 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
         idle_unload_s=_seconds(mapping, "idle_unload"),
         while_loading=_while_loading(mapping, name),
         load_wait_s=_seconds(mapping, "load_wait"),
+        max_concurrent=_number(limits, "max_concurrent", shown="limits.max_concurrent"),
+        retry_after_s=_number(limits, "retry_after_seconds", shown="limits.retry_after_seconds"),
     )
 
 
@@ -145,6 +154,8 @@ def check_model_name(name: str) -> str:
         raise Invalid(f"a model's name has at most {LONGEST_NAME} characters")
     if name != name.strip() or not name.isprintable() or not is_safe_path(name) or "*" in name:
         raise Invalid(f"{name!r} cannot be a model's name")
+    if name.startswith("."):
+        raise Invalid(f"{name!r} cannot be a model's name: what begins with a dot is hidden in folders of models")
     return name
 
 
@@ -180,6 +191,14 @@ def _files(mapping: Mapping[str, Any]) -> tuple[ModelFile, ...]:
     if len({file.path for file in found}) != len(found):
         raise Invalid("download_files: two entries have the same filename")
     return tuple(found)
+
+
+def _snapshots(mapping: Mapping[str, Any], weights: str, listed: tuple[ModelFile, ...]) -> tuple[HubSnapshot, ...]:
+    found = [snapshot_of(weights), *(snapshot_of(file.uri, file.path) for file in listed)]
+    snapshots = (*(each for each in found if each is not None), *read_artifacts(mapping, weights))
+    if len({each.folder for each in snapshots}) != len(snapshots):
+        raise Invalid("two repositories of the hub would lie in the same folder")
+    return snapshots
 
 
 def _usual_backend(weights: str, files: tuple[ModelFile, ...]) -> str:
@@ -222,10 +241,10 @@ def _texts(mapping: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _number(mapping: Mapping[str, Any], key: str, *, least: int = 0) -> int:
+def _number(mapping: Mapping[str, Any], key: str, *, least: int = 0, shown: str = "") -> int:
     value = mapping.get(key) or 0
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
-        raise Invalid(f"{key} is a whole number, {least} or more")
+        raise Invalid(f"{shown or key} is a whole number, {least} or more")
     return value
 
 

@@ -39,6 +39,9 @@ class Receipts(Message, frozen=True):
     # Requests that wait at this gateway right now, by model. A batch comes at least once a second while there are any,
     # and one without them after the last.
     waiting: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+    # Prompts since the last batch that did not go to the replica which knows their beginning, because it had too much
+    # to do (contract: http.md §6.8), by model.
+    pressure: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
 
 
 class RequestView(Message, frozen=True, omit_defaults=False):

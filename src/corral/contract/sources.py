@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from corral.contract.codec import Message, always
@@ -35,6 +35,11 @@ _REFERENCE = re.compile(
     r"(?P<path>[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z"
+)
+_REPOSITORY_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_REPOSITORY = re.compile(
+    r"(?:(?:huggingface|hf)://|hf\.co/)"
+    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<revision>[^@?#/\s]+))?/?\Z"
 )
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
@@ -163,6 +168,23 @@ def parse_uri(text: str, *, image: bool = False, github: str = RAW_GITHUB, hub: 
     raise Invalid(f"{text[:200]!r} is not a source; write oci://, http(s)://, file://, ocifile://, pypi:// or a path")
 
 
+class HubRepository(NamedTuple):
+    id: str  # owner/name
+    revision: str = ""  # a branch, a tag or a commit; empty: the main one
+
+
+def parse_repository(text: str) -> HubRepository | None:
+    """`huggingface://owner/name[@revision]`: all of a repository on the hub. None for anything else, a file of it
+    included."""
+    found = _REPOSITORY.match(text.strip())
+    return HubRepository(found["id"], found["revision"] or "") if found is not None else None
+
+
+def is_repository_id(text: str) -> bool:
+    """Whether it could be a repository's name on the hub."""
+    return _REPOSITORY_ID.match(text) is not None
+
+
 def parse_requirement(text: str) -> str:
     """`name`, `name==version`, extras allowed, with the name in its normal form. Ranges would not name one thing."""
     found = _REQUIREMENT.match(text.strip().rstrip("/"))
@@ -215,7 +237,7 @@ def _hub_url(text: str, hub: str) -> str:
         raise Invalid(f"{text[:200]!r} is not a file on the hub; write huggingface://owner/repo/path")
     # A revision may stand behind the repository or behind the file; wherever it stands it means the same.
     repository, _, early = repository.partition("@")
-    file, _, late = file.partition("@")
+    file, _, late = (file, "", "") if early else file.partition("@")
     return f"{hub.rstrip('/')}/{owner}/{repository}/resolve/{early or late or 'main'}/{file}"
 
 

@@ -28,6 +28,7 @@ class ViewNode(Message, frozen=True):
     status: str = always(str)
     ingress_url: str = ""  # over https its certificate is for `id`: verify that name, not the address
     ingress_token: str = ""  # signed, scope replicas, for this node alone: what the gateway shows at its ingress
+    via_controller: bool = False  # it has no ingress: requests go to the controller, by the same path and token
 
 
 class ViewPolicy(Message, frozen=True):
@@ -50,7 +51,8 @@ class ViewModel(Message, frozen=True):
     stand_in: str = ""  # for `use`
     load_wait_s: float = 0.0  # 0: the gateway's setting
     policy: ViewPolicy | None = None  # None: the gateway's setting
-    queue_limit: int = 0  # requests that may wait for a slot; 0: the gateway's setting
+    max_concurrent: int = 0  # requests under way and waiting, together; 0: as many as come
+    retry_after_s: float = 0.0  # told to whom that turns away; 0: a second
 
 
 class ViewReplica(Message, frozen=True):

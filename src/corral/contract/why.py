@@ -8,6 +8,18 @@ from __future__ import annotations
 from corral.contract.codec import Message, always
 from corral.contract.loads import LoadStatus
 
+DECISIONS = {  # of WhyModel, in words before its text; none where that says it itself
+    "placed": "there is a place",
+    "make_room": "others would have to make room",
+    "wait": "not yet",
+    "no_room": "",
+}
+
+
+def said_once(text: str, before: str) -> str:
+    """`text` for a reader who has just read `before`: scaling and loads often tell the decision's own sentence."""
+    return text.replace(before, "see above") if before else text
+
 
 class WhyCheck(Message, frozen=True):
     """One condition a node has to meet, with the numbers that were compared."""

@@ -6,15 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.contract.sources import HUB
+from corral.kit.checks import a_port, positive
 from corral.kit.settings import Seconds, setting
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
-
-
-def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
 
 
 def _url(value: str) -> str | None:
@@ -25,11 +18,14 @@ def _url(value: str) -> str | None:
 class FileSettings:
     blob_host: str = setting("address workers fetch model files from", default="127.0.0.1")
     blob_port: int | None = setting(
-        "port of the same (8090, or a free one when that is taken); 0 = any free one", default=None, check=_port
+        "port of the same (8090, or a free one when that is taken); 0 = any free one", default=None, check=a_port
+    )
+    blob_port_moves: bool = setting(
+        "any free port when the one above is taken; workers are told with each order", default=False, advanced=True
     )
     blob_url: str = setting(
-        "URL of the same for workers; `{host}` stands for the host by which they reach the cluster; empty = host and "
-        "port of the above",
+        "URL of the same for workers; `{host}` stands for the host by which they reach the cluster, `{port}` for the "
+        "port; empty = host and port of the above",
         default="",
         check=lambda value: _url(value) if value else None,
     )
@@ -53,9 +49,9 @@ class FileSettings:
     download_stall_s: Seconds = setting(
         "a download on which nothing came for so long is begun again where it stopped",
         default=Seconds(60),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     keep_blobs_s: Seconds = setting(
-        "files that no model needs are removed after so long", default=Seconds(3600), check=_positive, advanced=True
+        "files that no model needs are removed after so long", default=Seconds(3600), check=positive, advanced=True
     )

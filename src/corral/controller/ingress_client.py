@@ -68,7 +68,7 @@ class IngressClient:
         )
 
     def _token(self, node: Node, scope: Scope) -> str:
-        if node.protocol == 0:  # LocalAI's, which knows one token only
+        if node.shares_token:  # LocalAI's, which knows one token only
             return self._shared_token
         return self._tokens.sign("controller", [scope], aud=node.id, life_s=_TOKEN_LIFE_S)
 

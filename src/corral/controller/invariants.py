@@ -72,7 +72,8 @@ def forgotten(before: Facts, after: Facts) -> list[str]:
 
 
 def astray(facts: Facts) -> list[str]:
-    """1: an operation is open for as long as a row of it is, and an open row has a rule that somebody brings about."""
+    """1: an operation is open for as long as a row of it is, and an open row has a rule that somebody brings about; but
+    fetching a model's files has none."""
     wrong = []
     open_rows: dict[str, list[OperationNode]] = {}
     for (id, _), row in facts.rows.items():
@@ -83,7 +84,7 @@ def astray(facts: Facts) -> list[str]:
         names = ", ".join(sorted(row.node_name for row in left))
         if left and operation.finished_at is not None:
             wrong.append(f"operation {id} is said to have ended, but not on {names}")
-        if left and operation.generation not in facts.rules:
+        if left and operation.kind != "fetch" and operation.generation not in facts.rules:
             wrong.append(f"no rule asks any more for what operation {id} still has to do on {names}")
         if not left and operation.finished_at is None:
             wrong.append(f"operation {id} has nothing left to do and is not said to have ended")
@@ -118,6 +119,8 @@ def unproven(before: Facts, after: Facts) -> list[str]:
 
 
 def is_shown(operation: Operation, row: OperationNode, inventory: Inventory | None) -> bool:
+    if operation.kind == "fetch":
+        return True  # no node's inventory has to do with it
     if inventory is None:
         return False
     there = find_installed(inventory.backends, operation.backend, row.variant)

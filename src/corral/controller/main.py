@@ -24,8 +24,10 @@ from corral.controller.api.server import serve_app
 from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
 from corral.controller.backends import Backends
 from corral.controller.bus_setup import set_up_bus
+from corral.controller.demand import Demand
 from corral.controller.files.deleted import Deleted
-from corral.controller.files.opening import open_model_files
+from corral.controller.files.fetches import Fetches
+from corral.controller.files.opening import fetch_pace, open_model_files
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.galleries import open_galleries
 from corral.controller.health.classify import Guard
@@ -38,6 +40,8 @@ from corral.controller.leadership import Leadership
 from corral.controller.metrics import ControllerMetrics
 from corral.controller.models.setup import open_models
 from corral.controller.overview import Overview
+from corral.controller.peer_setup import open_localai
+from corral.controller.peers.needs import PeerNeeds
 from corral.controller.presence import Presence
 from corral.controller.readiness import Readiness
 from corral.controller.receipts import ReceiptBook
@@ -46,6 +50,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replica_setup import replica_settings
+from corral.controller.replicas.reconcile import LEASE as REPLICAS
 from corral.controller.replicas.setup import Needs, Replicas
 from corral.controller.settings import ControllerSettings
 from corral.controller.store_wait import open_store_when_there
@@ -55,6 +60,7 @@ from corral.controller.web.routes import dependencies as web_dependencies
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
+from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
 from corral.kit.tasks import leaves
 
@@ -121,7 +127,37 @@ async def serve(
         ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
         catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
-        receipts = ReceiptBook(store, clock)
+        demand = Demand(bus, clock)
+        receipts = ReceiptBook(store, clock, demand)
+        fetches = Fetches(
+            store,
+            bus,
+            opened_files.files,
+            backends.progress,
+            leadership,
+            watch,
+            clock,
+            lease=REPLICAS,
+            pace=fetch_pace(settings),
+        )
+        peers = await opened.enter_async_context(
+            open_localai(
+                settings,
+                PeerNeeds(
+                    store,
+                    bus,
+                    leadership,
+                    watch,
+                    clock,
+                    catalogue,
+                    opened_files.files,
+                    ingresses,
+                    ingress_tokens.public_key,
+                    backends.reconciler.not_reached,
+                ),
+                instance,
+            )
+        )
         replicas = Replicas(
             store,
             bus,
@@ -129,7 +165,15 @@ async def serve(
             watch,
             clock,
             Needs(
-                catalogued.models, opened_files.files, catalogue, backends.accepting, changes, waiting=receipts.waiting
+                catalogued.models,
+                fetches,
+                catalogue,
+                backends.accepting,
+                changes,
+                waiting=demand.waiting,
+                pressure=demand.pressure,
+                orders=peers.orders if peers is not None else None,
+                keep_list=opened_files.files.keep_list,
             ),
             replica_settings(settings),
         )
@@ -198,6 +242,7 @@ async def serve(
                 "catalogue": catalogue,
                 "preparing": backends.preparing,
                 "models": catalogued.models,
+                "fetches": fetches,
                 "loads": replicas.loads,
                 "replica_rows": replicas.rows,
                 "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
@@ -232,13 +277,16 @@ async def serve(
                 *backends.parts,
                 *catalogued.parts,
                 *replicas.parts,
+                demand,
+                *(peers.parts if peers is not None else ()),
+                fetches,
                 *opened_files.parts,
                 Deleted(store, bus, leadership, clock),
             )
             loops = [tasks.create_task(part.run(), name=part.name) for part in parts]
             async with (
                 LogTunnels(access, node_admin, ingresses) as tunnels,
-                serve_app(app, settings, tunnels.protocol) as places,
+                serve_app(peers.around(app) if peers is not None else app, settings, tunnels.protocol) as places,
             ):
                 log.info("controller ready", instance=instance, at=places, store=store.kind)
                 await stopped.wait()
@@ -270,6 +318,7 @@ def run(settings: ControllerSettings) -> int:
 async def _until_signalled(settings: ControllerSettings) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    settle_after_start(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await serve(settings, stopped=stopped)

@@ -1,12 +1,12 @@
-"""What gateways tell of the requests they served: stored, listed, and how many wait right now."""
+"""What gateways tell of the requests they served: stored and listed. What they lack is `demand.py`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from datetime import UTC, datetime
 
 from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
+from corral.controller.demand import Demand
 from corral.controller.registry.views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
@@ -17,7 +17,6 @@ from corral.store.receipts import NamedReceipt, StoredReceipt
 
 log = get_log(__name__)
 
-_SILENT_AFTER_S = 5.0  # a gateway with requests that wait tells of them every second
 _NOTE_EVERY_S = 60.0
 _MOST_NOTED = 10_000
 _LONGEST = 512  # of a text in a receipt
@@ -25,15 +24,16 @@ _LARGEST = 2**53
 
 
 class ReceiptBook:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, demand: Demand | None = None) -> None:
         self._store = store
+        self._demand = demand
         self._clock = clock
-        self._waiting: dict[str, tuple[float, dict[str, int]]] = {}  # by gateway: when it told, and what
         self._noted: dict[str, float] = {}  # keys, and when their use was written down
         self.dropped = 0  # receipts that gateways had no room for
 
     async def take(self, batch: Receipts) -> None:
-        self._hear(batch)
+        if self._demand is not None:
+            await self._demand.take(batch)
         if batch.dropped:
             self.dropped += batch.dropped
             log.warning("a gateway had no room for receipts", dropped=batch.dropped)
@@ -42,15 +42,6 @@ class ReceiptBook:
                 await receipts.insert(tx, [_stored(receipt) for receipt in batch.receipts])
                 for key_id in self._keys_to_note(batch):
                     await api_keys.note_use(tx, key_id)
-
-    def waiting(self) -> dict[str, int]:
-        """Requests that wait at gateways which tell this controller, by model."""
-        fresh = self._clock.monotonic() - _SILENT_AFTER_S
-        total: Counter[str] = Counter()
-        for told_at, waiting in self._waiting.values():
-            if told_at >= fresh:
-                total.update(waiting)
-        return dict(total)
 
     async def list_views(
         self, *, limit: int, failed: bool, model: str, key: str, node: str, since: datetime | None, before: str
@@ -80,12 +71,6 @@ class ReceiptBook:
             self._noted.clear()
         self._noted.update(dict.fromkeys(due, now))
         return due
-
-    def _hear(self, batch: Receipts) -> None:
-        if batch.waiting:
-            self._waiting[batch.gateway] = (self._clock.monotonic(), batch.waiting)
-        else:
-            self._waiting.pop(batch.gateway, None)
 
 
 def _read_place(text: str) -> tuple[datetime, str]:

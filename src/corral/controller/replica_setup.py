@@ -26,6 +26,7 @@ def replica_settings(settings: ControllerSettings) -> ReplicaSettings:
                 down_after_s=settings.scale_down_after_s,
             ),
             idle_unload_s=settings.idle_unload_s,
+            localai=settings.compat_localai,
         ),
         ReplicaTimes(accept_s=settings.backend_accept_timeout_s),
     )

@@ -6,44 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.controller.file_settings import FileSettings
-from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, parse_galleries
-from corral.kit.errors import Invalid
+from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
+from corral.kit.checks import a_log_level, at_least_one, positive
 from corral.kit.settings import BadSettings, Seconds, setting
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
 
 
 def _percent(value: int) -> str | None:
     return None if 0 <= value <= 100 else "must be between 0 and 100"
 
 
-def _at_least_one(value: int) -> str | None:
-    return None if value >= 1 else "must be at least 1"
-
-
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be between 0 (none) and 65535"
-
-
-def _log_level(value: str) -> str | None:
-    words = ("debug", "info", "warning", "error")
-    return None if value.lower() in words else f"must be one of {', '.join(words)}"
 
 
 def _store_url(value: str) -> str | None:
     if value.startswith(("sqlite:///", "postgresql://", "postgres://")):
         return None
     return "must be sqlite:///PATH or postgresql://USER@HOST/NAME"
-
-
-def _galleries(value: str) -> str | None:
-    try:
-        parse_galleries(value)
-    except Invalid as error:
-        return error.message
-    return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,7 @@ class _ControllerSettings:
         "lifetime of a node's bus credential",
         default=Seconds(3600),
         aliases=("LOCALAI_NATS_WORKER_JWT_TTL",),
-        check=_positive,
+        check=positive,
     )
 
     auto_approve: bool = setting(
@@ -119,7 +98,7 @@ class _ControllerSettings:
     pending_limit: int = setting(
         "nodes that may wait for approval at once; more are told to come back later",
         default=1000,
-        check=_at_least_one,
+        check=at_least_one,
         advanced=True,
     )
     compat_localai: bool = setting("let LocalAI workers join with the shared registration token", default=False)
@@ -130,45 +109,45 @@ class _ControllerSettings:
         aliases=("LOCALAI_REGISTRATION_TOKEN",),
     )
 
-    stale_after_s: Seconds = setting("a node silent for so long is offline", default=Seconds(60), check=_positive)
-    health_interval_s: Seconds = setting("how often health is judged", default=Seconds(5), check=_positive)
+    stale_after_s: Seconds = setting("a node silent for so long is offline", default=Seconds(60), check=positive)
+    health_interval_s: Seconds = setting("how often health is judged", default=Seconds(5), check=positive)
     guard_share: int = setting(
         "automation takes no more than this share of nodes (percent) offline in one window", default=40, check=_percent
     )
-    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3, check=_at_least_one)
+    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3, check=at_least_one)
     heartbeat_flush_s: Seconds = setting(
-        "heartbeats are written in batches this far apart", default=Seconds(1), check=_positive, advanced=True
+        "heartbeats are written in batches this far apart", default=Seconds(1), check=positive, advanced=True
     )
     watch_interval_s: Seconds = setting(
         "how often the database is asked for changes made by other controllers",
         default=Seconds(1),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     lease_ttl_s: Seconds = setting(
-        "a controller silent for so long loses its leases", default=Seconds(15), check=_positive, advanced=True
+        "a controller silent for so long loses its leases", default=Seconds(15), check=positive, advanced=True
     )
     ingress_check_interval_s: Seconds = setting(
-        "how often a node's ingress is tried", default=Seconds(30), check=_positive, advanced=True
+        "how often a node's ingress is tried", default=Seconds(30), check=positive, advanced=True
     )
     ingress_check_timeout_s: Seconds = setting(
-        "how long one try may take", default=Seconds(5), check=_positive, advanced=True
+        "how long one try may take", default=Seconds(5), check=positive, advanced=True
     )
     session_ttl_s: Seconds = setting(
-        "a web session unused for so long ends", default=Seconds(12 * 3600), check=_positive
+        "a web session unused for so long ends", default=Seconds(12 * 3600), check=positive
     )
 
     galleries: str = setting(
         "galleries besides the built-in one, read when first needed: a JSON list of {name, url, mirrors}; [] = none",
         default=DEFAULT_GALLERIES,
         aliases=("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES"),
-        check=_galleries,
+        check=check_galleries,
     )
     model_galleries: str = setting(
         "galleries of models besides the built-in one, read when first needed: a JSON list like that of galleries",
         default=DEFAULT_MODEL_GALLERIES,
         aliases=("LOCALAI_GALLERIES", "GALLERIES"),
-        check=_galleries,
+        check=check_galleries,
     )
     models_folder: Path | None = setting(
         "YAML files in here define models, as long as they are here; empty = models in the data folder",
@@ -176,7 +155,7 @@ class _ControllerSettings:
         aliases=("LOCALAI_MODELS_PATH",),
     )
     models_folder_interval_s: Seconds = setting(
-        "how often that folder is looked at", default=Seconds(2), check=_positive, advanced=True
+        "how often that folder is looked at", default=Seconds(2), check=positive, advanced=True
     )
     model_scheduling: str = setting(
         "schedules set at every start, as a JSON list: model_name, min_replicas, max_replicas, replicas, node_selector",
@@ -190,10 +169,10 @@ class _ControllerSettings:
         "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True
     )
     gallery_fresh_s: Seconds = setting(
-        "a gallery is read again when its copy is older", default=Seconds(3600), check=_positive, advanced=True
+        "a gallery is read again when its copy is older", default=Seconds(3600), check=positive, advanced=True
     )
     gallery_timeout_s: Seconds = setting(
-        "how long one place of a gallery may take to send it", default=Seconds(15), check=_positive, advanced=True
+        "how long one place of a gallery may take to send it", default=Seconds(15), check=positive, advanced=True
     )
     insecure_registries: tuple[str, ...] = setting(
         "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
@@ -202,58 +181,58 @@ class _ControllerSettings:
         "how long a worker that answers when it is done may take for an install; longer is no failure",
         default=Seconds(900),
         aliases=("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
-        check=_positive,
+        check=positive,
     )
     backend_upgrade_timeout_s: Seconds = setting(
         "the same for an upgrade",
         default=Seconds(900),
         aliases=("LOCALAI_NATS_BACKEND_UPGRADE_TIMEOUT",),
-        check=_positive,
+        check=positive,
     )
     backend_delete_timeout_s: Seconds = setting(
-        "the same for a delete", default=Seconds(120), check=_positive, advanced=True
+        "the same for a delete", default=Seconds(120), check=positive, advanced=True
     )
     backend_accept_timeout_s: Seconds = setting(
-        "how long a worker may take to accept an order", default=Seconds(10), check=_positive, advanced=True
+        "how long a worker may take to accept an order", default=Seconds(10), check=positive, advanced=True
     )
     backend_list_timeout_s: Seconds = setting(
-        "how long a worker may take to list its backends", default=Seconds(30), check=_positive, advanced=True
+        "how long a worker may take to list its backends", default=Seconds(30), check=positive, advanced=True
     )
     retry_first_s: Seconds = setting(
-        "what failed on a node is tried again after so long; doubles each time", default=Seconds(30), check=_positive
+        "what failed on a node is tried again after so long; doubles each time", default=Seconds(30), check=positive
     )
-    retry_cap_s: Seconds = setting("longest pause between two tries", default=Seconds(900), check=_positive)
+    retry_cap_s: Seconds = setting("longest pause between two tries", default=Seconds(900), check=positive)
     reconcile_interval_s: Seconds = setting(
         "how often every node is compared with what should be, whatever was heard",
         default=Seconds(30),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     inventory_interval_s: Seconds = setting(
-        "how often LocalAI workers are asked what they have", default=Seconds(60), check=_positive, advanced=True
+        "how often LocalAI workers are asked what they have", default=Seconds(60), check=positive, advanced=True
     )
     progress_interval_s: Seconds = setting(
-        "progress is told to followers at most so often", default=Seconds(0.25), check=_positive, advanced=True
+        "progress is told to followers at most so often", default=Seconds(0.25), check=positive, advanced=True
     )
     progress_write_interval_s: Seconds = setting(
-        "and written down at most so often", default=Seconds(1), check=_positive, advanced=True
+        "and written down at most so often", default=Seconds(1), check=positive, advanced=True
     )
     accept_budget_s: Seconds = setting(
         "how long a request waits for galleries and registries; what they have not said by then is found out later",
         default=Seconds(5),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     upgrade_check_interval_s: Seconds = setting(
         "how often galleries are asked for something newer than what is installed",
         default=Seconds(6 * 3600),
-        check=_positive,
+        check=positive,
     )
     keep_receipts_s: Seconds = setting(
-        "what became of requests is forgotten after so long", default=Seconds(14 * 86400), check=_positive
+        "what became of requests is forgotten after so long", default=Seconds(14 * 86400), check=positive
     )
     keep_operations_s: Seconds = setting(
-        "operations that ended so long ago are forgotten", default=Seconds(30 * 86400), check=_positive, advanced=True
+        "operations that ended so long ago are forgotten", default=Seconds(30 * 86400), check=positive, advanced=True
     )
     auto_upgrade: bool = setting(
         "upgrade by itself what the check finds", default=False, aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",)
@@ -266,7 +245,7 @@ class _ControllerSettings:
         "a model that failed to load is not tried again for so long; doubles each time, up to five minutes",
         default=Seconds(10),
         aliases=("LOCALAI_MODEL_LOAD_FAILURE_COOLDOWN",),
-        check=_positive,
+        check=positive,
     )
     disk_check: bool = setting(
         "place no model where its files would fill the disk",
@@ -279,26 +258,29 @@ class _ControllerSettings:
         aliases=("LOCALAI_DISTRIBUTED_SHARED_MODELS",),
     )
     scale_down_after_s: Seconds = setting(
-        "a replica beyond the least a schedule wants, unused for so long, ends", default=Seconds(300), check=_positive
+        "a replica beyond the least a schedule wants, unused for so long, ends", default=Seconds(300), check=positive
     )
     scale_up_after_s: Seconds = setting(
         "when all replicas of a scheduled model are busy for so long, another is started",
         default=Seconds(5),
-        check=_positive,
+        check=positive,
     )
     replica_interval_s: Seconds = setting(
         "how often replicas are compared with what should be, whatever was heard",
         default=Seconds(5),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     stray_after_s: Seconds = setting(
         "a process of no model, with nothing to do, is stopped after so long",
         default=Seconds(120),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
-    log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
+    peer_check_interval_s: Seconds = setting(
+        "how often processes on LocalAI workers are looked at", default=Seconds(5), check=positive, advanced=True
+    )
+    log_level: str = setting("debug, info, warning or error", default="info", check=a_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 
     def __post_init__(self) -> None:

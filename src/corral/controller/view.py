@@ -77,7 +77,9 @@ class Views:
                     id=row.id,
                     name=row.name,
                     status=row.status,
-                    ingress_url=row.ingress_url,
+                    # A LocalAI worker's is a file server.
+                    ingress_url=row.ingress_url if row.protocol else "",
+                    via_controller=row.protocol == 0,
                     ingress_token=self._signed[row.id],
                 )
             )

@@ -97,6 +97,7 @@ class Why:
                 quiet=self._sight.quiet.find,
                 memory=self._sight.memory,
                 curious=True,
+                localai=self._sight.builds.for_localai if self._sight.options.localai else None,
             )
 
     def _world(self, read: Read) -> World:

@@ -74,6 +74,15 @@ def parse_galleries(text: str) -> tuple[Gallery, ...]:
     return galleries
 
 
+def check_galleries(text: str) -> str | None:
+    """For a setting: what is wrong with it."""
+    try:
+        parse_galleries(text)
+    except Invalid as error:
+        return error.message
+    return None
+
+
 def write_galleries(galleries: Iterable[Gallery]) -> str:
     """As orders carry them (`backend_galleries`). Ours is left out: LocalAI's workers could not read it."""
     return msgspec.json.encode([gallery for gallery in galleries if gallery != BUILT_IN]).decode()

@@ -158,7 +158,7 @@ class _Composer:
             self._take(event, items, problems)
             return items, problems
         if not isinstance(event, yaml.SequenceStartEvent):
-            raise Invalid("the index is not a YAML list")
+            raise Invalid("a definition is a mapping of keys to values" if single else "the index is not a YAML list")
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             self._take(event, items, problems)
         return items, problems

@@ -1,4 +1,4 @@
-"""Who asks: a secret in the head, a client in the view. Pure; the clock is only read for keys that expire."""
+"""Who asks: a secret in the head, a client in the view. The clock is only read for keys that expire."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from corral.gateway import answers
 from corral.gateway.answers import Answer
 from corral.gateway.view import Client, Fleet
 
+_KEY = b"ck_"
+
 
 class FleetSource(Protocol):
     @property
@@ -19,6 +21,9 @@ class FleetSource(Protocol):
 
     def server_now(self) -> float:
         """Seconds since the epoch on the controller's clock."""
+
+    async def look_again(self) -> None:
+        """Wait for a view that is read from now on, not for long."""
 
 
 def secret_of(headers: Headers) -> bytes | None:
@@ -30,6 +35,17 @@ def secret_of(headers: Headers) -> bytes | None:
         if name == b"x-api-key":
             other = value.strip() or None
     return other
+
+
+async def admit_lately(fleets: FleetSource, fleet: Fleet, headers: Headers) -> tuple[Fleet, Client | Answer]:
+    """`admit` for one that may wait: a key that nobody knows may have been made a moment ago. What does not even look
+    like one of ours is refused at once; the looks that others cause are shared, so a guesser causes no more of them
+    than one client does."""
+    secret = secret_of(headers)
+    if secret is not None and secret.startswith(_KEY) and fleet.find_client(secret) is None:
+        await fleets.look_again()
+        fleet = fleets.fleet or fleet
+    return fleet, admit(fleet, headers, fleets.server_now)
 
 
 def admit(fleet: Fleet, headers: Headers, now: Callable[[], float]) -> Client | Answer:

@@ -191,6 +191,17 @@ def queue_full(model: str, limit: int, retry_after_s: float) -> Answer:
     )
 
 
+def at_limit(model: str, limit: int, retry_after_s: float) -> Answer:
+    """What its definition says may be under way at once (`limits`) is."""
+    return openai_error(
+        503,
+        f"{limit} requests for `{model}` are under way, the most its definition allows. Try again shortly.",
+        kind=SERVER,
+        code="model_busy",
+        headers=(retry_after(retry_after_s),),
+    )
+
+
 def rate_limited(what: str, limit: int, retry_after_s: float) -> Answer:
     words = {
         "requests": f"this key may make {limit} requests a minute",
@@ -206,10 +217,10 @@ def rate_limited(what: str, limit: int, retry_after_s: float) -> Answer:
     )
 
 
-def no_room(retry_after_s: float) -> Answer:
+def no_room(where: str, retry_after_s: float) -> Answer:
     return openai_error(
         503,
-        "The gateway has no room to keep this body on its disk right now. Try again shortly.",
+        f"The gateway has no room to keep this body {where} right now. Try again shortly.",
         kind=SERVER,
         code="no_room",
         headers=(retry_after(retry_after_s),),

@@ -33,6 +33,8 @@ class _Name:
 
 _MODEL, _STREAM, _OTHER = _Name(), _Name(), _Name()
 _text = msgspec.json.Decoder(str)
+_LARGE = 1024 * 1024  # bytes
+_MOST_FIELDS = 1_000_000
 LONGEST_MODEL = 1024  # it is kept in receipts, and told in logs and answers
 
 
@@ -50,6 +52,8 @@ class FieldReader:
 
     def read(self, body: bytes) -> Fields:
         self._seen = False
+        if len(body) > _LARGE and _has_too_many(body):
+            raise BadBody(f"the body has more than {_MOST_FIELDS} fields")
         try:
             found = self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -80,6 +84,8 @@ def read_plainly(body: bytes) -> Fields | None:
     The decoder takes the last of several equal keys and does not look into names it skips. There is one `model` only if
     it stands there once, no escape can hide another, and no broken UTF-8 that somebody else might mend.
     """
+    if len(body) > _LARGE and _has_too_many(body):  # asked here: most are not, and a call costs something
+        return None
     try:
         fields = _plain(body)
         if not body.isascii():
@@ -90,6 +96,12 @@ def read_plainly(body: bytes) -> Fields | None:
     if body.find(_MODEL_KEY) != body.rfind(_MODEL_KEY) or body.rfind(_ESCAPED_LETTER) >= 0:
         return None
     return fields if fields.model else None
+
+
+def _has_too_many(body: bytes) -> bool:
+    """Fields, each of which takes its time, and memory where the model is called by another name: seconds, and a
+    gigabyte, for 60 MB of them. Those inside texts count, too; the longest prompts have a tenth as many."""
+    return body.count(b":") > _MOST_FIELDS
 
 
 def _model_name(raw: msgspec.Raw | None) -> str:

@@ -25,6 +25,8 @@ from corral.kit.tasks import Wake, run_every
 
 log = get_log(__name__)
 
+_LOOK_AGAIN_S = 2.0  # a controller that takes longer is as good as away
+
 
 class ViewSource(Protocol):
     async def read_view(self, known_etag: str | None) -> ReadView | None: ...
@@ -62,13 +64,13 @@ class ViewKeeper:
         """Something changed, or may have: look now. Any number of hints before a look count as one."""
         self._wake.set()
 
-    async def look_again(self, within_s: float = 2.0) -> None:
-        """Wait for a look that begins from now on, not longer than that: what somebody has just been told by the
+    async def look_again(self) -> None:
+        """Wait for a look that begins from now on, not for long: what somebody has just been told by the
         controller is in it. All who wait share it."""
         after = self._begun
         self.hint()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._end_of_look:
+            async with asyncio.timeout(_LOOK_AGAIN_S), self._end_of_look:
                 await self._end_of_look.wait_for(lambda: self._ended > after)
 
     def server_now(self) -> float:

@@ -88,5 +88,6 @@ class Limiters:
         return known
 
     def keep(self, key_ids: set[str]) -> None:
+        """Forget all others. What is under way of theirs ends where it began."""
         for gone in self._by_key.keys() - key_ids:
             del self._by_key[gone]

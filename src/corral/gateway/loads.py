@@ -7,7 +7,7 @@ only makes somebody look at the view sooner, tells how far it is, and why it fai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 
 log = get_log(__name__)
+
+_NUDGE_S = 1.0  # between two questions for a load that nobody waits for
 
 
 class LoadDesk(Protocol):
@@ -58,7 +60,8 @@ class Loads:
         self._retry = (retry_first_s, retry_cap_s)
         self._status: dict[str, LoadStatus] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}  # by model
-        self._tasks: set[asyncio.Task[None]] = set()  # also those that are ending
+        self._nudges: dict[str, asyncio.Task[None]] = {}  # by model
+        self._tasks: set[asyncio.Task[None]] = set()  # both kinds, also those that are ending
 
     def status(self, model: str) -> LoadStatus | None:
         """What was heard last; None: nothing yet."""
@@ -80,11 +83,37 @@ class Loads:
             self._status[model] = status
         return status
 
+    def nudge(self, model: str) -> None:
+        """`ask`, for whoever does not wait for it: soon, and once in a while however many want it."""
+        if model not in self._nudges:
+            nudge = asyncio.get_running_loop().create_task(self._nudge(model), name=f"ask for {model}")
+            self._nudges[model] = nudge
+            self._tasks.add(nudge)
+            nudge.add_done_callback(partial(self._nudged, model))
+
+    async def _nudge(self, model: str) -> None:
+        try:
+            await self.ask(model)
+        except CorralError as error:
+            log.debug("a load cannot be asked for", model=model, error=error.message)
+        except Exception:
+            log.exception("asking for a load failed", model=model)
+        await self._clock.sleep(_NUDGE_S)
+
+    def _nudged(self, model: str, nudge: asyncio.Task[None]) -> None:
+        self._tasks.discard(nudge)
+        del self._nudges[model]
+
     def arrived(self, model: str) -> None:
         """The view has a replica of it."""
         self._status.pop(model, None)
         if (watch := self._watches.get(model)) is not None:
             watch.cancel()
+
+    def keep(self, models: Collection[str]) -> None:
+        """Forget what was heard of all others: they are gone."""
+        for gone in self._status.keys() - models:
+            del self._status[gone]
 
     async def close(self) -> None:
         watches = list(self._tasks)
@@ -99,12 +128,16 @@ class Loads:
 
     async def _watch(self, model: str, waiters: Waiters) -> None:
         backoff = Backoff(*self._retry)
+        trouble = ""
         while waiters.wants(model):
             try:
                 await self._follow(model, waiters)
                 backoff.reset()
+                trouble = ""
             except CorralError as error:
-                log.warning("a load cannot be asked for; it will be tried again", model=model, error=error.message)
+                if trouble != error.code:  # once, not at every try
+                    trouble = error.code
+                    log.warning("a load cannot be asked for; it will be tried again", model=model, error=error.message)
             except Exception:
                 log.exception("following a load failed; it will be tried again", model=model)
             if waiters.wants(model):

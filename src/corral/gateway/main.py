@@ -20,7 +20,9 @@ import uvloop
 
 from corral.bus.api import BusTls
 from corral.contract.http import Patience, Target
+from corral.contract.view import FleetView
 from corral.gateway.admission import FleetSource
+from corral.gateway.bodies import BodyRoom
 from corral.gateway.controller_relay import ControllerRelay
 from corral.gateway.cors import Cors
 from corral.gateway.door import Door
@@ -44,6 +46,7 @@ from corral.kit.errors import CorralError, Invalid
 from corral.kit.files import read_text
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log
+from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
@@ -115,8 +118,20 @@ async def open_gateway(
             loads=state.in_flight,
         )
         loads = Loads(link, keeper.hint, clock, poll_s=settings.load_poll_s)
-        own = ReplicaRouter(state.in_flight, loads, clock, _router_options(settings), keeper.look_again)
-        keeper.on_view = own.took
+        own = ReplicaRouter(
+            state.in_flight,
+            loads,
+            clock,
+            _router_options(settings),
+            keeper.look_again,
+            controller=address.target,
+        )
+
+        def took(view: FleetView) -> None:
+            state.limiters.keep({key.id for key in view.keys})
+            own.took(view)
+
+        keeper.on_view = took
         metrics.totals["prefix_disturbed"] = (
             "Prompts that did not go where their beginning is known, because that replica was too busy.",
             lambda: own.disturbed,
@@ -127,7 +142,14 @@ async def open_gateway(
         )
         counts = metrics.routes[RouteClass.INFERENCE]
         sender = ReceiptSender(
-            state.ring, counts, link, clock, keeper.server_now, own.waiting, interval_s=settings.receipts_interval_s
+            state.ring,
+            counts,
+            link,
+            clock,
+            keeper.server_now,
+            own.waiting,
+            interval_s=settings.receipts_interval_s,
+            take_pressure=own.take_pressure,
         )
         door = build_door(settings, keeper, router or own, metrics, clock, gateway_key=gateway_key, state=state)
         async with (
@@ -158,6 +180,7 @@ class State:
         self.in_flight = InFlight()
         self.ring = ReceiptRing(settings.receipts_limit)
         self.limiters = Limiters()
+        self.room = BodyRoom(max(settings.bodies_limit_bytes, settings.body_limit_bytes))
         self.ejection = Ejection(
             self.in_flight,
             lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
@@ -195,15 +218,19 @@ def build_door(
     counts = metrics.routes[RouteClass.INFERENCE]
     counts.counted = state.ring.keep
     options = ServingOptions(patience, settings.retry_after_s, settings.tries, settings.expose_node_header)
-    serving = Serving(fleets, router, counts, state.ring, state.limiters, state.ejection, clock, cors, options)
+    serving = Serving(fleets, router, counts, state.ring, state.ejection, clock, cors, options)
     metrics.totals |= {
         "replica_retries": ("Requests sent to another replica, the first not reached.", lambda: serving.retries),
         "ejections": ("Times a replica was left alone because it was not reached.", lambda: state.ejection.count),
         "receipts_lost": ("Receipts that found no room.", lambda: state.ring.lost),
     }
+    metrics.gauges["body_bytes"] = ("JSON bodies of requests under way.", lambda: state.room.taken_bytes)
     v1 = V1(
         fleets,
         serving,
+        state.limiters,
+        state.room,
+        clock,
         cors=cors,
         body_limit_bytes=settings.body_limit_bytes,
         retry_after_s=settings.retry_after_s,
@@ -268,6 +295,8 @@ def relay_limits(settings: GatewaySettings) -> Limits:
 def pool_limits(settings: GatewaySettings) -> PoolLimits:
     return PoolLimits(
         connect_s=settings.connect_timeout_s,
+        patience=Patience(settings.replica_first_byte_s, settings.replica_idle_s),
+        dead_after_s=settings.upstream_dead_s,
         send_stall_s=settings.upstream_stall_s,
         idle_s=settings.upstream_idle_s,
         tunnel_idle_s=settings.tunnel_idle_s,
@@ -357,6 +386,7 @@ def _raise_file_limit() -> None:
 async def _serve_until_signalled(settings: GatewaySettings) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    settle_after_start(loop)
     serving = asyncio.ensure_future(serve(settings, stopped=stopped))
 
     def told_to_stop() -> None:

@@ -11,11 +11,11 @@ import mmap
 import re
 import tempfile
 from collections.abc import AsyncIterator
-from email.message import Message
-from typing import IO
+from typing import IO, NamedTuple
 
 from corral.contract.http import BodyTooLarge
 from corral.gateway.fields import LONGEST_MODEL, BadBody
+from corral.kit.header_values import read_parameters
 
 _WRITE_BYTES = 1024 * 1024
 _LONGEST_PART_HEAD = 8192
@@ -24,12 +24,23 @@ _LOOK_BYTES = 1024 * 1024  # at a time: others want to run, too
 _BOUNDARY = re.compile(rb'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
 
 
+class Named(NamedTuple):
+    """The field `model`, and where its value stands in the body."""
+
+    model: str
+    start: int
+    end: int
+
+
 class Spooled:
     """A body on disk, in a file that has no name any more. Close it when the request is over."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], folder: str | None = None) -> None:
         self._file = file
+        self._folder = folder
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._renamed: dict[str, Spooled] = {}
+        self.named: Named | None = None  # once somebody has read it
 
     def view(self) -> memoryview:
         return memoryview(self._map)
@@ -38,7 +49,27 @@ class Spooled:
     def data(self) -> mmap.mmap:
         return self._map
 
+    async def view_for(self, model: str) -> memoryview:
+        """The body as that model is to see it: with its own name, whatever the client called it. OSError where the disk
+        does not take it."""
+        named = self.named
+        if named is None or named.model == model:
+            return self.view()
+        renamed = self._renamed.get(model)
+        if renamed is None:
+            # A second file rather than a body in pieces: it is read as often as the request is sent.
+            file = await _make_file(self._folder)
+            try:
+                await asyncio.to_thread(_rename, self._map, named, model, file)
+                renamed = self._renamed[model] = Spooled(file)
+            except BaseException:
+                file.close()
+                raise
+        return renamed.view()
+
     def close(self) -> None:
+        for renamed in self._renamed.values():
+            renamed.close()
         self._file.close()
         with contextlib.suppress(BufferError):  # a connection that was cut still holds it; it goes with that
             self._map.close()
@@ -46,7 +77,7 @@ class Spooled:
 
 async def spool(pieces: AsyncIterator[bytes], limit_bytes: int, folder: str | None) -> Spooled:
     """Raises `BodyTooLarge`, `BadBody` for an empty one, OSError where the disk does not take it."""
-    file: IO[bytes] = await asyncio.to_thread(tempfile.TemporaryFile, "w+b", dir=folder, prefix="corral-body-")
+    file = await _make_file(folder)
     try:
         total, pending = 0, bytearray()
         async for piece in pieces:
@@ -60,10 +91,23 @@ async def spool(pieces: AsyncIterator[bytes], limit_bytes: int, folder: str | No
         if not total:
             raise BadBody("the body is empty")
         await asyncio.to_thread(_finish, file, bytes(pending))
-        return Spooled(file)
+        return Spooled(file, folder)
     except BaseException:
         file.close()
         raise
+
+
+async def _make_file(folder: str | None) -> IO[bytes]:
+    return await asyncio.to_thread(tempfile.TemporaryFile, "w+b", dir=folder, prefix="corral-body-")
+
+
+def _rename(data: mmap.mmap, named: Named, model: str, file: IO[bytes]) -> None:
+    for start, end in ((0, named.start), (named.end, len(data))):
+        if start:
+            file.write(model.encode())
+        for at in range(start, end, _WRITE_BYTES):
+            file.write(data[at : min(end, at + _WRITE_BYTES)])
+    file.flush()
 
 
 def _finish(file: IO[bytes], rest: bytes) -> None:
@@ -78,10 +122,10 @@ def boundary_of(content_type: bytes) -> bytes:
     return found[1] or found[2]
 
 
-def read_model(data: mmap.mmap | bytes, boundary: bytes) -> str:
+def read_model(data: mmap.mmap | bytes, boundary: bytes) -> Named:
     """The field `model`, wherever it stands. Two of them are refused, as in JSON. It may take a while: for a thread."""
     mark = b"--" + boundary
-    found: str | None = None
+    found: Named | None = None
     parts = 0
     at = _find(data, mark, 0)
     if at < 0:
@@ -102,9 +146,10 @@ def read_model(data: mmap.mmap | bytes, boundary: bytes) -> str:
         if _name_of(bytes(data[start:head_end])) == "model":
             if found is not None:
                 raise BadBody("`model` is given twice", param="model")
-            found = _text(bytes(data[head_end + 4 : min(after, head_end + 5 + LONGEST_MODEL)]))
+            start = head_end + 4
+            found = Named(_text(bytes(data[start : min(after, start + 1 + LONGEST_MODEL)])), start, after)
         at = after + 2
-    if not found:
+    if found is None or not found.model:
         raise BadBody("you must provide a `model`", param="model")
     return found
 
@@ -125,11 +170,11 @@ def _name_of(head: bytes) -> str | None:
     for line in head.split(b"\r\n"):
         label, _, value = line.partition(b":")
         if label.strip().lower() == b"content-disposition":
-            parsed = Message()
-            parsed["content-disposition"] = value.strip().decode("latin-1")
-            name = parsed.get_param("name", header="content-disposition")
-            filename = parsed.get_filename()
-            return str(name) if name is not None and filename is None else None
+            try:
+                _, told = read_parameters(value.decode("latin-1"))
+            except ValueError:
+                return None  # whoever gets the body may make something of it
+            return told.get("name") if "filename" not in told else None
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.contract.http import Request, Responder
 from corral.gateway import answers
-from corral.gateway.admission import FleetSource, admit
+from corral.gateway.admission import FleetSource, admit_lately
 from corral.gateway.answers import TEXT, Answer
 from corral.gateway.metrics import CONTENT_TYPE, Metrics, render
 from corral.gateway.relaying import send
@@ -28,9 +28,9 @@ class OwnRoutes:
         self._retry_after_s = retry_after_s
 
     async def serve(self, request: Request, responder: Responder) -> int:
-        return await send(responder, self._answer(request))
+        return await send(responder, await self._answer(request))
 
-    def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> Answer:
         if request.method not in (b"GET", b"HEAD"):
             return answers.wrong_method(request.method, b"GET")
         route = request.route
@@ -38,7 +38,7 @@ class OwnRoutes:
             return Answer(200, b"ok\n", (TEXT,))
         if route == b"/readyz":
             return self._readiness()
-        return self._numbers(request)
+        return await self._numbers(request)
 
     def _readiness(self) -> Answer:
         # The view counts however old it is: without its controller a gateway is still of use. The reason stays
@@ -48,11 +48,11 @@ class OwnRoutes:
         why = b"not ready: no view of the fleet yet, the controller has not answered\n"
         return Answer(503, why, (TEXT, answers.retry_after(self._retry_after_s)))
 
-    def _numbers(self, request: Request) -> Answer:
+    async def _numbers(self, request: Request) -> Answer:
         fleet = self._fleets.fleet
         if fleet is None:
             return answers.not_ready(self._retry_after_s)
-        client = admit(fleet, request.headers, self._fleets.server_now)
+        _, client = await admit_lately(self._fleets, fleet, request.headers)
         if isinstance(client, Answer):
             return client
         if not client.may_watch:

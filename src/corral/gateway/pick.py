@@ -36,7 +36,7 @@ class Warm(NamedTuple):
 
 class Picked(NamedTuple):
     place: int
-    disturbed: bool = False  # another one knew the prompt well, and was too busy for it
+    disturbed: bool = False  # another one knew the prompt well, and had too much to do
 
 
 def rank(in_flight: int, slots: int, *, base: int = 0) -> int:
@@ -80,7 +80,8 @@ def pick_warm(
     for other in _around(len(ranks), turn):
         if ranks[other] <= most and (found := weight(other)) < lightest:
             best, lightest = other, found
-    return Picked(best, strong)
+    # One that could not be reached lately is no candidate: that it is not chosen tells nothing about too few replicas.
+    return Picked(best, warm is not None and strong and ranks[warm.place] < LAST_RESORT)
 
 
 def _around(count: int, turn: int) -> Sequence[int]:

@@ -159,14 +159,16 @@ class ReceiptSender:
         waiting: Callable[[], dict[str, int]],
         *,
         interval_s: float,
+        take_pressure: Callable[[], dict[str, int]] = dict,
     ) -> None:
-        """`waiting`: requests that wait, by model."""
+        """`waiting`: requests that wait, by model; `take_pressure`: prompts that went astray since the last time."""
         self._ring = ring
         self._counts = counts
         self._desk = desk
         self._clock = clock
         self._server_now = server_now
         self._waiting = waiting
+        self._take_pressure = take_pressure
         self._interval_s = interval_s
         self._gateway = secrets.token_hex(8)
         self._told_waiting = False
@@ -182,12 +184,13 @@ class ReceiptSender:
         ring = self._ring
         ring.offset_s = self._server_now() - self._clock.monotonic()
         self._counts.catch_up()  # it hands over what has only been noted
-        unsent, waiting = ring.take(), self._waiting()
+        # Pressure that cannot be told is forgotten: as long as there is any, there will be more of it.
+        unsent, waiting, pressure = ring.take(), self._waiting(), self._take_pressure()
         try:
-            while unsent or ring.dropped or waiting or self._told_waiting:
+            while unsent or ring.dropped or waiting or pressure or self._told_waiting:
                 many = _fitting(unsent)
-                await self._send_one(unsent[:many], waiting)
-                self._told_waiting = bool(waiting)
+                await self._send_one(unsent[:many], waiting, pressure)
+                self._told_waiting, pressure = bool(waiting), {}
                 del unsent[:many]
                 if not unsent:
                     break
@@ -201,9 +204,9 @@ class ReceiptSender:
         finally:
             ring.give_back(unsent)
 
-    async def _send_one(self, receipts: list[bytes], waiting: dict[str, int]) -> None:
+    async def _send_one(self, receipts: list[bytes], waiting: dict[str, int], pressure: dict[str, int]) -> None:
         dropped = self._ring.dropped
-        told = encode({"gateway": self._gateway, "dropped": dropped, "waiting": waiting})
+        told = encode({"gateway": self._gateway, "dropped": dropped, "waiting": waiting, "pressure": pressure})
         await self._desk.send_receipts(b'%b,"receipts":[%b]}' % (told[:-1], b",".join(receipts)))
         self._ring.dropped -= dropped
 

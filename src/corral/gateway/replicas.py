@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
@@ -14,6 +15,7 @@ from corral.gateway.prefixes import PrefixIndex
 from corral.gateway.queue import FairQueue
 
 _MOST_ROUTES = 64
+_MODEL_IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
 _NO_LOAD = Load()
 
 
@@ -34,13 +36,20 @@ class Replica:
     def route(self, path: bytes, asked: str) -> Route:
         """To a path of the replica's. Those of the model's own name are remembered."""
         if asked != self.seen.model:
-            return Route(self.target, self.under + path, self.token, self, asked)
+            return self.route_as(path, asked)
         route = self.routes.get(path)
         if route is None:
             if len(self.routes) >= _MOST_ROUTES:
                 self.routes.clear()
             route = self.routes[path] = Route(self.target, self.under + path, self.token, self, asked)
         return route
+
+    def route_as(self, path: bytes, asked: str, *, stand_in: bool = False) -> Route:
+        """For a request that names another model: an alias of this one, or the one for which it stands in."""
+        if b"?" in path:
+            own = quote(self.seen.model, safe="").encode()
+            path = _MODEL_IN_QUERY.sub(lambda found: found[1] + own, path)
+        return Route(self.target, self.under + path, self.token, self, asked, stand_in=stand_in)
 
 
 class Route:
@@ -89,14 +98,30 @@ class Way:
     ranks: list[int] = field(default_factory=list)  # kept by each replica's Load
     places: dict[str, int] = field(default_factory=dict)  # process → place
     turn: int = 0
+    leaving: tuple[Load, ...] = ()  # of replicas that are gone from the view, with requests of ours under way
+
+    def is_full(self) -> bool:
+        """As many are under way, or wait, as its definition allows, as far as this gateway knows."""
+        most = self.model.max_concurrent
+        if not most:
+            return False
+        busy = sum(replica.load.in_flight for replica in self.replicas) + sum(load.own for load in self.leaving)
+        return busy + self.queue.waiting >= most
+
+
+def leaving_of(before: Way, now: Way) -> tuple[Load, ...]:
+    """What is under way at replicas that the new view does not have still counts, until it ends."""
+    here = {id(replica.load) for replica in now.replicas}
+    known = (*before.leaving, *(replica.load for replica in before.replicas))
+    return tuple(load for load in known if load.own and id(load) not in here)
 
 
 def ingress_target(url: str, node_id: str) -> Target | None:
     """None: nobody has said where it is. Over TLS the certificate is for the node's id, whatever the address."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
-    except ValueError:
+    except ValueError:  # one node's address must not keep the others from being seen
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
@@ -105,9 +130,15 @@ def ingress_target(url: str, node_id: str) -> Target | None:
     return Target(host=parts.hostname, port=port or 80)
 
 
-def place_replicas(view: FleetView, ways: dict[str, Way], in_flight: InFlight) -> None:
-    """Give each model its replicas of the present view, with the loads they had before."""
-    nodes = {node.id: (node, ingress_target(node.ingress_url, node.id)) for node in view.nodes}
+def place_replicas(
+    view: FleetView, ways: dict[str, Way], in_flight: InFlight, controller: Target | None = None
+) -> None:
+    """Give each model its replicas of the present view, with the loads they had before. `controller`: where processes
+    are asked whose nodes have no ingress of their own."""
+    nodes = {
+        node.id: (node, controller if node.via_controller else ingress_target(node.ingress_url, node.id))
+        for node in view.nodes
+    }
     found: dict[str, list[Replica]] = {name: [] for name in ways}
     for seen in view.replicas:
         node, target = nodes.get(seen.node_id, (None, None))

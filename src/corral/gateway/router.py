@@ -8,28 +8,29 @@ taken (`inflight.py`). All others wait here, in one queue per model, until a slo
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 
+from corral.contract.http import Target
 from corral.contract.loads import LoadState, LoadStatus
 from corral.contract.view import FleetView, ViewModel, ViewPolicy
 from corral.gateway import answers
 from corral.gateway.answers import Answer
 from corral.gateway.inflight import InFlight
 from corral.gateway.loads import Loads
+from corral.gateway.near import NearNames
 from corral.gateway.pick import BUSY, Picked, Policy, Warm, pick, pick_warm
 from corral.gateway.prefixes import BLOCK, PrefixIndex, chain_of
 from corral.gateway.queue import Waiter
-from corral.gateway.replicas import ModelQueue, Replica, Route, Way, place_replicas
+from corral.gateway.replicas import ModelQueue, Replica, Route, Way, leaving_of, place_replicas
 from corral.gateway.v1 import Ask
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 
-_NEAR = 3
-_MOST_COMPARED = 1000
 _USUAL = Policy()
+_RETRY_S = 1.0  # for a model at its limit that does not say when to come again: as LocalAI does
 _LOOK_S = 5.0  # how often a waiting request looks at which of its budgets counts by now
 
 
@@ -54,17 +55,23 @@ class ReplicaRouter:
         clock: Clock,
         options: RouterOptions,
         look_again: Callable[[], Awaitable[None]],
+        *,
+        controller: Target | None = None,
     ) -> None:
-        """`look_again` brings a view that was read from now on."""
+        """`look_again` brings a view that was read from now on. `controller`: where it is, for nodes without an ingress
+        of their own."""
         self._in_flight = in_flight
         self._loads = loads
         self._clock = clock
         self._options = options
         self._look_again = look_again
+        self._controller = controller
         self._ways: dict[str, Way] = {}  # by the model's own name
         self._names: dict[str, Way] = {}  # by every name it is asked for
         self._exact: dict[str, Way] = {}  # by names that need no second look: neither alias nor cold
-        self.disturbed = 0  # warm replicas that were too busy for their prompt
+        self._near = NearNames()
+        self.disturbed = 0  # prompts whose replica had too much to do
+        self._pressure: Counter[str] = Counter()  # the same by model, since somebody was told
 
     # The view.
 
@@ -77,8 +84,13 @@ class ReplicaRouter:
         for name, model in enabled.items():
             if model.alias in self._ways:  # an alias of an alias is nothing
                 self._names[name] = self._ways[model.alias]
-        place_replicas(view, self._ways, self._in_flight)
+        self._near = NearNames(self._names)
+        place_replicas(view, self._ways, self._in_flight, self._controller)
+        self._loads.keep(self._ways.keys())
         self._exact = {name: way for name, way in self._ways.items() if way.replicas}
+        for name, way in before.items():
+            if name in self._ways:
+                self._ways[name].leaving = leaving_of(way, self._ways[name])
         for name, way in self._ways.items():
             self._settle(name, way)
         for name, way in before.items():
@@ -109,12 +121,17 @@ class ReplicaRouter:
     def waiting(self) -> dict[str, int]:
         return {name: way.queue.waiting for name, way in self._ways.items() if way.queue.waiting}
 
+    def take_pressure(self) -> dict[str, int]:
+        """Prompts since the last call that could not go where their beginning is known, by model."""
+        taken, self._pressure = dict(self._pressure), Counter()
+        return taken
+
     # Choosing.
 
     def route_now(self, ask: Ask) -> Route | None:
         model = ask.fields.model
         way = self._exact.get(model)
-        if way is None or way.queue.waiting:  # who waits comes first
+        if way is None or way.queue.waiting or (way.model.max_concurrent and way.is_full()):  # who waits comes first
             return None
         replicas = way.replicas
         if len(replicas) == 1 and way.ranks[0] < BUSY:
@@ -156,7 +173,9 @@ class ReplicaRouter:
         picked: Picked | None = pick_warm(way.ranks, way.turn, way.policy, warm, weight)
         if picked is None:
             return None
-        self.disturbed += picked.disturbed
+        if picked.disturbed:
+            self.disturbed += 1
+            self._pressure[way.model.id] += 1
         prefixes.observe(chain, replicas[picked.place].seen.process_id, now)
         return picked.place
 
@@ -182,7 +201,12 @@ class ReplicaRouter:
                 return other
             way = self._names.get(asked)  # the fleet may be another by now
         if way is None:
-            return answers.unknown_model(asked, installed=len(ask.fleet.models), near=self._near(ask))
+            return answers.unknown_model(
+                asked, installed=len(ask.fleet.models), near=self._near.find(asked, ask.client)
+            )
+        if way.is_full():
+            model = way.model
+            return answers.at_limit(model.id, model.max_concurrent, model.retry_after_s or _RETRY_S)
         free = None if way.queue.waiting else self._choose(way, ask.body)
         got = free or await self._wait(way, ask)
         return got.route(ask.request.path, asked) if isinstance(got, Replica) else got
@@ -190,28 +214,34 @@ class ReplicaRouter:
     async def _instead(self, way: Way, ask: Ask) -> Route | Answer | None:
         """What a request for a cold model gets where its definition says that it need not wait."""
         name, how = way.model.id, way.model.while_loading
-        if how not in ("use", "refuse"):
+        if how == "use":
+            return self._stand_in(way, ask)
+        if how != "refuse":
             return None
         try:
             status = await self._loads.ask(name)
         except CorralError:
             status = None  # it is asked for again with the next request
-        if how == "refuse":
-            if status is not None and status.state == LoadState.FAILED:
-                return answers.load_failed(name, status, before=True)
-            return answers.model_loading(name, status, self._options.retry_after_s)
+        if status is not None and status.state == LoadState.FAILED:
+            return answers.load_failed(name, status, before=True)
+        return answers.model_loading(name, status, self._options.retry_after_s)
+
+    def _stand_in(self, way: Way, ask: Ask) -> Route | None:
+        """At once, whether or not the controller can be asked for the load now; None: it has no slot free."""
         stand_in = self._ways.get(way.model.stand_in)
-        if stand_in is None or stand_in.queue.waiting or not ask.client.may_use(stand_in.model.id):
+        if stand_in is None or stand_in.queue.waiting or stand_in.is_full():
+            return None
+        if not ask.client.may_use(stand_in.model.id):
             return None
         replica = self._choose(stand_in, ask.body)
         if replica is None:
             return None
-        path = replica.under + ask.request.path
-        return Route(replica.target, path, replica.token, replica, ask.fields.model, stand_in=True)
+        self._loads.nudge(way.model.id)
+        return replica.route_as(ask.request.path, ask.fields.model, stand_in=True)
 
     async def _wait(self, way: Way, ask: Ask) -> Replica | Answer:
         name, queue = way.model.id, way.queue
-        limit = way.model.queue_limit or self._options.queue_limit
+        limit = self._options.queue_limit
         if queue.waiting >= limit:
             return answers.queue_full(name, limit, self._options.retry_after_s)
         started, cold = self._clock.monotonic(), not way.replicas
@@ -283,11 +313,6 @@ class ReplicaRouter:
         if way is not None:
             gone = answers.unknown_model(model, installed=len(self._names))
             way.queue.serve_all(gone if status is None else answers.load_failed(model, status, before=before))
-
-    def _near(self, ask: Ask) -> list[str]:
-        """Names that look like the one asked for, among those this key may use."""
-        mine = [name for name in self._names if ask.client.may_use(name)][:_MOST_COMPARED]
-        return get_close_matches(ask.fields.model[:100], mine, n=_NEAR)
 
 
 def _give(served: asyncio.Future[Replica | Answer], what: object) -> None:

@@ -30,7 +30,7 @@ from corral.gateway.cors import Cors
 from corral.gateway.fields import FieldReader
 from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
 from corral.gateway.inflight import Ejection
-from corral.gateway.limits import KeyLimiter, Limiters
+from corral.gateway.limits import KeyLimiter
 from corral.gateway.metrics import CLIENT_GONE, RouteCounts
 from corral.gateway.receipts import ReceiptRing, Tag, served_by
 from corral.gateway.relaying import send, settle, status_of
@@ -39,8 +39,12 @@ from corral.gateway.usage import NONE, Usage, UsageTap
 from corral.gateway.v1 import Ask, Router, Waited
 from corral.gateway.view import Client
 from corral.kit.clock import Clock
+from corral.kit.log import get_log
+
+log = get_log(__name__)
 
 _GONE = 410
+_LARGE = 256 * 1024  # bytes of a body from which two writes cost less than one and a copy
 _WORDS = {
     503: "No replica of the model could be reached. Try again shortly.",
     504: "The replica did not begin to answer in time.",
@@ -81,7 +85,6 @@ class Serving:
         router: Router,
         counts: RouteCounts,
         ring: ReceiptRing,
-        limiters: Limiters,
         ejection: Ejection,
         clock: Clock,
         cors: Cors,
@@ -91,7 +94,6 @@ class Serving:
         self._router = router
         self._counts = counts
         self._ring = ring
-        self._limiters = limiters
         self._ejection = ejection
         self._clock = clock
         self._cors = cors
@@ -101,13 +103,7 @@ class Serving:
 
     async def serve(self, request: Request, responder: Responder, ask: Ask) -> int:
         now = self._clock.monotonic()
-        limiter = self._limiters.of(ask.client.key_id, ask.client.limits, now)
-        if limiter is not None:
-            refusal = limiter.refuses(now)
-            if refusal is not None:
-                return await self._send(request, responder, answers.rate_limited(*refusal))
-            limiter.begin()
-        trip = _Trip(ask.client, ask.fields.model, now, ask.waited or Waited(), limiter, UsageTap())
+        trip = _Trip(ask.client, ask.fields.model, now, ask.waited or Waited(), ask.limiter, UsageTap())
         return await self._travel(request, responder, trip, ask, None)
 
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> int:
@@ -151,6 +147,9 @@ class Serving:
                 request.extra["node"] = route.replica.node_name  # for the line in the log
             try:
                 trip.result = await self._relay(request, responder, trip, ask, route)
+            except OSError as error:
+                log.error("a body could not be kept on disk", reason=str(error))
+                return await self._send(request, responder, answers.no_room("on its disk", self._options.retry_after_s))
             except UpstreamFailed as failure:
                 if not self._again(route, failure, trip.tries):
                     request.extra["error"] = str(failure)  # for the line in the log; the client gets a general sentence
@@ -170,7 +169,7 @@ class Serving:
             path=route.path,
             strip=HIDDEN_FROM_REPLICA,
             add=for_replica(route.ingress_token),
-            body=None if ask is None else _body_for(route, ask),
+            body=None if ask is None else await _body_for(route, ask),
             tap=trip.tap,
             response_headers=(*self._cors.headers(request), *self._named(route)),
             upgrade=bool(request.upgrade),
@@ -259,15 +258,19 @@ def _is_not_reached(status: int, headers: Headers) -> bool:
     return status in (_GONE, 503) and any(name == NOT_REACHED for name, _ in headers)
 
 
-def _body_for(route: Route, ask: Ask) -> bytes | memoryview | None:
+async def _body_for(route: Route, ask: Ask) -> bytes | memoryview | None:
     """None: as it came. Engines know a model by its own name: a body that names an alias, or the model for which
     another stands in, is the one thing that is changed on its way."""
+    model = ask.fields.model if route.replica is None else route.replica.seen.model
     if ask.spooled is not None:
-        return ask.spooled.view()
-    if not ask.body or route.replica is None or route.replica.seen.model == ask.fields.model:
+        return await ask.spooled.view_for(model)
+    if not ask.body:
         return None
+    if model == ask.fields.model:
+        # Written as it is: a large one is not copied again for every try.
+        return ask.body if len(ask.body) < _LARGE else memoryview(ask.body)
     fields = msgspec.json.decode(ask.body, type=dict[str, msgspec.Raw])
-    fields["model"] = msgspec.Raw(msgspec.json.encode(route.replica.seen.model))
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
     return msgspec.json.encode(fields)
 
 

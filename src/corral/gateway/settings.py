@@ -168,6 +168,12 @@ class GatewaySettings:
     )
 
     body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=_positive)
+    bodies_limit_bytes: int = setting(
+        "all JSON bodies together whose requests are under way; one more waits outside (503). At least one fits",
+        default=1024 * MIB,
+        check=_positive,
+        advanced=True,
+    )
     multipart_limit_bytes: int = setting(
         "largest body with files in it under /v1/; kept on disk", default=256 * MIB, check=_positive
     )
@@ -186,6 +192,7 @@ class GatewaySettings:
     connect_timeout_s: Seconds = _span("how long connecting to the controller or a worker may take", 5)
     upstream_idle_s: Seconds = _span("how long an unused connection to the controller or a worker is kept", 30)
     upstream_stall_s: Seconds = _span("how long the controller or a worker may take none of a request's bytes", 60)
+    upstream_dead_s: Seconds = _span("how long a worker's machine may acknowledge nothing until it counts as gone", 60)
     controller_first_byte_s: Seconds = _span("how long the controller may take to begin to answer a client", 120)
     controller_idle_s: Seconds = _span("how long the controller may pause within an answer; live events ping", 120)
     replica_first_byte_s: Seconds = _span(

@@ -14,14 +14,17 @@ import msgspec
 
 from corral.contract.http import BodyBroken, BodyTooLarge, Errand, KnownHead, Request, Responder
 from corral.gateway import answers
-from corral.gateway.admission import FleetSource, admit
+from corral.gateway.admission import FleetSource, admit_lately
 from corral.gateway.answers import Answer
+from corral.gateway.bodies import BodyRoom, NoRoom, Share, read_whole
 from corral.gateway.cors import Cors
 from corral.gateway.fields import BadBody, FieldReader, Fields
+from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.multipart import Spooled, boundary_of, read_model, spool
 from corral.gateway.relaying import send
 from corral.gateway.replicas import Route
 from corral.gateway.view import Client, Fleet
+from corral.kit.clock import Clock
 from corral.kit.log import get_log
 
 log = get_log(__name__)
@@ -67,6 +70,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):  # made per request: a frozen 
     body: bytes
     waited: Waited | None = None
     spooled: Spooled | None = None  # the body, where it is kept on disk
+    limiter: KeyLimiter | None = None  # it has begun there: whoever serves it ends it
 
 
 class Router(Protocol):
@@ -94,6 +98,9 @@ class V1:
         self,
         fleets: FleetSource,
         server: Server,
+        limiters: Limiters,
+        room: BodyRoom,
+        clock: Clock,
         *,
         cors: Cors,
         body_limit_bytes: int,
@@ -103,6 +110,9 @@ class V1:
     ) -> None:
         self._fleets = fleets
         self._server = server
+        self._limiters = limiters
+        self._room = room
+        self._clock = clock
         self._cors = cors
         self._body_limit_bytes = body_limit_bytes
         self._multipart_limit_bytes = multipart_limit_bytes
@@ -114,13 +124,22 @@ class V1:
         return await self._infer(request, responder, named=True)
 
     async def _infer(self, request: Request, responder: Responder, *, named: bool) -> int:
-        ask = self._cors.preflight(request) or await self._read(request, named=named)
-        if isinstance(ask, Answer):
-            return await self._send(request, responder, ask)
+        entered = self._cors.preflight(request) or await self._enter(request)
+        if isinstance(entered, Answer):
+            return await self._send(request, responder, entered)
+        fleet, client, limiter = entered
+        share, ask = self._room.share(), None
         try:
+            read = await self._read(request, fleet, client, share, named=named)
+            if isinstance(read, Answer):
+                return await self._send(request, responder, read)
+            ask = msgspec.structs.replace(read, limiter=limiter)
             return await self._server.serve(request, responder, ask)
         finally:
-            if ask.spooled is not None:
+            share.close()
+            if ask is None and limiter is not None:
+                limiter.end(0)
+            if ask is not None and ask.spooled is not None:
                 ask.spooled.close()
 
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> int:
@@ -129,7 +148,7 @@ class V1:
 
     async def models(self, request: Request, responder: Responder) -> int:
         """`GET /v1/models` and `GET /v1/models/{id}`."""
-        answer = self._cors.preflight(request) or self._models(request)
+        answer = self._cors.preflight(request) or await self._models(request)
         return await self._send(request, responder, answer)
 
     async def other(self, request: Request, responder: Responder) -> int:
@@ -138,14 +157,17 @@ class V1:
         model = _asked_in_query(request.path)
         if request.method == b"POST" and not model:
             return await self._infer(request, responder, named=False)
-        answer = self._cors.preflight(request) or self._ask_by_query(request, model)
-        if isinstance(answer, Ask):
-            return await self._server.serve(request, responder, answer)
-        return await self._send(request, responder, answer)
+        ask = self._cors.preflight(request) or await self._ask_by_query(request, model)
+        if isinstance(ask, Answer):
+            return await self._send(request, responder, ask)
+        limiter = self._begin(ask.client)
+        if isinstance(limiter, Answer):
+            return await self._send(request, responder, limiter)
+        return await self._server.serve(request, responder, msgspec.structs.replace(ask, limiter=limiter))
 
-    def _ask_by_query(self, request: Request, model: str) -> Ask | Answer:
+    async def _ask_by_query(self, request: Request, model: str) -> Ask | Answer:
         """The body, if there is one, is passed on as it comes: it need not be one we can read."""
-        admitted = self._admit(request)
+        admitted = await self._admit(request)
         if isinstance(admitted, Answer):
             return admitted
         fleet, client = admitted
@@ -157,9 +179,9 @@ class V1:
             return answers.unknown_model(model, installed=len(fleet.models))
         return Ask(request, fleet, client, Fields(model), b"", Waited())
 
-    async def _read(self, request: Request, *, named: bool) -> Ask | Answer:
-        """`named`: it is a path of which we know that a model belongs to it."""
-        admitted = self._admit(request)
+    async def _enter(self, request: Request) -> tuple[Fleet, Client, KeyLimiter | None] | Answer:
+        """Everything that can be said before a body is read. Who has had enough gets none of ours read."""
+        admitted = await self._admit(request)
         if isinstance(admitted, Answer):
             return admitted
         fleet, client = admitted
@@ -167,6 +189,23 @@ class V1:
             return answers.wrong_method(request.method, b"POST")
         if not client.may_infer:
             return answers.forbidden(client.role, "use models")
+        limiter = self._begin(client)
+        return limiter if isinstance(limiter, Answer) else (fleet, client, limiter)
+
+    def _begin(self, client: Client) -> KeyLimiter | Answer | None:
+        """With one request more under way there; None: nothing limits this key."""
+        now = self._clock.monotonic()
+        limiter = self._limiters.of(client.key_id, client.limits, now)
+        if limiter is None:
+            return None
+        refusal = limiter.refuses(now)
+        if refusal is not None:
+            return answers.rate_limited(*refusal)
+        limiter.begin()
+        return limiter
+
+    async def _read(self, request: Request, fleet: Fleet, client: Client, share: Share, *, named: bool) -> Ask | Answer:
+        """`named`: it is a path of which we know that a model belongs to it."""
         kind = request.header(b"content-type") or b""
         in_parts = kind[:10].lower() == b"multipart/"
         limit_bytes = self._multipart_limit_bytes if in_parts else self._body_limit_bytes
@@ -176,7 +215,7 @@ class V1:
                 spooled, fields = await self._spool(request, kind)
                 body = b""
             else:
-                body = await request.body.read(limit_bytes)
+                body = await read_whole(request.body, limit_bytes, share)
                 fields = self._reader.read(body)
         except BodyTooLarge:
             return answers.too_large(limit_bytes)
@@ -186,9 +225,11 @@ class V1:
             if not named:
                 return answers.unknown_route(request.method, request.route)
             return answers.openai_error(400, error.message, param=error.param)
+        except NoRoom:
+            return answers.no_room("in its memory", self._retry_after_s)
         except OSError as error:
             log.error("a body could not be kept on disk", reason=str(error))
-            return answers.no_room(self._retry_after_s)
+            return answers.no_room("on its disk", self._retry_after_s)
         if not client.may_use(fields.model):
             if spooled is not None:
                 spooled.close()
@@ -202,13 +243,14 @@ class V1:
             raise BodyTooLarge(f"the body is over {self._multipart_limit_bytes} bytes")
         spooled = await spool(request.body.chunks(), self._multipart_limit_bytes, self._spool_folder)
         try:
-            return spooled, Fields(await asyncio.to_thread(read_model, spooled.data, boundary))
+            spooled.named = await asyncio.to_thread(read_model, spooled.data, boundary)
+            return spooled, Fields(spooled.named.model)
         except BaseException:
             spooled.close()
             raise
 
-    def _models(self, request: Request) -> Answer:
-        admitted = self._admit(request)
+    async def _models(self, request: Request) -> Answer:
+        admitted = await self._admit(request)
         if isinstance(admitted, Answer):
             return admitted
         fleet, client = admitted
@@ -222,11 +264,11 @@ class V1:
         model = fleet.models.get(name) if client.may_use(name) else None
         return answers.unknown_model(name, installed=len(fleet.models)) if model is None else Answer(200, model)
 
-    def _admit(self, request: Request) -> tuple[Fleet, Client] | Answer:
+    async def _admit(self, request: Request) -> tuple[Fleet, Client] | Answer:
         fleet = self._fleets.fleet
         if fleet is None:
             return answers.not_ready(self._retry_after_s)
-        client = admit(fleet, request.headers, self._fleets.server_now)
+        fleet, client = await admit_lately(self._fleets, fleet, request.headers)
         if isinstance(client, Answer):
             return client
         request.extra["key"] = client.key_id  # for the line in the log

@@ -38,7 +38,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_MISMATCH = "model identity mismatch"
+MISMATCH = "model identity mismatch"
 _NOT_LOADED = "model not loaded"
 _TOO_LARGE = "larger than max"
 _REFUSED = "failed to connect"
@@ -168,7 +168,7 @@ def told(code: grpc.StatusCode, details: str, rpc: str, served: Served) -> Excep
     match code:
         case Code.UNAVAILABLE:
             return UpstreamFailed(words, refused=_REFUSED in lower)
-        case Code.NOT_FOUND if _MISMATCH in lower:
+        case Code.NOT_FOUND if MISMATCH in lower:
             # Both are needed: some backends say NOT_FOUND when they merely found nothing. 410: pick another process.
             return Refused(410, f"This process serves another model: {words}", code="gone")
         case Code.NOT_FOUND:

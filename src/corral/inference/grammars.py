@@ -32,6 +32,7 @@ JSON_OBJECT = "root ::= object\n" + _VALUES
 _KEPT = {"string", "number", "integer", "boolean", "null"}
 _CANNOT = ("not", "if", "patternProperties", "prefixItems", "dependentSchemas", "propertyNames")
 _MOST_RULES = 2000
+_MOST_TYPES = 7
 
 
 def grammar_of(asked: Asked) -> str:
@@ -67,7 +68,10 @@ class _Grammar:
         self._count = 0
 
     def written(self) -> str:
-        root = self._of(self._schema)
+        try:
+            root = self._of(self._schema)
+        except RecursionError as error:
+            raise _cannot("the schema is nested too deeply") from error
         rules = "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
         return f"root ::= {root}\n{rules}{_VALUES}"
 
@@ -106,6 +110,8 @@ class _Grammar:
                 return self._one_of([self._of(each) for each in self._list(schema, key)])
         kind = schema.get("type")
         if isinstance(kind, list):
+            if len(kind) > _MOST_TYPES:  # each is looked at with all the rest of the schema
+                raise _cannot(f"there are no more than {_MOST_TYPES} types")
             return self._one_of([self._of({**schema, "type": each}) for each in self._list(schema, "type")])
         return self._of_type(kind, schema)
 
@@ -126,7 +132,10 @@ class _Grammar:
             raise _cannot("properties must be an object")
         if not properties:
             return "object"
-        required = set(schema.get("required") or ())
+        required = schema.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise _cannot("required must be a list of names")
+        required = set(required)
         # From the last to the first: what may follow, with a comma or without, is a rule by then.
         after = first = ""
         for key, value in reversed(list(properties.items())):

@@ -10,8 +10,9 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from corral.contract.artifacts import artifact_weights
 from corral.contract.codec import encode
-from corral.contract.sources import is_safe_path
+from corral.contract.sources import is_safe_path, parse_repository
 from corral.kit.errors import Invalid
 
 CONTEXT_SIZE = 4096
@@ -114,8 +115,10 @@ class Place(NamedTuple):
 
 
 def weights_of(definition: Mapping[str, Any]) -> str:
-    """The name of the weights, as the definition has it."""
-    return _Told(definition).text("parameters.model") or _Told(definition).text("model")
+    """The name of the weights, as the definition has it: of a repository on the hub, its name there."""
+    named = _Told(definition).text("parameters.model") or _Told(definition).text("model")
+    repository = parse_repository(named)
+    return repository.id if repository is not None else named or artifact_weights(definition)
 
 
 def is_llama_cpp(backend: str) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from email.message import EmailMessage
 from enum import Enum, auto
 
 from corral.inference.refusals import Refused
+from corral.kit.header_values import read_parameters
 
 MOST_HEAD = 16 * 1024
 MOST_PARTS = 128
@@ -38,13 +38,12 @@ class _At(Enum):
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    message = EmailMessage()
     try:
-        message["content-type"] = content_type.decode("latin-1")
-        found = message.get_param("boundary")
-    except (ValueError, IndexError, AttributeError) as error:
+        kind, told = read_parameters(content_type.decode("latin-1"))
+    except ValueError as error:
         raise _malformed("its content type cannot be read") from error
-    if message.get_content_type() != "multipart/form-data" or not isinstance(found, str) or not _BOUNDARY.match(found):
+    found = told.get("boundary", "")
+    if kind != "multipart/form-data" or not _BOUNDARY.match(found):
         raise Refused(415, "This takes multipart/form-data with a boundary.", code="unsupported_media_type")
     return found.encode("latin-1")
 
@@ -127,15 +126,12 @@ def _part(head: bytes) -> Part:
     for line in head.split(b"\r\n"):
         key, colon, value = line.partition(b":")
         if colon and key.strip().lower() == b"content-disposition":
-            message = EmailMessage()
             try:
-                message["content-disposition"] = value.strip().decode()
-                name = message.get_param("name", header="content-disposition")
-                filename = message.get_filename()
-            except (ValueError, IndexError, AttributeError, UnicodeDecodeError) as error:
+                kind, told = read_parameters(value.decode())
+            except ValueError as error:  # also of what is no UTF-8
                 raise _malformed("the head of a part cannot be read") from error
-            if message.get_content_disposition() == "form-data" and isinstance(name, str):
-                return Part(name, filename)
+            if kind == "form-data" and "name" in told:
+                return Part(told["name"], told.get("filename"))
     raise _malformed("a part has no name")
 
 

@@ -31,7 +31,7 @@ class Folder(Protocol):
     async def hand_over(self, path: Path) -> str:
         """A file of `here` for the backend to read: its path as the backend knows it."""
 
-    def there(self, name: str) -> str:
+    async def there(self, name: str) -> str:
         """A path the backend may write to."""
 
     async def fetch(self, name: str) -> Path:
@@ -53,7 +53,7 @@ class LocalFolder:
             await asyncio.to_thread(os.chown, path, *self._owner)
         return str(path)
 
-    def there(self, name: str) -> str:
+    async def there(self, name: str) -> str:
         return str(self.here / name)
 
     async def fetch(self, name: str) -> Path:

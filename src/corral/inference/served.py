@@ -25,7 +25,7 @@ class Served:
     @cached_property
     def identity(self) -> str:
         """What requests must name so that another model on a recycled port refuses them; empty: nobody checks."""
-        return self._loaded("Model")
+        return identity_of(self.load)
 
     @property
     def model_file(self) -> str:
@@ -43,6 +43,15 @@ class Served:
         return value
 
     def _loaded(self, name: str) -> str:
-        told = msgspec.json.decode(self.load) if self.load else {}
-        value = told.get(name)
-        return value if isinstance(value, str) else ""
+        return _text(self.load, name)
+
+
+def identity_of(load: str) -> str:
+    """What a process that was loaded with this must be asked for; empty: nobody checks."""
+    return _text(load, "Model")
+
+
+def _text(load: str, name: str) -> str:
+    told = msgspec.json.decode(load) if load else {}
+    value = told.get(name)
+    return value if isinstance(value, str) else ""

@@ -42,7 +42,7 @@ async def speak(caller: Caller, asked: Asked, responder: Responder, files: Files
         if streamed:
             return 200
     async with files.open() as folder:
-        request.dst = folder.there(SPEECH)
+        request.dst = await folder.there(SPEECH)
         result = await caller.ask("TTS", request, pb.Result)
         if not result.success:
             raise Refused(500, f"TTS: {result.message or 'no reason given'}", code="backend_failed")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
@@ -12,6 +15,7 @@ from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 
 log = get_log(__name__)
+K = TypeVar("K", bound=Hashable)
 
 
 class Wake:
@@ -31,6 +35,44 @@ class Wake:
         woken = self._event.is_set()
         self._event.clear()
         return woken
+
+
+class KeyedTasks(Generic[K]):
+    """Work in the background, for each key one task at a time. `async with` it: leaving ends what is under way. The
+    work answers its own errors; one that gets out ends all the rest."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[K, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group, self._group = self._group, None
+        for task in list(self._under_way.values()):
+            task.cancel()
+        if group is not None:
+            await group.__aexit__(kind, error, trace)
+
+    def begin(self, key: K, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        """Unless it is under way already, or everything has ended."""
+        if self._group is not None and key not in self._under_way:
+            task = self._under_way[key] = self._group.create_task(work(), name=name)
+            task.add_done_callback(partial(self._ended, key))
+
+    def under_way(self) -> tuple[K, ...]:
+        return tuple(self._under_way)
+
+    def give_up(self, key: K) -> None:
+        """It counts as under way until it has really ended."""
+        self._under_way[key].cancel()
+
+    def _ended(self, key: K, _task: asyncio.Task[None]) -> None:
+        del self._under_way[key]
 
 
 async def run_every(

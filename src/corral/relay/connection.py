@@ -137,9 +137,9 @@ class ClientConnection(asyncio.Protocol):
                 self._await_rest_of_head(data)
                 return
             self._seen = 0
-            head, length = server.heads.parse(raw)
+            head, length, request_id = server.heads.read(raw)
             self._buffer = rest
-            self._begin(head, length)
+            self._begin(head, length, request_id)
         except Malformed as bad:
             server.counters.malformed += 1
             self.refuse(bad.status, bad.reason)
@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
             self._due = _HEAD
             self._deadline = self._wheel.deadline(self.server.limits.timeouts.head_s)
 
-    def _begin(self, head: RequestHead, length: int | None) -> None:
+    def _begin(self, head: RequestHead, length: int | None, request_id: bytes) -> None:
         body: AnyBody = NO_BODY
         if length is not None and 0 < length <= len(self._buffer):
             body = WholeBody(self._buffer[:length])
@@ -172,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         server = self.server
         server.running += 1
         server.counters.requests += 1
-        request_id = head.request_id or server.new_request_id()
+        request_id = head.request_id or request_id or server.new_request_id()
         exchange = self.exchange = Exchange(self, head, body, request_id)
         exchange.run(server.handler.handle(self.describe(head, body, request_id), exchange))
 

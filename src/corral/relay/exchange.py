@@ -239,7 +239,7 @@ class Exchange(Answer):
         if isinstance(body, memoryview):
             self._whole = True
             self._rest = body
-            self._wire = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (head, self.request_id, len(body))
+            self._wire = b"%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n" % (head, len(body), self.request_id)
             return
         if body is None:
             body = self.body.whole()
@@ -248,10 +248,10 @@ class Exchange(Answer):
                 return
         self._whole = True
         if body or self.sent_method in _EXPECT_BODIES:
-            self._wire = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            self._wire = b"%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (
                 head,
-                self.request_id,
                 len(body),
+                self.request_id,
                 body,
             )
         else:
@@ -268,7 +268,7 @@ class Exchange(Answer):
         length = body.length
         self.sends_chunks = length is None
         framing = b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
-        self._wire = b"%bx-request-id: %b\r\n%b\r\n\r\n" % (head, self.request_id, framing)
+        self._wire = b"%b%b\r\nx-request-id: %b\r\n\r\n" % (head, framing, self.request_id)
 
     def _connect(self, target: Target) -> None:
         self._connecting = self.conn.server.pool.start_connecting(target)

@@ -1,8 +1,8 @@
 """Heads of requests and answers: first lines, the rules that span line and fields, how ours are written. Pure.
 
 A head is understood once and remembered: clients and upstreams say the same lines again and again, so a warm message
-costs one dictionary lookup instead of one callback per header. Content-Length, the line that differs from message to
-message, is taken out before the lookup.
+costs one dictionary lookup instead of one callback per header. The lines that differ from message to message are taken
+out before the lookup: Content-Length, and the request's id where it stands last, as we write it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corral.relay.pool import Lane
 
 END_OF_HEAD = b"\r\n\r\n"
+ID_LINE = b"\r\nx-request-id: "  # as we write it, the last line of a head: from hop to hop each is another
 _MOST_REMEMBERED = 1024
 _LONGEST_REMEMBERED = 4096
 
@@ -85,7 +86,7 @@ class RequestHead(Head):
         if path is None:
             path = self.path
         lines = self.fields.wire if strip is None else self.fields.wire_without(strip)
-        wire = b"%b %b HTTP/1.1\r\n%b%bx-request-id: " % (self.method, path, lines, write_fields(add))
+        wire = b"%b %b HTTP/1.1\r\n%b%bcontent-length: " % (self.method, path, lines, write_fields(add))
         errand = PooledErrand(self, target, path, strip, add, patience, wire)
         errand.lane = None
         return errand
@@ -147,8 +148,15 @@ def is_hopeless(head: bytes, start: int) -> bool:
     return _HOPELESS.search(head, max(0, start - 1)) is not None
 
 
-def is_sane_request_id(value: bytes) -> bool:
-    return _SANE_ID.fullmatch(value) is not None
+is_sane_request_id = _SANE_ID.fullmatch  # called for every request: what it finds is as good as True
+
+
+def take_out_id(raw: bytes) -> tuple[bytes, bytes]:
+    """A head without the request's id, and that; as it is, and nothing, where it does not end with one."""
+    at = raw.rfind(ID_LINE)
+    if at >= 0 and is_sane_request_id(request_id := raw[at + len(ID_LINE) :]):
+        return raw[:at], request_id
+    return raw, b""
 
 
 H = TypeVar("H", bound=Head)
@@ -165,6 +173,12 @@ class HeadMemo(Generic[H]):
         self._lines = LineReader()
         self._heads: dict[bytes, H] = {}
         self._blocks: dict[bytes, Fields] = {}
+
+    def read(self, raw: bytes) -> tuple[H, int | None, bytes]:
+        """`parse`, and the request's id where the head ends with it: then the head itself does not have it."""
+        raw, request_id = take_out_id(raw)
+        head, length = self.parse(raw)
+        return head, length, request_id
 
     def parse(self, raw: bytes) -> tuple[H, int | None]:
         """`raw` ends before CRLF CRLF. The length is None when none was declared. Raises `Malformed`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corral.contract.http import Patience
+from corral.relay.sockets import DEAD_AFTER_S
 
 TICK_SHARE = 4  # deadlines are looked at four times within the shortest of them
 LONGEST_TICK_S = 1.0
@@ -51,6 +52,7 @@ class PoolLimits:
 
     connect_s: float = 5.0  # TLS handshake included
     patience: Patience = field(default_factory=Patience)
+    dead_after_s: float = DEAD_AFTER_S  # a machine that does not even acknowledge
     send_stall_s: float = 60.0  # an upstream that takes none of the request's bytes
     idle_per_target: int = 512
     idle_s: float = 30.0

@@ -68,14 +68,17 @@ class QuickConnection(ClientConnection):
         elif self.exchange is None and not self._buffer and not self.paused and not self._closing:
             shape, tail = self._shape, None
             if shape is not None and data.startswith(shape.before):
-                tail = shape.tails.get(len(data))
-                if tail is not None and not data.startswith(tail[1], shape.at):
-                    tail = None
+                if shape.with_id:
+                    tail = shape.expect_with_id(data)
+                else:
+                    tail = shape.tails.get(len(data))
+                    if tail is not None and not data.startswith(tail[1], shape.at):
+                        tail = None
             if tail is None:
                 shape, tail = self.server.shapes.recognise(data, shape)
                 self._shape = shape
             if shape is not None and tail is not None:
-                digits, _, body_at = tail
+                digits, _, body_at, request_id = tail
                 body = data[body_at:]
                 try:
                     errand = self._decide(shape.head, body)
@@ -83,16 +86,16 @@ class QuickConnection(ClientConnection):
                     log.exception("a shortcut failed; the request goes the general way")
                     errand = None
                 if errand is not None:
-                    self._depart(errand, body, digits)
+                    self._depart(errand, body, digits, request_id)
                     return
         super().data_received(data)
 
-    def _depart(self, errand: PooledErrand, body: bytes, digits: bytes) -> None:
+    def _depart(self, errand: PooledErrand, body: bytes, digits: bytes, request_id: bytes) -> None:
         server = self.server
         pool = server.pool
         server.running += 1
         server.counters.requests += 1
-        request_id = errand.head.request_id or server.id_form % next(server.id_numbers)
+        request_id = errand.head.request_id or request_id or server.id_form % next(server.id_numbers)
         lane = errand.lane
         if lane is None or not lane.idle:
             lane = errand.lane = pool.lane(errand.target)
@@ -105,7 +108,7 @@ class QuickConnection(ClientConnection):
         self.flying = upstream
         self._due = IDLE
         pool.counters.upstream_reuses += 1
-        wire = b"".join((errand.wire, request_id, b"\r\ncontent-length: ", digits, b"\r\n\r\n", body))
+        wire = b"".join((errand.wire, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", body))
         outbox = self.outbox
         if outbox.queue:
             outbox.queue.append((upstream.transport, wire))
@@ -168,16 +171,19 @@ class QuickUpstream(Upstream):
             return
         shape, tail = self._shape, None
         if shape is not None and data.startswith(shape.before):
-            tail = shape.tails.get(len(data))
-            if tail is not None and not data.startswith(tail[1], shape.at):
-                tail = None
+            if shape.with_id:
+                tail = shape.expect_with_id(data)
+            else:
+                tail = shape.tails.get(len(data))
+                if tail is not None and not data.startswith(tail[1], shape.at):
+                    tail = None
         if tail is None:
             shape, tail = self._pool.shapes.recognise(data, shape)
             self._shape = shape
         conn, errand, _, request_id, started = flight
         server = conn.server
         if shape is not None and tail is not None and not conn.paused and not server.draining:
-            digits, _, body_at = tail
+            digits, _, body_at, _ = tail
             head = shape.head
             out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
             outbox = conn.outbox

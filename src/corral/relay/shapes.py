@@ -1,6 +1,7 @@
 """Heads recognised without reading them again: how one looks around the digits of its Content-Length. Pure.
 
-A peer says the same head again and again, only its length differs. What a head means is decided by `head.py` alone;
+A peer says the same head again and again, only its length differs; and the request's id, which we write behind the
+length, so that the next hop knows where to look for it. What a head means is decided by `head.py` alone;
 here is remembered what that said, and bytes that look the same mean the same. A message is recognised only if all of
 it is there and nothing else is.
 """
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, NamedTuple, TypeAlias
+from typing import Generic, TypeAlias
 
 from corral.relay.fields import MOST_LENGTH_DIGITS, Malformed
-from corral.relay.head import END_OF_HEAD, H, HeadMemo
+from corral.relay.head import END_OF_HEAD, ID_LINE, H, HeadMemo, is_sane_request_id, take_out_id
 
 _LENGTH_LINES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as `HeadMemo` takes them out, in this order
 # Together these bound the memory, whatever strangers send: longer heads are read every time.
@@ -20,41 +21,65 @@ _MOST_SHAPES = 1024
 _MOST_TAILS = 8192
 _LONGEST_HEAD = 2048
 _MOST_SEEN_ONCE = 8192
+_LONGEST_ID = 128 + len(END_OF_HEAD)  # with what follows it
 
 
-class Tail(NamedTuple):
-    """What follows the start of a head in a message of one size."""
-
-    digits: bytes
-    rest: bytes  # of the head: digits, other lines, end
-    body_at: int
+# What follows the start of a head in a message of one size: the digits; the head from there to its end, or to the
+# request's id; where the body begins; that id. A bare tuple, because one is made for every message that has an id.
+Tail: TypeAlias = tuple[bytes, bytes, int, bytes]
 
 
 class Shape(Generic[H]):
-    """One head but for its length. `before` ends where the digits begin, at `at`."""
+    """One head but for its length, and its request's id where that follows. `before` ends where the digits begin, at
+    `at`."""
 
-    __slots__ = ("_after", "_kept", "at", "before", "head", "tails")
+    __slots__ = ("_after", "_id_size", "_kept", "at", "before", "head", "tails", "with_id")
 
     def __init__(self, head: H, before: bytes, after: bytes, kept: Kept) -> None:
+        self.with_id = after is ID_LINE
+        self._id_size = 0  # of the last one: a peer's are nearly always as long
         self.head = head
         self.before = before
         self.at = len(before)
-        self.tails: dict[int, Tail] = {}  # by the size of the whole message; some of those seen before
+        self.tails: dict[int, Tail] = {}  # by the size of the whole message less the id; some of those seen before
         self._after = after
         self._kept = kept
 
     def expect(self, data: bytes) -> Tail | None:
         """How `data` goes on after `before` if it is one whole message with a body. For a size not known yet."""
+        if self.with_id:
+            return self.expect_with_id(data)
         size = len(data)
         tail = fit_tail(size - self.at - len(self._after), self._after, size)
-        if tail is None or not data.startswith(tail.rest, self.at):
+        if tail is None or not data.startswith(tail[1], self.at):
             return None
+        self._keep(size, tail)
+        return tail
+
+    def expect_with_id(self, data: bytes) -> Tail | None:
+        """The same where a request's id follows the length. No two messages are alike, but what stands around their ids
+        is remembered as elsewhere."""
+        id_size = self._id_size
+        known = self.tails.get(len(data) - id_size)
+        if known is not None and data.startswith(known[1], self.at):
+            digits, mark, body_at, _ = known
+            body_at += id_size
+            request_id = data[self.at + len(mark) : body_at - 4]
+            if data.startswith(END_OF_HEAD, body_at - 4) and is_sane_request_id(request_id):
+                return digits, mark, body_at, request_id
+        tail = fit_tail_with_id(data, self.at)
+        if tail is not None:
+            digits, mark, body_at, request_id = tail
+            self._id_size = id_size = len(request_id)
+            self._keep(len(data) - id_size, (digits, mark, body_at - id_size, b""))
+        return tail
+
+    def _keep(self, size: int, tail: Tail) -> None:
         self.tails[size] = tail
         self._kept.append((self.tails, size))
         if len(self._kept) > _MOST_TAILS:
             tails, oldest = self._kept.popleft()
             tails.pop(oldest, None)
-        return tail
 
 
 Kept: TypeAlias = deque[tuple[dict[int, Tail], int]]  # every tail of one `Shapes`, the oldest first
@@ -66,8 +91,20 @@ def fit_tail(left: int, after: bytes, size: int) -> Tail | None:
         length = left - count
         if length > 0 and len(str(length)) == count:
             digits = b"%d" % length
-            return Tail(digits, digits + after, size - length)
+            return digits, digits + after, size - length, b""
     return None
+
+
+def fit_tail_with_id(data: bytes, at: int) -> Tail | None:
+    """Digits, a request's id, the end of the head and exactly so many bytes."""
+    id_at = data.find(ID_LINE, at, at + MOST_LENGTH_DIGITS + len(ID_LINE))
+    end = data.find(END_OF_HEAD, id_at + len(ID_LINE), id_at + len(ID_LINE) + _LONGEST_ID)
+    if id_at < 0 or end < 0:
+        return None
+    digits, request_id, body_at = data[at:id_at], data[id_at + len(ID_LINE) : end], end + len(END_OF_HEAD)
+    if body_at == len(data) or digits != b"%d" % (len(data) - body_at) or not is_sane_request_id(request_id):
+        return None
+    return digits, digits + ID_LINE, body_at, request_id
 
 
 class Once:
@@ -117,9 +154,16 @@ class Shapes(Generic[H]):
     def find(self, data: bytes) -> Shape[H] | None:
         """The shape of the head that `data` begins with, if that came before."""
         raw, found, _ = data.partition(END_OF_HEAD)
-        parts = split_head(raw) if found and len(raw) <= self._most_bytes else None
+        if not found or len(raw) > self._most_bytes:
+            return None
+        raw, request_id = take_out_id(raw)
+        parts = split_head(raw)
         if parts is None:
             return None
+        if request_id:
+            if parts[1] != END_OF_HEAD:
+                return None  # other lines stand between the two
+            parts = parts[0], ID_LINE
         shape = self._shapes.get(parts)
         if shape is None:
             if self._once is not None and not self._once.saw(parts):

@@ -6,14 +6,24 @@ import socket
 import struct
 from typing import Any
 
+DEAD_AFTER_S = 60.0
 
-def watch_for_dead_peers(sock: Any) -> None:
+
+def watch_for_dead_peers(sock: Any, dead_after_s: float = DEAD_AFTER_S, *, sends: bool = False) -> None:
     """Let the kernel find out that the other machine is gone: a long generation may be silent, its host must not be.
-    Set on a listening socket it holds for the connections it accepts."""
+    Set on a listening socket it holds for the connections it accepts. `sends`: also where we are the ones who wait for
+    what they sent to arrive; by itself the kernel repeats that for a quarter of an hour."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+    options = {
+        "TCP_KEEPIDLE": max(1, round(dead_after_s / 2)),
+        "TCP_KEEPINTVL": max(1, round(dead_after_s / 6)),
+        "TCP_KEEPCNT": 3,
+    }
+    if sends:
+        options["TCP_USER_TIMEOUT"] = round(dead_after_s * 1000)
+    for name, value in options.items():
         if hasattr(socket, name):  # not every system has all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

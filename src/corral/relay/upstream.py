@@ -89,7 +89,7 @@ class Upstream(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._pool.opened(self)
         self.expires_at = self._wheel.now + self._pool.limits.max_age_s
-        watch_for_dead_peers(transport.get_extra_info("socket"))
+        watch_for_dead_peers(transport.get_extra_info("socket"), self._pool.limits.dead_after_s, sends=True)
         self._deadline = self._wheel.deadline(self._pool.limits.idle_s)
 
     def discard(self) -> None:
@@ -264,7 +264,7 @@ class Upstream(asyncio.Protocol):
                 if not found or len(raw) > pool.limits.head_bytes:
                     self._await_rest_of_head(data, seen)
                     return
-                head, length = pool.heads.parse(raw)
+                head, length, _ = pool.heads.read(raw)
                 if head.status >= 400 and exchange.unwanted is not None and self._is_unwanted(exchange, head):
                     self._throw_away(exchange, head, length == len(rest))
                     return

@@ -63,28 +63,44 @@ _INSERT = insert_whole(table).values(seen_at=now())
 _NOT_OLDER = or_(
     table.c.told_at.is_(None), _INSERT.excluded.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at
 )
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=[table.c.node_id],
-    set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
-    # A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before,
-    # which a controller without a database kept until it could write again, undo what its successor has told.
-    where=or_(
-        and_(
-            _INSERT.excluded.boot_id == table.c.boot_id,
-            or_(_INSERT.excluded.seq > table.c.seq, and_(_INSERT.excluded.seq.in_((0, table.c.seq)), _NOT_OLDER)),
-        ),
-        and_(_INSERT.excluded.boot_id != table.c.boot_id, _NOT_OLDER),
+# A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before, which
+# a controller without a database kept until it could write again, undo what its successor has told.
+_IS_NEWS = or_(
+    and_(
+        _INSERT.excluded.boot_id == table.c.boot_id,
+        or_(_INSERT.excluded.seq > table.c.seq, and_(_INSERT.excluded.seq.in_((0, table.c.seq)), _NOT_OLDER)),
     ),
+    and_(_INSERT.excluded.boot_id != table.c.boot_id, _NOT_OLDER),
+)
+_NOTHING_SINCE = table.c.seen_at <= bindparam("unless_since", type_=Instant())
+_PUT, _PUT_UNLESS_SINCE = (
+    _INSERT.on_conflict_do_update(
+        index_elements=[table.c.node_id],
+        set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
+        where=where,
+    )
+    for where in (_IS_NEWS, and_(_IS_NEWS, _NOTHING_SINCE))
 )
 _BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
 _ALL = select(table).order_by(table.c.node_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
 _BOOTS = select(table.c.node_id, table.c.boot_id).where(among(table.c.node_id, "node_ids"))
-_FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(among(table.c.node_id, "node_ids"))
+_FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(
+    among(table.c.node_id, "node_ids"), table.c.told_at.is_not(None)
+)
 _STILL_SO = (
     update(table)
     .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
     .values(told_at=bindparam("at", type_=Instant()))
+)
+_SET_PROCESSES = (
+    update(table)
+    .where(table.c.node_id == bindparam("of_node"))
+    .values(
+        processes=bindparam("run", type_=table.c.processes.type),
+        told_at=now(),
+        fingerprint=bindparam("told"),
+    )
 )
 _PROCESSES = (
     select(table.c.node_id, table.c.boot_id, table.c.processes)
@@ -102,9 +118,14 @@ async def put(tx: Transaction, inventory: Inventory) -> bool:
     return (await tx.execute(_PUT, _columns(inventory))).rowcount == 1
 
 
-async def put_all(tx: Transaction, inventories: Iterable[Inventory]) -> None:
-    """The same for many, in the order of the key, so that two who do it cannot lock each other out."""
-    await tx.execute_many(_PUT, [_columns(row) for row in sorted(inventories, key=lambda row: row.node_id)])
+async def put_all(tx: Transaction, inventories: Iterable[Inventory], *, unless_since: datetime | None = None) -> None:
+    """The same for many, in the order of the key, so that two who do it cannot lock each other out. `unless_since`: one
+    that was written after that moment stays."""
+    rows = [_columns(row) for row in sorted(inventories, key=lambda row: row.node_id)]
+    if unless_since is None:
+        await tx.execute_many(_PUT, rows)
+    else:
+        await tx.execute_many(_PUT_UNLESS_SINCE, [row | {"unless_since": unless_since} for row in rows])
 
 
 def _columns(inventory: Inventory) -> dict[str, object]:
@@ -124,7 +145,20 @@ async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
     await tx.execute_many(_STILL_SO, told)
 
 
+async def set_processes(tx: Transaction, node_id: str, processes: tuple[ReplicaProcess, ...]) -> bool:
+    """What runs there, found out by asking: of a worker that tells nothing by itself. What it has installed stays as it
+    was last told, and as old. False while nobody has asked for that yet."""
+    before = await find(tx, node_id)
+    if before is None:
+        return False
+    told = fingerprint_of(msgspec.structs.replace(before, processes=processes))
+    await tx.execute(_SET_PROCESSES, {"of_node": node_id, "run": processes, "told": told})
+    return True
+
+
 async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
+    """Of what nodes have told. After an answer to a question even the same is news: only the node's own word says what
+    runs there, and that nothing else does."""
     return {node_id: value for node_id, value in await tx.fetch_all(_FINGERPRINTS, {"node_ids": node_ids})}
 
 

@@ -73,6 +73,12 @@ class Node(msgspec.Struct, frozen=True):
     vram_budget_bytes: int = 0  # the ceiling it comes to on this node; 0 = none
     vram_budget_manually_set: bool = False
 
+    @property
+    def shares_token(self) -> bool:
+        """A LocalAI worker that knows the token all of them share. One that joined with a token of its own and speaks
+        the same protocol must never be shown that."""
+        return self.protocol == 0 and self.auth == "shared"
+
 
 class NodePulse(msgspec.Struct, frozen=True):
     """What judging a node's health takes, without the rest of its row."""

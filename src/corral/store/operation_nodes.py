@@ -14,12 +14,13 @@ from corral.store.api import Transaction
 from corral.store.schema import NameText, columns_of, insert_whole, metadata, records
 from corral.store.types import Instant, Real, among
 
+CONTROLLER = "controller"  # instead of a node's id, where the work is the controllers' own
 ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 
 
 class OperationNode(msgspec.Struct, frozen=True):
     operation_id: str
-    node_id: str  # of a node that may be gone by now
+    node_id: str  # of a node that may be gone by now, or CONTROLLER
     node_name: str
     status: str
     updated_at: datetime
@@ -84,7 +85,7 @@ _OPEN = (
     )
     .order_by(table.c.operation_id, table.c.node_id)
 )
-_ORPHANS = _OPEN.where(table.c.node_id.not_in(select(nodes.table.c.id)))
+_ORPHANS = _OPEN.where(table.c.node_id != CONTROLLER, table.c.node_id.not_in(select(nodes.table.c.id)))
 _UNFINISHED = select(table.c.operation_id).where(_NOT_ENDED, among(table.c.operation_id, "ids")).distinct()
 _COUNTS = (
     select(table.c.operation_id, table.c.status, func.count())

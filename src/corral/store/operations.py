@@ -27,11 +27,11 @@ class OperationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Operation(msgspec.Struct, frozen=True):
     id: str
-    kind: str  # install, upgrade, delete, rollback
-    backend: str
-    scope_kind: str  # all, selector, node
+    kind: str  # install, upgrade, delete, rollback; fetch
+    backend: str  # of a fetch: the model
+    scope_kind: str  # all, selector, node; controller
     scope_value: str
-    generation: int  # of its rule
+    generation: int  # of its rule; 0: it has none
     created_at: datetime
     request: OperationRequest
     created_by: str = ""  # the API key; empty = Corral itself
@@ -74,6 +74,8 @@ _AFTER = _PAGE.where(
     | ((table.c.created_at == bindparam("created_at", type_=Instant())) & (table.c.id > bindparam("id")))
 )
 _OPEN = _NEWEST.where(table.c.finished_at.is_(None))
+_OPEN_OF_KIND = _OPEN.where(table.c.kind == bindparam("kind"))
+_LAST = _NEWEST.where(table.c.kind == bindparam("kind"), table.c.backend == bindparam("backend")).limit(1)
 _SHOWN = _NEWEST.where(
     table.c.dismissed.is_(False),
     table.c.finished_at.is_(None) | (table.c.finished_at > bindparam("since", type_=Instant())),
@@ -114,9 +116,16 @@ async def list_for(tx: Transaction, ids: Sequence[str]) -> list[Operation]:
     return records(Operation, await tx.fetch_all(_LOCK_OF if tx.writable else _OF, {"ids": ids}))
 
 
-async def list_open(tx: Transaction) -> list[Operation]:
-    """Those that have not ended, the newest first."""
+async def list_open(tx: Transaction, *, kind: str = "") -> list[Operation]:
+    """Those that have not ended, of one kind or of all; the newest first."""
+    if kind:
+        return records(Operation, await tx.fetch_all(_OPEN_OF_KIND, {"kind": kind}))
     return records(Operation, await tx.fetch_all(_OPEN))
+
+
+async def find_last(tx: Transaction, *, kind: str, backend: str) -> Operation | None:
+    """The newest of its kind about this backend, or model, ended or not."""
+    return record(Operation, await tx.fetch_one(_LAST, {"kind": kind, "backend": backend}))
 
 
 async def list_shown(tx: Transaction, *, finished_since: datetime, limit: int = 0) -> list[Operation]:

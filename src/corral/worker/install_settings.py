@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.gallery.galleries import DEFAULT_GALLERIES, parse_galleries
-from corral.kit.errors import Invalid
+from corral.gallery.galleries import DEFAULT_GALLERIES, check_galleries
+from corral.kit.checks import positive
 from corral.kit.settings import Seconds, setting
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
-
-
-def _galleries(value: str) -> str | None:
-    try:
-        parse_galleries(value)
-    except Invalid as error:
-        return error.message
-    return None
 
 
 def _last_port(value: int) -> str | None:
@@ -32,14 +20,14 @@ class InstallSettings:
         "galleries this worker looks in when an order names no source: a JSON list of {name, url, mirrors}; [] = none",
         default=DEFAULT_GALLERIES,
         aliases=("LOCALAI_BACKEND_GALLERIES", "BACKEND_GALLERIES"),
-        check=_galleries,
+        check=check_galleries,
         advanced=True,
     )
     gallery_folder: Path | None = setting(
         "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True
     )
     gallery_timeout_s: Seconds = setting(
-        "how long one place of a gallery may take to send it", default=Seconds(120), check=_positive, advanced=True
+        "how long one place of a gallery may take to send it", default=Seconds(120), check=positive, advanced=True
     )
     insecure_registries: tuple[str, ...] = setting(
         "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
@@ -47,7 +35,7 @@ class InstallSettings:
     download_stall_s: Seconds = setting(
         "a download on which nothing came for so long is begun again where it stopped",
         default=Seconds(60),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     nearby_blobs: Path | None = setting(
@@ -58,7 +46,7 @@ class InstallSettings:
     keep_unused_files_s: Seconds = setting(
         "files of models that nothing was started from for so long are removed; sooner when the disk is full",
         default=Seconds(7 * 86400),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     grpc_max_port: int = setting(

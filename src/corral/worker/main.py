@@ -20,6 +20,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Invalid
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
+from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
 from corral.kit.tasks import Wake
 from corral.worker.addresses import listen_on, tell
@@ -84,9 +85,9 @@ async def serve(
         certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
         join_token = read_join_token(settings)
-        machine = Machine(
-            HardwareProbe(settings.models_dir, env=os.environ), clock, refresh_every_s=settings.heartbeat_interval_s
-        )
+        probe = HardwareProbe(settings.models_dir, env=os.environ)
+        machine = Machine(probe, clock, refresh_every_s=settings.heartbeat_interval_s)
+        supervisor.gauge = probe.gauge(lambda: machine.report.devices)
 
         def hand_over_soon() -> None:
             if not stopped.is_set():  # else it is on its way out, and its successor is told so
@@ -262,6 +263,7 @@ async def _serve_until_signalled(settings: WorkerSettings, successors: Successor
         next(asked, hurry).set()
 
     loop = asyncio.get_running_loop()
+    settle_after_start(loop)
     # Unpacking holds a thread for minutes; a few of them must not keep everybody else from the disk.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     for number in (signal.SIGTERM, signal.SIGINT):

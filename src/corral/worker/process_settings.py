@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.kit.checks import at_least_one, positive
 from corral.kit.settings import Seconds, setting
 from corral.worker.supervisor.ports import PortRange
 from corral.worker.supervisor.spec import SupervisorSettings
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
-
-
-def _at_least_one(value: int) -> str | None:
-    return None if value >= 1 else f"{value} is less than 1"
 
 
 def _log_size(value: int) -> str | None:
@@ -55,25 +48,25 @@ class ProcessSettings:
         "further variables of the worker's environment that backends may see", default=()
     )
     backend_grace_s: Seconds = setting(
-        "how long a backend has to end by itself before it is killed", default=Seconds(15), check=_positive
+        "how long a backend has to end by itself before it is killed", default=Seconds(15), check=positive
     )
     backend_kill_wait_s: Seconds = setting(
-        "how long a killed backend may take to be gone", default=Seconds(10), check=_positive, advanced=True
+        "how long a killed backend may take to be gone", default=Seconds(10), check=positive, advanced=True
     )
     backend_free_timeout_s: Seconds = setting(
         "how long a backend may take to release its memory before it is stopped",
         default=Seconds(5),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     backend_poll_s: Seconds = setting(
-        "rest between two looks at a backend that starts", default=Seconds(0.2), check=_positive, advanced=True
+        "rest between two looks at a backend that starts", default=Seconds(0.2), check=positive, advanced=True
     )
     backend_probe_timeout_s: Seconds = setting(
-        "how long a starting backend may take to answer one look", default=Seconds(2), check=_positive, advanced=True
+        "how long a starting backend may take to answer one look", default=Seconds(2), check=positive, advanced=True
     )
     backend_shim_timeout_s: Seconds = setting(
-        "how long the small parent of a backend may take to start", default=Seconds(20), check=_positive, advanced=True
+        "how long the small parent of a backend may take to start", default=Seconds(20), check=positive, advanced=True
     )
     backend_port_rest_s: Seconds = setting(
         "how long a port that was used is given to nobody", default=Seconds(15), advanced=True
@@ -82,12 +75,12 @@ class ProcessSettings:
         "how long a port that was used is kept for the model that had it", default=Seconds(300), advanced=True
     )
     backend_log_bytes: int = setting("size at which a backend's log file is turned", default=8 << 20, check=_log_size)
-    backend_log_files: int = setting("log files kept of one backend process", default=4, check=_at_least_one)
+    backend_log_files: int = setting("log files kept of one backend process", default=4, check=at_least_one)
     backend_log_lines: int = setting(
-        "lines per process kept in memory for those who ask", default=1000, check=_at_least_one, advanced=True
+        "lines per process kept in memory for those who ask", default=1000, check=at_least_one, advanced=True
     )
     backend_logs_kept: int = setting(
-        "ended processes of one model whose logs stay on the disk", default=3, check=_at_least_one, advanced=True
+        "ended processes of one model whose logs stay on the disk", default=3, check=at_least_one, advanced=True
     )
 
     def supervisor_settings(self, data: Path) -> SupervisorSettings:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
+from corral.kit.checks import a_log_level, a_port, at_least_one, positive
 from corral.kit.settings import BadSettings, Seconds, setting
 from corral.worker.addresses import read_host_port
 from corral.worker.install_settings import InstallSettings
@@ -19,18 +20,6 @@ from corral.worker.process_settings import ProcessSettings
 
 NAME_MAX = 255
 _PIN = "sha256:"
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
-
-
-def _at_least_one(value: int) -> str | None:
-    return None if value >= 1 else f"{value} is less than 1"
-
-
-def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
 
 
 def _http_url(value: str) -> str | None:
@@ -91,11 +80,6 @@ def _budget(value: str) -> str | None:
     return None
 
 
-def _log_level(value: str) -> str | None:
-    words = ("debug", "info", "warning", "error")
-    return None if value.lower() in words else f"{value!r} is none of {', '.join(words)}"
-
-
 def _only_host(text: str) -> str:
     """LOCALAI_HTTP_ADDR is host:port in one; this reads its first half, `_only_port` the second."""
     return read_host_port(text).host or "0.0.0.0"
@@ -146,7 +130,7 @@ class _NodeSettings:
         default=None,
         aliases=("LOCALAI_HTTP_ADDR",),
         parse=_only_port,
-        check=_port,
+        check=a_port,
     )
     advertise: str = setting(
         "host or host:port under which the cluster reaches the ingress; empty = the address the controller sees",
@@ -162,7 +146,7 @@ class _NodeSettings:
         "replicas of one model this node may hold",
         default=1,
         aliases=("LOCALAI_MAX_REPLICAS_PER_MODEL",),
-        check=_at_least_one,
+        check=at_least_one,
     )
     vram_budget: str = setting(
         "how much GPU memory may be used: 80%, 12GB; empty = all",
@@ -191,46 +175,46 @@ class _NodeSettings:
         "how often the worker says that it lives",
         default=Seconds(10),
         aliases=("LOCALAI_HEARTBEAT_INTERVAL",),
-        check=_positive,
+        check=positive,
     )
     http_heartbeat_every: int = setting(
         "each so many-th heartbeat also goes over HTTP, where the controller can answer",
         default=6,
-        check=_at_least_one,
+        check=at_least_one,
         advanced=True,
     )
     load_interval_s: Seconds = setting(
         "requests under way are told no more often than this, and only while they change",
         default=Seconds(0.25),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     retry_first_s: Seconds = setting(
-        "wait before the second try to register", default=Seconds(2), check=_positive, advanced=True
+        "wait before the second try to register", default=Seconds(2), check=positive, advanced=True
     )
     retry_cap_s: Seconds = setting(
-        "longest wait between tries to register", default=Seconds(30), check=_positive, advanced=True
+        "longest wait between tries to register", default=Seconds(30), check=positive, advanced=True
     )
     approval_poll_s: Seconds = setting(
-        "how often a node that waits for approval asks", default=Seconds(5), check=_positive, advanced=True
+        "how often a node that waits for approval asks", default=Seconds(5), check=positive, advanced=True
     )
     http_timeout_s: Seconds = setting(
-        "how long one call to the controller may take", default=Seconds(10), check=_positive, advanced=True
+        "how long one call to the controller may take", default=Seconds(10), check=positive, advanced=True
     )
     drain_timeout_s: Seconds = setting(
-        "on leaving: how long requests under way may take to end", default=Seconds(30), check=_positive
+        "on leaving: how long requests under way may take to end", default=Seconds(30), check=positive
     )
     leave_timeout_s: Seconds = setting(
-        "on leaving: how long all of it may take", default=Seconds(90), check=_positive, advanced=True
+        "on leaving: how long all of it may take", default=Seconds(90), check=positive, advanced=True
     )
 
     reload_timeout_s: Seconds = setting(
-        "on reload: how long the new worker may take to take over", default=Seconds(60), check=_positive, advanced=True
+        "on reload: how long the new worker may take to take over", default=Seconds(60), check=positive, advanced=True
     )
     reload_drain_s: Seconds = setting(
         "on reload: how long requests under way may take to end in the old worker",
         default=Seconds(600),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
 
@@ -291,7 +275,7 @@ class _NodeSettings:
         "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
     )
 
-    log_level: str = setting("debug, info, warning or error", default="info", check=_log_level)
+    log_level: str = setting("debug, info, warning or error", default="info", check=a_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 
     def __post_init__(self) -> None:

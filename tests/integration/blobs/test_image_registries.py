@@ -17,10 +17,10 @@ from corral.blobs.remote import Broken, HttpTimes, open_session
 from corral.contract.sources import Registry
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Failed, NotFound, Unreachable
+from tests.support.bad_line import Line
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import (
     ImageRegistry,
-    Line,
     MadeImage,
     TokenIssuer,
     basic_auth,

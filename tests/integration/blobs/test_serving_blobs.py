@@ -160,7 +160,7 @@ async def test_over_tls(tmp_path: Path) -> None:
 
 
 async def test_silence_and_nonsense_hold_nobody_up(tmp_path: Path) -> None:
-    async with serving(tmp_path, limits=ServingLimits(connections=2, head_s=1.0, idle_s=1.0)) as site:
+    async with serving(tmp_path, limits=ServingLimits(connections=2, newcomer_s=1.0)) as site:
         lines = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(3)]
         (silent, _), (nonsense, says), (full, _) = lines
         assert (await full.read()).startswith(b"HTTP/1.1 503 ")
@@ -172,6 +172,34 @@ async def test_silence_and_nonsense_hold_nobody_up(tmp_path: Path) -> None:
             await writer.wait_closed()
         fetched = await Fetcher().fetch(site.page(), tmp_path / "x", Wanted(DIGEST, len(CONTENT)))
         assert fetched.size == len(CONTENT)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_crowd_without_tokens_keeps_nobody_out(tmp_path: Path, secure: bool) -> None:
+    context, ca = certified(tmp_path)
+    limits = ServingLimits(connections=6, newcomers=3, newcomer_s=600.0)
+    async with serving(tmp_path, limits=limits, tls=context if secure else None, trust=ca) as site:
+        crowd = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(20)]
+        first = crowd[0][0]
+        assert await first.read() == b"", "the eldest give way"
+        url = f"{site.url}/blobs/{DIGEST}"
+
+        async def is_served() -> bool:
+            """Perhaps not at the first try: those who give way take a moment to be gone."""
+            try:
+                async with site.session.get(url, headers=SHOWN) as answer:
+                    return answer.status == 200 and await answer.read() == CONTENT
+            except aiohttp.ClientError:
+                return False
+
+        await until(is_served, "an answer for one who shows a token")
+        crowd += [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(20)]
+        async with site.session.get(url, headers=SHOWN) as answer:  # on the line it has, which has shown its token
+            assert await answer.read() == CONTENT
+        for _, writer in crowd:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @pytest.mark.parametrize("secure", [False, True])

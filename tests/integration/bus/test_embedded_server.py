@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -103,7 +104,10 @@ async def test_files_hold_no_secret_and_are_ours_alone(nats_server: NatsServer, 
 
 
 def listening_ports(pid: int | None) -> list[int]:
-    sockets = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed: not one that listens
+            sockets.add(os.readlink(fd))
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:

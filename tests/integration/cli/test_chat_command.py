@@ -83,6 +83,30 @@ def test_whoever_may_only_ask_asks(corral: Corral) -> None:
     assert corral("chat", "tiny", "hello").out == "A fence for horses.\n"
 
 
+def test_whoever_may_only_ask_sees_the_load_and_is_asked_for_when_it_is_over(corral: Corral) -> None:
+    asked: list[str] = []
+
+    def status() -> web.Response:
+        asked.append("status")
+        return load("loading", node="barn", version=len(asked)) if len(asked) < 6 else load("loaded")
+
+    def chat() -> web.Response:
+        asked.append("chat")
+        return refused(503, "it is being loaded", "model_loading") if asked.count("chat") == 1 else answer(WHOLE)
+
+    corral.fleet.answers |= {LOAD: refused(403, "only admins load models", "denied"), STATUS: status, CHAT: chat}
+    ran = corral("chat", "tiny", "hello")
+    assert (ran.code, ran.out) == (0, "A fence for horses.\n")
+    assert set(ran.err.splitlines()) == {"tiny: loading on barn"}
+    assert asked.count("chat") == 2
+
+
+def test_a_model_that_is_there_answers_while_the_controller_is_away(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: refused(503, "the controller restarts", "unavailable"), CHAT: answer(WHOLE)}
+    ran = corral("chat", "tiny", "hello")
+    assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [

@@ -188,6 +188,27 @@ def test_misuse_is_one_line_with_the_way_to_the_help(corral: Corral) -> None:
     assert "approve" in corral("nodes").err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat", "", "hello"),
+        ("models", "show", ""),
+        ("models", "load", " "),
+        ("why", "model", ""),
+        ("why", "node", ""),
+        ("logs", ""),
+        ("logs", "tiny@"),
+        ("nodes", "show", ""),
+        ("requests", "--model", ""),
+    ],
+)
+def test_an_empty_name_is_told_as_such_and_means_nothing_else(corral: Corral, words: tuple[str, ...]) -> None:
+    ran = corral(*words)
+    assert ran.code in (1, 2)
+    assert "is empty" in ran.err or "say whose log" in ran.err
+    assert changes(corral) == []
+
+
 def test_every_command_and_subcommand_has_help_with_an_example(corral: Corral) -> None:
     assert corral("--help").code == 0
     for name in COMMANDS:

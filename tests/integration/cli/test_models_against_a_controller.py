@@ -91,7 +91,7 @@ async def test_definitions_in_files_go_through_and_come_back(corral: Command, tm
     code, out, _ = await corral("edit", "a", "--file", str(file))
     assert (code, out) == (0, "a is as it was\n")
     code, out, err = await corral("delete", "a", "--yes")
-    assert (code, "b stand for a" in err) == (1, True)
+    assert (code, "b stands for a" in err) == (1, True)
     code, out, err = await corral("show", "aa")
     assert (code, "there is no model 'aa'" in err) == (1, True)
 

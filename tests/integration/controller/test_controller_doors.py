@@ -92,7 +92,7 @@ async def test_what_waiting_cannot_cure_is_told_at_once(tmp_path: Path) -> None:
         ({"tls_cert": "x.pem"}, "come together"),
         ({"guard_share": 200}, "between 0 and 100"),
         ({"port": 70000}, "65535"),
-        ({"pending_limit": 0}, "at least 1"),
+        ({"pending_limit": 0}, "less than 1"),
         ({"log_level": "loud"}, "one of"),
     ],
 )

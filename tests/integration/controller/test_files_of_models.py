@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import io
 import os
+import socket
 import zipfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,28 @@ from corral.blobs.remote import open_session
 from corral.blobs.serving.server import ServingLimits
 from corral.blobs.space import Room
 from corral.blobs.store import BlobStore
+from corral.bus.api import Tokens
+from corral.bus.local import LocalHub
 from corral.contract.access import Scope
-from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.codec import decode
+from corral.contract.messages.replicas import START_REPLICA, ReplicaFile, ReplicaReply, StartReplica
 from corral.contract.models import Definition, read_definition
 from corral.contract.sources import Wheel
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
 from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing import Missing
 from corral.controller.files.model_files import ModelFiles, Upkeep
 from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
+from corral.controller.replicas.calls import ReplicaCalls
+from corral.controller.replicas.life import Accepted, OrderId
 from corral.gallery.pypi.locking import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
+from corral.kit.settings import BadSettings
 from corral.store import Store, controllers, model_files, models, open_store
 from corral.store.models import Model
 from corral.worker.agent.waiting import alongside
@@ -100,7 +108,7 @@ class Site:
             Packages(self.session, self.index, self.index, platform="linux/amd64", python="3.11"),
             Images(registry, platform="linux/amd64"),
             OriginSettings(
-                folders=(self.folder / "open", self.folder / "models"), hub=self.hub, hub_token=self.hub_token
+                folders=(self.folder / "open", self.folder / "models"), hub=HubSettings(self.hub, self.hub_token)
             ),
         )
         room = Room(reserve_bytes=0, look=lambda _folder: self.free)
@@ -400,3 +408,45 @@ async def test_a_worker_fetches_them_with_the_token_of_its_order(site: Site) -> 
         late = site.tokens.sign("node-1", [Scope.BLOBS], life_s=-1)
         async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": f"Bearer {late}"}) as answer:
             assert answer.status == 401
+
+
+async def test_an_order_with_thousands_of_files_fits_into_a_message(site: Site) -> None:
+    files, clock = site.files(), SystemClock()
+    many = tuple(ReplicaFile(f"m/1/{'x' * 100}/{number}", DIGEST, 1) for number in range(8000))
+    hub = LocalHub(clock)
+    controller, worker = hub.join("controller"), hub.join("worker")
+    heard: list[StartReplica] = []
+
+    async def start(order: StartReplica, _tokens: Tokens) -> ReplicaReply:
+        heard.append(order)
+        return ReplicaReply(success=True, accepted=True)
+
+    await worker.serve(START_REPLICA, start, node="barn")
+    calls = ReplicaCalls(controller, clock, keep_list=files.keep_list)
+    for listed in (many, many[:3]):
+        order = StartReplica(op_id="o", attempt=1, process_id="p", model="m", replica=0, backend="b", files=listed)
+        assert await calls.start("barn", order) == Accepted(OrderId("barn", "o", 1))
+    long, short = heard
+    assert (long.files, short.files, short.file_list) == ((), many[:3], "")
+    found = files.find(long.file_list)
+    assert found is not None
+    assert decode(tuple[ReplicaFile, ...], found.read_bytes()) == many
+    await controller.close()
+    await worker.close()
+
+
+async def test_a_port_that_somebody_else_was_quicker_to_take(site: Site) -> None:
+    def door(*, moves: bool) -> AbstractAsyncContextManager[str]:
+        told = DoorSettings(port=port, url="http://{host}:{port}", moves=moves)
+        return open_door(told, site.blobs, site.tokens.public_key, SystemClock(), coming=lambda _digest: False)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadSettings, match=f"--blob-port: 127.0.0.1:{port} cannot be used"):
+            async with door(moves=False):
+                pass
+        async with door(moves=True) as url:
+            assert url.startswith("http://{host}:")
+            assert int(url.rpartition(":")[2]) not in (0, port)
+    async with door(moves=True) as url:
+        assert url == f"http://{{host}}:{port}"

@@ -116,6 +116,19 @@ async def test_a_localai_worker_is_shown_the_token_it_knows(cluster: Cluster) ->
         )
         assert registered.status == 201, registered.body
         assert (await asyncio.to_thread(node.admin, "GET", "/backend-logs/a%2Fb%23c")).json() == ["m"]
+        assert ("Bearer shared-token-of-localai", "/v1/backend-logs/a%2Fb%23c") in seen
+        seen.clear()
+        other = HandMadeNode(cluster, pre_approved=True)
+        registered = await asyncio.to_thread(
+            other.register,
+            protocol=0,
+            ingress=None,
+            address=f"127.0.0.1:{port + 1}",
+            http_address=f"127.0.0.1:{port}",
+        )
+        assert registered.status == 201, registered.body
+        await asyncio.to_thread(other.admin, "GET", "/backend-logs/m")
     finally:
         await runner.cleanup()
-    assert ("Bearer shared-token-of-localai", "/v1/backend-logs/a%2Fb%23c") in seen
+    shown = " ".join(authorization for authorization, _ in seen)
+    assert "shared-token-of-localai" not in shown, "it joined with a token of its own, and says it is LocalAI's"

@@ -114,8 +114,11 @@ async def test_an_alias_stands_for_a_model_and_not_for_an_alias(api: Api) -> Non
     chain = await api.post("/api/models", {"definition": {"name": "talk", "alias": "chat"}})
     assert chain.status == 400
     assert "itself an alias, of mine" in chain.json["error"]["message"]
+    scheduled = await api.post("/api/nodes/scheduling", {"model_name": "chat", "min_replicas": 1})
+    assert scheduled.status == 400
+    assert "chat only stands for mine" in scheduled.json["error"]["message"]
     held = await api.call("DELETE", "/api/models/mine")
-    assert (held.status, "chat stand for mine" in held.json["error"]["message"]) == (409, True)
+    assert (held.status, "chat stands for mine: delete it first" in held.json["error"]["message"]) == (409, True)
     assert (await api.call("DELETE", "/api/models/mine?force=true")).status == 200
 
 

@@ -22,6 +22,7 @@ class Came:
     path: str
     headers: dict[str, str]
     body: bytes
+    query: str
 
 
 @dataclass
@@ -33,6 +34,8 @@ class ScriptedIngress:
     running: dict[str, int] = field(default_factory=dict)
     most: int = 0  # at once, of one process
     held: asyncio.Event | None = None  # answers wait for it
+    paused: asyncio.Event | None = None  # streams wait for it when half of them is sent
+    cut: bool = False  # streams end there, the way a killed process ends them
     port: int = 0
     tls: ssl.SSLContext | None = None
     _runner: web.AppRunner | None = None
@@ -76,7 +79,8 @@ class ScriptedIngress:
         if process in self.unreachable:
             return web.json_response({"error": {"code": 503}}, status=503, headers=not_reached)
         body = await request.read()
-        self.came.append(Came(request.method, process, "/" + request.match_info["path"], dict(request.headers), body))
+        path = "/" + request.match_info["path"]
+        self.came.append(Came(request.method, process, path, dict(request.headers), body, request.query_string))
         self.running[process] = self.running.get(process, 0) + 1
         self.most = max(self.most, self.running[process])
         try:
@@ -101,6 +105,11 @@ class ScriptedIngress:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         for number in range(4):
+            if number == 2 and self.paused is not None:
+                await self.paused.wait()
+            if number == 2 and self.cut:
+                assert request.transport is not None
+                request.transport.abort()
             await answer.write(b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number)
         if usage:
             await answer.write(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n')

@@ -24,7 +24,7 @@ from corral.kit.log import configure_logging
 from tests.integration.gateway.certificates import self_signed
 from tests.integration.gateway.conftest import ADMIN, KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.raw_client import connected, exchange, status_of
-from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
+from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.nats import NatsServer, nats_server, running_server
 from tests.support.waiting import promised, until
@@ -114,6 +114,25 @@ async def test_a_revoked_key_is_refused_without_any_bus(
         await until_refused(http, gateway, USER, timeout_s=promised(2))
         assert await status(http, f"{gateway.url}/v1/models", ADMIN) == 200
         assert controller.view_reads.count(None) == 2  # the rest of the looks cost a 304
+
+
+async def test_a_fresh_key_is_known_at_once_and_a_guess_is_not_looked_for(
+    controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
+) -> None:
+    async with open_one(view_check_interval_s=NEVER, view_interval_s=NEVER) as gateway:
+        await until(lambda: gateway.keeper.fleet, "the first view is read")
+        controller.change(keys=[*KEYS, key("ck_fresh", "admin")])
+        for path in ("/v1/models", "/metrics"):
+            assert await status(http, f"{gateway.url}{path}", "ck_fresh") == 200
+        reads = len(controller.view_reads)
+        assert await status(http, f"{gateway.url}/v1/models", "sk-somebody-elses") == 401
+        assert len(controller.view_reads) == reads
+        # Any number of strangers at once cause a look or two.
+        strangers = [status(http, f"{gateway.url}/v1/models", f"ck_{number}") for number in range(50)]
+        assert set(await asyncio.gather(*strangers)) == {401}
+        assert len(controller.view_reads) - reads <= 10
+        await controller.stop()
+        assert await status(http, f"{gateway.url}/v1/models", "ck_fresher") == 401
 
 
 def bus_grant(server: NatsServer, url: str = "") -> dict[str, object]:

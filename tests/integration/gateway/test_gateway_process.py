@@ -12,11 +12,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.integration.gateway.conftest import USER, bearer
 from tests.integration.gateway.raw_client import connected
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController
+from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.processes import free_port
+from tests.support.waiting import until
 
 RUN = """
 import os, sys
@@ -86,6 +89,39 @@ async def test_a_stream_outlives_sigterm_and_the_exit_is_clean(
     assert "gateway serves" in log
     assert GATEWAY_KEY not in log
     assert "Traceback" not in log
+
+
+async def test_killed_with_500_streams_it_leaves_nothing_behind_and_the_next_one_serves(
+    controller: ScriptedController, tmp_path: Path
+) -> None:
+    """The streams are lost, and nothing else: processes hear at once that nobody listens any more."""
+    port = free_port()
+    settings = {"controller": f"unix:{controller.socket}", "gateway_key_file": key_file(tmp_path), "port": str(port)}
+    many = aiohttp.TCPConnector(limit=600)
+    async with (
+        running_ingress("n1") as ingress,
+        aiohttp.ClientSession(connector=many, timeout=aiohttp.ClientTimeout(total=40)) as http,
+    ):
+        ingress.paused = asyncio.Event()
+        replica = ingress.replica("p1", slots=600)
+        controller.change(models=[{"id": "small", "revision": "r1"}], nodes=[ingress.view], replicas=[replica])
+        url, body = f"http://127.0.0.1:{port}/v1/chat/completions", {"model": "small", "stream": True}
+        async with process(**settings, hints="false") as gateway:
+            await until_ready(http, port)
+            asked = [http.post(url, headers=bearer(USER), json=body) for _ in range(500)]
+            streams = await asyncio.gather(*asked)
+            assert {stream.status for stream in streams} == {200}
+            assert ingress.running["p1"] == 500
+            gateway.kill()
+            for stream in streams:
+                with pytest.raises(aiohttp.ClientError):
+                    await stream.read()
+            await until(lambda: ingress.running["p1"] == 0, "every process to be told")
+        ingress.paused.set()
+        async with process(**settings, hints="false"):
+            await until_ready(http, port)
+            async with http.post(url, headers=bearer(USER), json=body) as answer:
+                assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_second_signal_does_not_wait(controller: ScriptedController, http: aiohttp.ClientSession) -> None:

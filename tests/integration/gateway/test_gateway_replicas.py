@@ -5,81 +5,29 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
-from corral.gateway.main import Gateway
 from corral.gateway.metrics import render
 from corral.kit.certificates import Ca, make_ca
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
+from tests.integration.gateway.house import CHAT, SMALL, House, open_house
 from tests.integration.gateway.scripted_controller import ScriptedController, key
-from tests.integration.gateway.scripted_ingress import ScriptedIngress, running_ingress, server_tls
+from tests.integration.gateway.scripted_ingress import running_ingress, server_tls
 from tests.support.waiting import until
-
-CHAT = "/v1/chat/completions"
-SMALL = {"id": "small", "revision": "r1"}
-SHORT = {
-    "receipts_interval_s": 0.02,
-    "load_wait_s": 5.0,
-    "queue_wait_s": 5.0,
-    "load_poll_s": 0.5,
-    "eject_s": 0.2,
-}
-
-
-@dataclass
-class House:
-    """Two nodes, each with an ingress, and what opens gateways before them."""
-
-    controller: ScriptedController
-    one: ScriptedIngress
-    two: ScriptedIngress
-    http: aiohttp.ClientSession
-    open_one: OpenGateway
-    exits: AsyncExitStack
-
-    async def gateway(self, **more: Any) -> Gateway:
-        gateway = await self.exits.enter_async_context(self.open_one(**{**SHORT, **more}))
-        await gateway.keeper.look()
-        return gateway
-
-    async def ask(
-        self, gateway: Gateway, *, secret: str = USER, path: str = CHAT, **body: Any
-    ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-        asked = {"model": "small", "messages": [{"role": "user", "content": "hi"}], **body}
-        async with self.http.post(f"{gateway.url}{path}", headers=bearer(secret), json=asked) as answer:
-            return answer.status, json.loads(await answer.read()), answer.headers
-
-    async def who(self, gateway: Gateway, **body: Any) -> str:
-        """The process that answered."""
-        status, answer, _ = await self.ask(gateway, **body)
-        assert status == 200, answer
-        return str(answer["choices"][0]["text"])
-
-    def both(self, **more: Any) -> None:
-        """A replica on each node."""
-        self.controller.change(replicas=[self.one.replica("p1", **more), self.two.replica("p2", **more)])
-
-    async def receipts(self, count: int) -> list[dict[str, Any]]:
-        await until(lambda: len(self.controller.receipts) >= count, f"{count} receipts")
-        return self.controller.receipts
 
 
 @pytest.fixture
 async def house(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
 ) -> AsyncIterator[House]:
-    async with running_ingress("n1") as one, running_ingress("n2") as two, AsyncExitStack() as exits:
-        controller.change(models=[SMALL], nodes=[one.view, two.view])
-        yield House(controller, one, two, http, open_one, exits)
+    async with open_house(controller, open_one, http) as house:
+        yield house
 
 
 async def test_requests_are_spread_over_replicas_and_receipted(house: House) -> None:
@@ -159,8 +107,8 @@ async def test_nobody_gets_more_requests_than_it_has_slots(house: House) -> None
 
 
 async def test_a_busy_model_is_waited_for_only_so_long_and_by_so_many(house: House) -> None:
-    house.controller.change(replicas=[house.one.replica("p1")], models=[{**SMALL, "queue_limit": 1}])
-    gateway = await house.gateway(queue_wait_s=0.3)
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway(queue_wait_s=0.3, queue_limit=1)
     house.one.held = asyncio.Event()
     first = asyncio.create_task(house.who(gateway))
     await until(lambda: len(house.one.came) == 1, "one under way")
@@ -177,6 +125,26 @@ async def test_a_busy_model_is_waited_for_only_so_long_and_by_so_many(house: Hou
     assert "Retry-After" in headers
     house.one.held.set()
     assert await first == "p1"
+
+
+async def test_a_model_at_its_limit_says_when_to_come_again(house: House) -> None:
+    """`limits` of the definition: what is under way and what waits count together, whatever the slots."""
+    limited = {**SMALL, "max_concurrent": 2, "retry_after_s": 7}
+    house.controller.change(replicas=[house.one.replica("p1", slots=8)], models=[limited])
+    gateway = await house.gateway()
+    house.one.held = asyncio.Event()
+    running = [asyncio.create_task(house.who(gateway)) for _ in range(2)]
+    await until(lambda: len(house.one.came) == 2, "two under way")
+    status, answer, headers = await house.ask(gateway)
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "model_busy", "7")
+    # After an edit another process answers; what the old one still does counts until it ends.
+    house.controller.change(replicas=[house.two.replica("p2")], models=[{**limited, "retry_after_s": 0}])
+    await gateway.keeper.look()
+    status, answer, headers = await house.ask(gateway)
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "model_busy", "1")
+    house.one.held.set()
+    assert await asyncio.gather(*running) == ["p1", "p1"]
+    assert await house.who(gateway) == "p2"
 
 
 async def test_a_client_that_leaves_the_queue_leaves_its_place(house: House) -> None:
@@ -213,19 +181,6 @@ async def test_a_client_that_leaves_stops_what_is_done_for_it(house: House) -> N
     assert await house.who(gateway) == "p1", "its slot is free"
     receipts = await house.receipts(4)
     assert sorted(row["status"] for row in receipts) == [200, 200, 499, 499]
-
-
-async def test_a_key_that_is_revoked_finishes_its_stream(house: House) -> None:
-    house.controller.change(replicas=[house.one.replica("p1")])
-    gateway = await house.gateway()
-    house.one.held = asyncio.Event()
-    asking = asyncio.create_task(house.who(gateway))
-    await until(lambda: house.one.running.get("p1") == 1, "it is under way")
-    house.controller.change(keys=[row for row in KEYS if row["id"] != f"id-{USER}"])
-    await gateway.keeper.look()
-    assert (await house.ask(gateway))[0] == 401
-    house.one.held.set()
-    assert await asking == "p1"
 
 
 async def test_workers_are_known_by_their_certificates(house: House, tmp_path: Path) -> None:
@@ -365,6 +320,20 @@ async def test_prompts_that_begin_alike_go_where_their_beginning_is_known(house:
     assert set(first) == {"p1", "p2"}
     longer = [await house.who(gateway, messages=[*talk, {"role": "user", "content": "go on"}]) for talk in talks]
     assert longer == first
+
+
+async def test_prompts_that_had_to_go_elsewhere_are_told(house: House) -> None:
+    house.both(slots=8)
+    gateway = await house.gateway()
+    house.one.held = house.two.held = asyncio.Event()
+    talk = [{"role": "user", "content": "once upon a time " * 40}]
+    asking = [asyncio.create_task(house.who(gateway, messages=talk)) for _ in range(4)]
+    await until(lambda: len(house.one.came) + len(house.two.came) == 4, "all are under way")
+    await until(lambda: any(batch["pressure"] for batch in house.controller.batches), "it is told")
+    house.one.held.set()
+    await asyncio.gather(*asking)
+    told = [batch["pressure"] for batch in house.controller.batches if batch["pressure"]]
+    assert told == [{"small": gateway.metrics.totals["prefix_disturbed"][1]()}], "once"
 
 
 async def test_files_are_passed_on_as_they_came(house: House) -> None:

@@ -22,10 +22,10 @@ from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
 from corral.kit.errors import CorralError, NotFound, Unreachable
 from corral.worker.installer.installer import Installer
+from tests.support.bad_line import Line
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import (
     ImageRegistry,
-    Line,
     MadeImage,
     digest_of,
     layer,

@@ -19,8 +19,9 @@ from corral.contract.codec import encode
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source, Wheel
 from corral.worker.installer.requests import InstallRequest
+from tests.support.bad_line import Line
 from tests.support.blob_server import BlobServer
-from tests.support.image_registry import ImageRegistry, Line, layer, line, make_image, push_image, registry, run_file
+from tests.support.image_registry import ImageRegistry, layer, line, make_image, push_image, registry, run_file
 from tests.support.installing import image, inline, names_in, open_installer, request
 from tests.support.processes import alive
 from tests.support.waiting import until

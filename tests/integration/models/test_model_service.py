@@ -173,7 +173,11 @@ async def test_a_backend_nobody_has_is_told_early(store: Store) -> None:
 
 async def test_what_gateways_are_told(store: Store) -> None:
     service = models_of(store, Told())
-    loading = {"while_loading": {"use": "chat"}, "load_wait": "5s", "limits": {"max_concurrent": 3}}
+    loading = {
+        "while_loading": {"use": "chat"},
+        "load_wait": "5s",
+        "limits": {"max_concurrent": 3, "retry_after_seconds": 7},
+    }
     await service.install(mine(**loading))
     await service.install(InstallModel(definition={"name": "chat", "alias": "mine"}))
     await service.install(InstallModel(definition={"name": "off", "backend": "x", "disabled": True}))
@@ -183,7 +187,8 @@ async def test_what_gateways_are_told(store: Store) -> None:
         schedules = {row.model: row for row in await model_schedules.list_(tx)}
     chat, own, off = view_models(rows, schedules)
     assert (chat.id, chat.alias, off.disabled) == ("chat", "mine", True)
-    assert (own.while_loading, own.stand_in, own.load_wait_s, own.queue_limit) == ("use", "chat", 5.0, 3)
+    assert (own.while_loading, own.stand_in, own.load_wait_s) == ("use", "chat", 5.0)
+    assert (own.max_concurrent, own.retry_after_s) == (3, 7.0)
     assert own.revision == (await stored(store))[0]
     assert own.policy == chat.policy
     assert own.policy is not None

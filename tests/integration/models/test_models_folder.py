@@ -96,6 +96,26 @@ async def test_a_file_that_comes_and_goes_holds_up_no_other(yard: Yard) -> None:
     assert await yard.look(1) == {"a": "file", "b": "file"}
 
 
+async def test_a_file_rewritten_again_and_again_holds_up_nobody_else(yard: Yard) -> None:
+    for name in ("a", "b", "log"):
+        yard.write(f"{name}.yaml", f"name: {name}\nbackend: vllm\n")
+    await yard.look()
+    seen = []
+    (yard.path / "b.yaml").unlink()
+    for time in range(10):
+        yard.write("log.yaml", "name: log\nbackend: vllm\n#" + "x" * time)
+        yard.write("a.yaml", "name: a\nbackend: other\n")
+        os.utime(yard.path / "a.yaml", (1, 1))
+        seen.append(sorted(await yard.look(1)))
+    assert (await yard.service.view("a")).backend == "other"
+    assert seen[3] == ["a", "b", "log"], "what moves may be what went, under another name"
+    assert seen[-1] == ["a", "log"]
+    restarted = Yard(yard.store, yard.path)
+    for time in range(10):
+        yard.write("log.yaml", "name: log\nbackend: vllm\n#" + "y" * time)
+        assert "log" in await restarted.look(1), "a file that could not be read yet has not lost its models"
+
+
 async def test_a_file_that_names_what_no_disk_has_keeps_nobody_from_theirs(yard: Yard) -> None:
     yard.write("a.yaml", "name: a\nbackend: vllm\nparameters: {model: " + "z" * 5000 + "}\n")
     yard.write("b.yaml", "name: b\nbackend: vllm\n")

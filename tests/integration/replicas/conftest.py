@@ -6,22 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.backend_fleet import sqlite_url
-from tests.support.buses import open_yard
-from tests.support.postgres import postgres, postgres_url
+from tests.support.both_kinds import KINDS, on_kind, postgres, postgres_url
 from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
 
 __all__ = ["fleet", "local", "postgres", "postgres_url"]
 
 
-@pytest.fixture(params=["sqlite and the bus's twin", "postgresql and nats"])
+@pytest.fixture(params=KINDS)
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
     """One controller, no node yet."""
-    if request.param.startswith("sqlite"):
-        async with open_replica_fleet(sqlite_url(tmp_path)) as opened:
-            yield opened
-        return
-    url = request.getfixturevalue("postgres_url")
-    async with open_yard("nats", tmp_path / "bus") as yard, open_replica_fleet(url, yard=yard) as opened:
+    async with on_kind(request, tmp_path, open_replica_fleet) as opened:
         yield opened
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from corral.kit.errors import Failed
 from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
@@ -46,6 +48,21 @@ async def test_a_hundred_who_ask_cause_one_load(fleet: ReplicaFleet) -> None:
     assert (await fleet.ask("m")).state == "loaded"
 
 
+async def test_while_a_build_is_looked_up_that_is_what_is_told(local: ReplicaFleet) -> None:
+    await local.worker("barn")
+    await local.define("m")
+    local.fleet.catalogue.slow = asyncio.Event()
+    await local.ask("m")
+
+    async def told() -> bool:
+        status = await local.status("m")
+        return status is not None and status.message == "looking up a build of llama-cpp for barn …"
+
+    await until(told, "what is being looked up")
+    local.fleet.catalogue.slow.set()
+    await local.until_ready("m")
+
+
 async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet) -> None:
     barn = await local.worker("barn")
     await local.define("m")
@@ -67,20 +84,24 @@ async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet)
     assert seen == ["pending", "installing", "staging", "loading", "loaded"]
 
 
-async def test_a_failure_is_told_with_its_cause_then_left_alone_for_a_while(local: ReplicaFleet) -> None:
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "w.gguf is not on this machine, and the order does not say what it is",
+        "llama-cpp was killed by SIGKILL, as the system does when memory runs out; its last lines:\nloading tensors",
+        "llama-cpp ended with code 1; its last lines:\nerror loading model: failed to open w.gguf",
+    ],
+    ids=["missing file", "out of memory", "an engine that ends"],
+)
+async def test_a_backend_that_crashes_at_load_is_told_then_left_alone_for_a_while(
+    local: ReplicaFleet, cause: str
+) -> None:
     barn = await local.worker("barn", has="llama-cpp")
     await local.define("m")
-    barn.starts.failures = ["exit code 1\nlast line: out of memory"]
+    barn.starts.failures = [cause]
     await local.ask("m")
-
-    async def failed() -> bool:
-        status = await local.status("m")
-        return status is not None and status.state == "failed"
-
-    await until(failed)
-    status = await local.status("m")
-    assert status is not None
-    assert "out of memory" in status.error
+    status = await local.until_failed("m")
+    assert cause in status.error
     assert status.retry_after_s > 0
     assert (await local.ask("m")).state == "failed", "it is not tried again at once"
     assert await local.rows("m") == []
@@ -110,14 +131,7 @@ async def test_files_that_cannot_be_had_fail_the_load_once(local: ReplicaFleet) 
     local.files.failures = [Failed("404 from the hub")] * 5
 
     await local.ask("m")
-
-    async def failed() -> bool:
-        status = await local.status("m")
-        return status is not None and status.state == "failed"
-
-    await until(failed)
-    status = await local.status("m")
-    assert status is not None
+    status = await local.until_failed("m")
     assert "404 from the hub" in status.error
     assert local.files.asked == ["m"]
 
@@ -126,14 +140,7 @@ async def test_a_model_no_node_can_ever_run_fails_with_the_reasons(local: Replic
     await local.worker("barn")
     await local.define("m", backend="no-such-backend")
     await local.ask("m")
-
-    async def failed() -> bool:
-        status = await local.status("m")
-        return status is not None and status.state == "failed"
-
-    await until(failed)
-    status = await local.status("m")
-    assert status is not None
+    status = await local.until_failed("m")
     assert "no-such-backend" in status.error
     assert "barn" in status.error
 

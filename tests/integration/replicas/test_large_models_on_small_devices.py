@@ -34,14 +34,7 @@ async def test_without_that_it_is_refused_with_the_numbers_and_a_way_out(local: 
     barn = await local.worker("barn", has="llama-cpp", **FOUR)
     await local.define("big", memory="20GiB")
     await local.ask("big")
-
-    async def failed() -> bool:
-        status = await local.status("big")
-        return status is not None and status.state == "failed"
-
-    await until(failed, "the refusal")
-    status = await local.status("big")
-    assert status is not None
+    status = await local.until_failed("big")
     assert "needs 20.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB" in status.error
     assert "with `tensor_parallel: 3` in its definition it would take 6.7 GiB on each of 3" in status.error
     assert barn.told == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
+from corral.contract.hardware import Device
 from corral.controller.learning import Learning
 from corral.controller.why import Why
-from corral.store import model_files, model_peaks, node_files
+from corral.store import model_files, node_files, process_peaks
 from corral.store.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
@@ -19,7 +22,7 @@ def parts(fleet: ReplicaFleet) -> tuple[Learning, Why]:
 
 async def peaks(fleet: ReplicaFleet) -> list[tuple[str, int]]:
     async with fleet.fleet.store.read() as tx:
-        return [(peak.model, peak.peak_bytes) for peak in await model_peaks.list_(tx)]
+        return [(peak.model, peak.ram_bytes or peak.device_bytes) for peak in await process_peaks.list_(tx)]
 
 
 async def test_the_most_that_was_seen_counts(fleet: ReplicaFleet) -> None:
@@ -42,7 +45,49 @@ async def test_the_most_that_was_seen_counts(fleet: ReplicaFleet) -> None:
     await until(lambda: learned(3 * GIB), "that it took more")
     await barn.set_process(shown.process_id, peak_bytes=1 * GIB)
     await fleet.fleet.until_heard("barn")
-    assert await learned(3 * GIB), "never less"
+    assert await learned(3 * GIB), "never less, of one process"
+
+
+async def test_one_that_ran_away_is_forgotten_when_the_last_loads_took_less(local: ReplicaFleet) -> None:
+    learning, why = parts(local)
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    sizes = (9, 2, 3, 2, 2, 2)
+    for loads, size in enumerate(sizes, 1):
+        await local.ask("m")
+        [shown] = await local.until_ready("m")
+        await barn.set_process(shown.process_id, peak_bytes=size * GIB)
+
+        async def learned(loads: int = loads) -> bool:
+            await learning.look()
+            return await peaks(local) == [("m", size * GIB) for size in sizes[:loads][-5:]]
+
+        await until(learned, f"that it took {size}")
+        assert (await why.model("m")).memory_bytes == int(max(sizes[:loads][-5:]) * GIB * 1.05)
+        await local.loads.unload("m", force=True)
+        await local.until_gone("m")
+
+
+async def test_what_it_holds_on_its_devices_is_learned_too(local: ReplicaFleet) -> None:
+    learning, why = parts(local)
+    cards = tuple(
+        Device(index=number, vendor="nvidia", uuid=f"GPU-{number}", total_bytes=24 * GIB, free_bytes=24 * GIB)
+        for number in range(2)
+    )
+    known: dict[str, Any] = {"gpu_vendor": "nvidia", "capability": "nvidia-cuda-12", "devices": cards}
+    barn = await local.worker("barn", has="llama-cpp", **known)
+    await local.define("m", tensor_parallel=2)
+    await local.ask("m")
+    [shown] = await local.until_ready("m")
+    await barn.set_process(shown.process_id, device_peak_bytes=(7 * GIB, 8 * GIB))
+
+    async def learned() -> bool:
+        await learning.look()
+        return await peaks(local) == [("m", 8 * GIB)]
+
+    await until(learned, "what it took")
+    told = await why.model("m")
+    assert (told.memory_bytes, told.memory_how) == (int(16 * GIB * 1.05), "the most it was seen to use")
 
 
 async def test_another_revision_is_learned_anew_and_a_definition_has_the_last_word(local: ReplicaFleet) -> None:

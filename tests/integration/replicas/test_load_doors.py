@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 
+from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Role
 from tests.support.backend_api import Api
@@ -57,6 +58,31 @@ async def test_only_gateways_and_admins_may_and_unknown_models_are_404(local: Re
     assert unknown.status == 404
     assert (await api.post("/internal/loads", {}, key=GATEWAY)).status == 400
     assert (await api.get("/internal/loads/m", key=GATEWAY)).status == 404
+
+
+async def test_a_load_is_told_by_every_name_and_only_to_keys_that_may_use_it(local: ReplicaFleet, api: Api) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.define("gpt", backend="", alias="m")
+    access = Access(local.fleet.first.store, local.fleet.first.watch, local.fleet.clock, session_ttl_s=600)
+    keys = {
+        name: (await access.create(CreateKey(name=name, role="inference", models=models))).secret
+        for name, models in (("all", None), ("other", ("other",)), ("gpt", ("gpt",)))
+    }
+    barn.starts.hold = asyncio.Event()
+    assert (await api.post("/api/models/gpt/load")).status == 202
+    seen = {
+        (name, model): (await api.get(f"/api/models/{model}/load-status", key=secret)).status
+        for name, secret in keys.items()
+        for model in ("m", "gpt")
+    }
+    assert [pair for pair, status in seen.items() if status == 200] == [("all", "m"), ("all", "gpt"), ("gpt", "gpt")]
+    assert set(seen.values()) == {200, 404}
+    barn.starts.hold.set()
+    await local.until_ready("m")
+    [row] = (await api.get("/api/models/gpt/replicas")).json
+    assert row["model_name"] == "m"
+    assert (await api.post("/api/models/gpt/unload")).json["replicas"] == 1
 
 
 async def test_people_load_look_and_unload(local: ReplicaFleet, api: Api) -> None:

@@ -44,6 +44,23 @@ async def test_a_node_that_goes_offline_is_replaced(local: ReplicaFleet) -> None
     assert [each.node_id for each in await local.until_ready("m")] == ["id-of-shed"]
 
 
+async def test_a_replica_that_keeps_ending_where_it_is_goes_elsewhere(local: ReplicaFleet) -> None:
+    """Its worker has started it again, in vain, and says so."""
+    barn, shed = await local.worker("barn", has="llama-cpp"), await local.worker("shed", has="llama-cpp")
+    await local.define("m")
+    await local.schedule("m", min_replicas=1)
+    [first] = await local.until_ready("m")
+    await local.until_settled()
+    worker = barn if first.node_id == "id-of-barn" else shed
+    await worker.set_process(first.process_id, state="restarting", restarts=4, error="exit code 1")
+    await asyncio.sleep(0.3)
+    assert len(await local.rows("m")) == 1, "its worker is at it"
+    await worker.set_process(first.process_id, state="failed", error="exit code 1\nCUDA error: device is gone")
+    [second] = await local.until_ready("m")
+    assert second.node_id != first.node_id
+    await until(lambda: not worker.processes, "end of what is left")
+
+
 async def test_one_on_every_node_that_matches(local: ReplicaFleet) -> None:
     workers = [await local.worker(name, has="llama-cpp", labels={"tier": "fast"}) for name in ("a", "b")]
     other = await local.worker("c", has="llama-cpp")
@@ -188,6 +205,30 @@ async def test_a_busy_model_is_not_evicted_and_the_other_waits(local: ReplicaFle
         await asyncio.gather(busy, return_exceptions=True)
     await barn.in_flight()
     await local.until_ready("b")
+
+
+async def test_a_process_that_is_busy_for_long_is_never_reaped(local: ReplicaFleet) -> None:
+    """Longer than anything here waits: not for its idle time, nor an edit, nor because nobody wants its model."""
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m", idle_unload="1s")
+    await local.ask("m")
+    [shown] = await local.until_ready("m")
+    busy = asyncio.create_task(_keep_busy(barn, shown.process_id))
+    try:
+        await asyncio.sleep(1.5)
+        await local.define("m", idle_unload="1s", context_size=4096)
+        await asyncio.sleep(0.5)
+        await local.forget("m")
+        await asyncio.sleep(1.0)
+        assert shown.process_id in barn.processes
+        assert not [
+            order for order in barn.told if order.get("process_id") == shown.process_id and "model" not in order
+        ]
+    finally:
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    await barn.in_flight()
+    await until(lambda: not barn.processes, "its end, once its work has ended")
 
 
 async def _keep_busy(worker: ReplicaWorker, process_id: str) -> None:

@@ -50,3 +50,53 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
         await local.replicas["c1"].loop.look()
     assert [row.stage for row in await local.rows("m")] == ["running"]
     assert len(barn.started) == 1
+
+
+async def test_what_a_node_tells_counts_though_an_answer_said_the_same(local: ReplicaFleet) -> None:
+    """It was no news, so nobody ever knew what ran there, and what had left was said to be leaving for ever."""
+    await local.fleet.first.kill()
+    node_id = await local.fleet.node("barn")
+    inventories = local.fleet.first.backends.inventories
+    await local.fleet.set_node("barn", boot_id="boot-2")
+    rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
+    async with local.fleet.store.write() as tx:
+        await node_backends.put_all(tx, await with_boot(tx, [Looked(node_id, rows, 1)]))
+    found = []
+    for _ in range(2):
+        inventories.heard(node_id, BusHeartbeat(boot_id="boot-2", inventory=rows, inventory_seq=1))
+        await inventories.flush()
+        async with local.fleet.store.read() as tx:
+            found.append(await node_backends.find(tx, node_id))
+    assert found[0] is not None
+    assert found[0].told_at is not None
+    assert found[1] == found[0], "from then on the same is no news"
+
+
+async def test_once_the_new_one_has_answered_the_former_never_does_again(local: ReplicaFleet) -> None:
+    """Not even when the new one ends before whoever keeps the replicas has looked."""
+    await local.fleet.first.kill()
+    node_id = await local.fleet.node("barn")
+    inventories = local.fleet.first.backends.inventories
+    former = await local.define("m")
+    present = await local.define("m", context_size=4096)
+    old = ReplicaProcess("p-old", "m", 0, "b", "ready", "openai", revision=former.revision)
+    new = ReplicaProcess("p-new", "m", 1, "b", "ready", "openai", revision=present.revision)
+    seen = []
+    for told in ((old,), (old, new), (old,)):
+        inventories.heard(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=told))
+        await inventories.flush()
+        seen.append([each.process_id for each in await local.shown("m")])
+    assert seen == [["p-old"], ["p-new"], []]
+
+
+async def test_what_an_offline_node_said_last_is_not_said_to_be_so(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    await local.until_ready("m")
+    await local.until_settled()
+    rows = next(iter(local.replicas.values())).rows
+    assert [row["process_state"] for row in await rows.list_(model="m")] == ["ready"]
+    await barn.stop()
+    await local.set_node("barn", status="offline")
+    assert [row["process_state"] for row in await rows.list_(model="m")] == ["node offline"]

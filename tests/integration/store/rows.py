@@ -22,6 +22,7 @@ from corral.store.node_backends import Inventory
 from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation, OperationRequest
+from corral.store.peer_processes import PeerProcess
 from corral.store.receipts import StoredReceipt
 from corral.store.replicas import Replica
 
@@ -197,3 +198,19 @@ def a_receipt(**known: Any) -> StoredReceipt:
     defaults |= dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending"), "") | defaults
     numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens")
     return StoredReceipt(**(dict.fromkeys(numbers, 0) | defaults | known))
+
+
+def a_peer_process(node_id: str, process_id: str = "p1", **known: Any) -> PeerProcess:
+    defaults: dict[str, Any] = {
+        "model": "org/smöl",
+        "replica": 0,
+        "revision": "r1",
+        "backend": "llama-cpp",
+        "address": "w1:50052",
+        "state": "ready",
+        "load": '{"Model":"smol.gguf"}',
+        "definition": {"name": "org/smöl", "parameters": {"model": "smol.gguf"}},
+        "started_at": NOON,
+        "ready_at": NOON,
+    }
+    return PeerProcess(process_id, node_id, **(defaults | known))

@@ -237,6 +237,8 @@ async def test_the_same_news_have_the_same_fingerprint(store: Store) -> None:
     one, two = await keep_nodes(store, 2)
     async with store.write() as tx:
         await node_backends.put(tx, an_inventory(one))
+        assert await node_backends.list_fingerprints(tx, [one, two]) == {}, "an answer is not the node's own word"
+        await node_backends.put(tx, an_inventory(one, told_at=NOON))
         found = await node_backends.list_fingerprints(tx, [one, two])
     assert found == {one: node_backends.fingerprint_of(an_inventory(one))}
     assert found[one] != node_backends.fingerprint_of(an_inventory(one, backends=()))

@@ -25,7 +25,6 @@ from corral.store import (
     leases,
     load_jobs,
     model_files,
-    model_peaks,
     model_schedules,
     models,
     node_backends,
@@ -36,6 +35,8 @@ from corral.store import (
     open_store,
     operation_nodes,
     operations,
+    peer_processes,
+    process_peaks,
     receipts,
     replicas,
     revisions,
@@ -45,7 +46,7 @@ from corral.store import (
 from corral.store.api_keys import ApiKey
 from corral.store.join_tokens import JoinToken
 from corral.store.migrate_store import Progress, copy_store, migrate_store
-from corral.store.model_peaks import Peak
+from corral.store.process_peaks import Peak
 from corral.store.tables import all_tables
 from corral.store.web_sessions import WebSession
 from tests.integration.store.rows import (
@@ -54,6 +55,7 @@ from tests.integration.store.rows import (
     a_job,
     a_model,
     a_node,
+    a_peer_process,
     a_receipt,
     a_replica,
     a_rule,
@@ -100,6 +102,7 @@ async def fill(store: Store) -> None:
             await revisions.bump(tx, f"kind-{number}")
             await node_backends.put(tx, an_inventory(node.id))
             await node_files.seen(tx, [(node.id, "sha256:a"), (node.id, "sha256:b")])
+            await peer_processes.put(tx, [a_peer_process(node.id, f"p{number}")])
             await backend_intents.put(tx, [an_intent(node.id, "vllm"), an_intent(node.id, "ümläut")])
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
@@ -109,7 +112,7 @@ async def fill(store: Store) -> None:
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])
             await model_files.put(tx, a_file(f"model-{number}"))
-            await model_peaks.raise_(tx, [Peak(f"model-{number}", "r1", 2**40)])
+            await process_peaks.put(tx, [Peak(f"model-{number}", "r1", "p", NOON, 2**40)])
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
@@ -151,7 +154,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             load_jobs.list_,
             models.list_,
             model_files.list_,
-            model_peaks.list_,
+            process_peaks.list_,
             model_schedules.list_,
             replicas.list_,
             revisions.read_all,
@@ -159,6 +162,7 @@ async def test_everything_arrives(store: Store, target: Store) -> None:
             backend_rules.list_live,
             node_backends.list_,
             node_files.list_,
+            peer_processes.list_,
             operations.list_open,
             operation_nodes.list_open,
         ):

@@ -151,3 +151,13 @@ async def test_folders_of_ended_processes_do_not_pile_up(supervisor: Supervisor,
         running = await supervisor.start(tiny(tmp_path / "b"))
         await supervisor.stop(running.process_id, force=True)
     assert len(os.listdir(folder)) == 4, "the last three, and one that ended since the last sweep"
+
+
+async def test_one_that_is_killed_while_it_loads_says_that_memory_may_have_run_out(
+    supervisor: Supervisor, folder: Path, tmp_path: Path
+) -> None:
+    starting = asyncio.create_task(supervisor.start(tiny(tmp_path / "b", "lines=2 silent=1", restart=NEVER)))
+    await until(lambda: identities(folder))
+    os.kill(identities(folder)[0].pid, signal.SIGKILL)
+    with pytest.raises(StartFailed, match="was killed by SIGKILL, as the system does when memory runs out"):
+        await starting

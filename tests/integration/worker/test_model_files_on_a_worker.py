@@ -17,15 +17,17 @@ from corral.blobs.fetcher import FetchLimits
 from corral.blobs.progress import Progress
 from corral.blobs.remote import open_session
 from corral.blobs.space import Room
+from corral.contract.codec import encode
 from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
 from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
+from corral.worker.files.sets import FileSets
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
 from tests.support.waiting import until
 
-WEIGHTS = os.urandom(2_500_000)
+WEIGHTS = os.urandom(2_499_999) + b"w"
 
 
 @dataclass
@@ -235,6 +237,64 @@ async def test_room_is_made_by_the_longest_unused(site: Site) -> None:
     with pytest.raises(NoSpace):
         await site.ensure(site.source.add("d/one/w", b"d" * 1000))
     assert [name for name in ("b", "c", "d") if (site.models / name).exists()] == ["b", "c"]
+
+
+async def test_no_room_is_made_with_what_is_about_to_be_read(site: Site) -> None:
+    first, second = site.source.add("a/one/w", b"a" * 1000), site.source.add("b/one/w", b"b" * 1000)
+    site.free = lambda: 1100 - 1000 * len(site.blobs())
+    with site.files.holding([first]):
+        await site.ensure(first)
+        site.age(10.0)
+        with pytest.raises(NoSpace):
+            await site.ensure(second)
+        assert (site.models / first.path).exists()
+    await site.ensure(second)
+    assert not (site.models / first.path).exists(), "but nobody has read it since"
+
+
+async def test_a_set_that_was_asked_for_since_it_was_chosen_stays(site: Site) -> None:
+    file = site.source.add("a/one/w", b"a")
+    await site.ensure(file)
+    site.age(2000.0)
+    sets = FileSets(site.models / ".blobs" / "sets", site.models)
+    (chosen,) = sets.unused(frozenset())
+    assert not sets.is_used(chosen, frozenset())
+    assert sets.is_used(chosen, {site.models / "a/one"})
+    await site.ensure(file)
+    assert sets.is_used(chosen, frozenset())
+
+
+async def test_a_persons_own_file_is_used_but_never_shared(site: Site) -> None:
+    file = site.source.add("m/one/w", b"abc")
+    own = site.models / file.path
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"abc")
+    await site.ensure(file, urls=())
+    assert site.blobs() == []
+    await site.ensure(ReplicaFile("other/one/w", file.digest, 3))
+    own.write_bytes(b"xyz")  # as people do
+    assert (site.models / "other/one/w").read_bytes() == b"abc"
+    await site.ensure(file, urls=())
+    assert own.read_bytes() == b"abc", "what it should be, not what was written into it"
+
+
+async def test_files_of_ours_are_blobs_again_when_somebody_emptied_their_folder(site: Site) -> None:
+    file = site.source.add("m/one/w", b"abc")
+    await site.ensure(file)
+    shutil.rmtree(site.models / ".blobs" / "sha256")
+    (site.models / ".blobs" / "sha256").mkdir()
+    await site.ensure(file, urls=())
+    assert len(site.blobs()) == 1
+
+
+async def test_a_list_of_files_too_long_for_an_order(site: Site) -> None:
+    files = tuple(site.source.add(f"m/one/{number}", str(number).encode()) for number in range(50))
+    listed = site.source.add("list", encode(files))
+    assert await site.files.read_list(listed.digest, site.source.urls, site.source.token) == files
+    assert site.blobs() == [], "it was for this order only"
+    broken = site.source.add("list", b'{"path": 1}')
+    with pytest.raises(Invalid, match="list of its files"):
+        await site.files.read_list(broken.digest, site.source.urls, site.source.token)
 
 
 async def test_nobody_answers(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,10 @@ async def test_an_unreadable_config_means_no_login(tmp_path: Path) -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(Login("ann", "secret"))
+
+
+@pytest.mark.parametrize("filler", [" ", "a", "a ", ", ", 'Bearer realm="', "\t,"])
+def test_no_challenge_takes_long_to_read(filler: str) -> None:
+    began = time.process_time()
+    read_challenge(filler * (100_000 // len(filler)) + "!")
+    assert time.process_time() - began < 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +97,15 @@ def test_a_part_lies_in_the_file(asked: str, size: int) -> None:
             assert start + count <= size
         case Beyond(told):
             assert told == size
+
+
+@pytest.mark.parametrize("filler", [" ", "\t", " \t", "x ", "x:"])
+def test_no_line_keeps_us_busy(filler: str) -> None:
+    """Nobody has shown a token yet, and all threads of the controller wait while one looks at a pattern."""
+    began = time.process_time()
+    for end in ("", "\x01", "x"):
+        line = "x:" + filler * (16_000 // len(filler)) + end
+        with contextlib.suppress(BadRequest):
+            read_head(f"GET /blobs/x HTTP/1.1\r\n{line}\r\n\r\n".encode())
+    assert time.process_time() - began < 2
+    assert read_head(b"GET / HTTP/1.1\r\nX: \t a b \t\r\n\r\n").headers == {"x": "a b"}

@@ -61,6 +61,10 @@ def test_the_roles_read_back_what_was_meant() -> None:
     assert controller.blob_url == "https://{host}:8090"
     assert controller.blob_tls_key == Path("/data/secrets/server.key")
     assert controller_settings(SITE)["blob_url"] == "http://127.0.0.1:8090"
+    movable = dataclasses.replace(LAN, blob_port_moves=True)
+    env = role_env(ControllerSettings, controller_settings(movable), {})
+    told = read_settings(ControllerSettings, flags={}, env=env)
+    assert (told.blob_port, told.blob_port_moves, told.blob_url) == (8090, True, "https://{host}:{port}")
     gateway = read_settings(GatewaySettings, flags={}, env=role_env(GatewaySettings, gateway_settings(LAN), {}))
     assert (gateway.host, gateway.port) == ("0.0.0.0", 8080)
     assert gateway.tls_cert == Path("/data/secrets/server.crt")

@@ -36,7 +36,9 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
     load = LoadStatus(model="m", state="staging", node="barn", progress=41.2, message="fetching w.gguf")
     told = model(
         decision="no_room",
-        text="no place",
+        text="no place for m: barn: is offline",
+        scaling="unsatisfied",
+        scaling_text="no place for m: barn: is offline",
         kept=("other is pinned",),
         memory_bytes=0,
         selector="tier=fast",
@@ -44,7 +46,8 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
         load=load,
     )
     lines = list(why_text.model_details(told))
-    assert "one more    there is no place: no place" in lines
+    assert "one more    no place for m: barn: is offline" in lines
+    assert "scaling     unsatisfied: see above" in lines
     assert "in the way  other is pinned" in lines
     assert "needs       nobody knows how much memory" in lines
     assert "wanted      1 to any number replicas on nodes with tier=fast" in lines
@@ -54,6 +57,14 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
     assert not [line for line in why_text.model_details(model(load=loaded)) if line.startswith("load")]
     failed = LoadStatus(model="m", state="failed", error="out of memory")
     assert "load      failed: out of memory" in list(why_text.model_details(model(load=failed)))
+    waits = model(
+        decision="wait",
+        text="barn: waits for old to end",
+        load=LoadStatus(model="m", state="pending", message="barn: waits for old to end"),
+    )
+    told_once = list(why_text.model_details(waits))
+    assert "one more  not yet: barn: waits for old to end" in told_once
+    assert "load      pending: see above" in told_once
     host = list(why_text.model_details(model(host_bytes=GIB)))
     assert "needs     4.0 GiB, and 1.0 GiB of RAM (3 files)" in host
 

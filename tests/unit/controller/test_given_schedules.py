@@ -68,3 +68,8 @@ def test_names_that_are_near() -> None:
     assert nearest("be", known) == ("bert",)
     assert unknown_model("zzz", known) == "there is no model 'zzz'"
     assert unknown_model("qwen3", known) == "there is no model 'qwen3'; near it: qwen3-8b, Qwen3-Coder"
+    silent = unknown_model("x", (), {"localai": "https://localai.test cannot be reached: no route to host"})
+    assert silent.splitlines() == [
+        "there is no model 'x'",
+        "the gallery localai could not be read: https://localai.test cannot be reached: no route to host",
+    ]

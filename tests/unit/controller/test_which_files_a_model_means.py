@@ -15,7 +15,9 @@ from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import read_definition
 from corral.controller.files.door import Certificate, told_url
-from corral.controller.files.wanted import on_a_worker, wanted_files
+from corral.controller.files.origins import Origins, OriginSettings
+from corral.controller.files.wanted import on_a_worker, wanted_files, wanted_snapshots
+from corral.controller.models.folder import with_local_files
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings
@@ -54,6 +56,29 @@ FILES = [{"filename": "a.json", "uri": "https://x/a"}, {"filename": "w.gguf", "u
 )
 def test_which_files(words: dict[str, Any], found: list[tuple[str, str]]) -> None:
     assert wanted(**words) == found
+
+
+@pytest.mark.parametrize("name", ["a b.gguf", "a#1.gguf", "a?b.gguf", "a%20b.gguf"])
+async def test_whatever_weights_beside_a_definition_are_called_they_are_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").write_bytes(b"another")
+    (tmp_path / "a b.gguf").write_bytes(b"another")
+    (tmp_path / name).write_bytes(b"weights of it")
+    definition = with_local_files(
+        read_definition({"name": "m", "backend": "b", "parameters": {"model": name}}), tmp_path
+    )
+    nobody: Any = None
+    origins = Origins(nobody, nobody, nobody, OriginSettings(folders=(tmp_path,)))
+    [file] = definition.files
+    found = await origins.find(file)
+    assert (file.path, found.name, found.size_bytes) == (name, name, 13)
+
+
+def test_a_name_that_no_disk_takes_is_no_file_there(tmp_path: Path) -> None:
+    long = "w" * 300
+    assert wanted(tmp_path, parameters={"model": long}) == []
+    assert wanted_snapshots(
+        read_definition({"name": "m", "backend": "vllm", "parameters": {"model": f"org/{long}"}}), tmp_path
+    )
 
 
 def test_what_cannot_be_meant() -> None:
@@ -139,3 +164,18 @@ def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
     assert certificate.context() is first
     write()
     assert certificate.context() is not first
+
+
+def test_what_was_there_before_is_no_speed() -> None:
+    told: list[Progress] = []
+    now = 0.0
+    bar = Together([1000, 1000, 100], told.append, lambda: now)
+    bar.there(2)
+    first, second = bar.watch(0), bar.watch(1)
+    first(Progress(Phase.DOWNLOADING, "a", 900, 1000))  # resumed there
+    now = 1.0
+    first(Progress(Phase.DOWNLOADING, "a", 1000, 1000))
+    assert (told[-1].current_bytes, told[-1].rate) == (1100, 100.0)
+    now = 2.0
+    second(Progress(Phase.DOWNLOADING, "b", 500, 1000))
+    assert (told[-1].current_bytes, told[-1].rate) == (1600, 50.0)

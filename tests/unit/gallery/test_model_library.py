@@ -33,7 +33,9 @@ async def test_what_is_built_in_wins_and_waits_for_nobody() -> None:
     )
     assert (await library.find("smollm2-135M")).id == "corral@smollm2-135m"
     assert shelf.asked == []
-    with pytest.raises(NotFound, match=r"the gallery a could not be read \(there is no https://a.test"):
+    with pytest.raises(
+        NotFound, match=r"^no gallery has a model 'big'\nthe gallery a could not be read: there is no https://a.test"
+    ):
         await library.find("big")
     with pytest.raises(Unavailable):
         await library.find("a@big")

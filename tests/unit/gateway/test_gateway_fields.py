@@ -174,3 +174,12 @@ def test_a_name_that_no_model_can_have() -> None:
     """It would be kept in a receipt, and told in a log."""
     with pytest.raises(BadBody, match="too long"):
         FieldReader().read(b'{"model": "' + b"m" * 2000 + b'"}')
+
+
+def test_a_body_of_a_million_fields_is_refused_before_it_is_read() -> None:
+    body = b'{"model": "m"' + b"".join(b', "%x": 0' % number for number in range(1_000_000)) + b"}"
+    assert read_plainly(body) is None
+    with pytest.raises(BadBody, match="more than 1000000 fields"):
+        FieldReader().read(body)
+    long = b'{"model": "m", "prompt": "' + b"12:34:56 a line of a log " * 100_000 + b'"}'
+    assert FieldReader().read(long) == read_plainly(long) == Fields("m")

@@ -68,6 +68,7 @@ def weights(*numbers: float) -> Callable[[int], float]:
         ([1, 1, 2], Warm(2, 1.0), (0, 0, 9), Picked(2)),  # two more than the least is not too much; 1 x 1.5 + 1
         ([4, 4, 7], Warm(2, 1.0), (1, 0, 9), Picked(1, True)),  # but three more is, whatever the factor says
         ([0, rank(1, 1), 0], Warm(1, 1.0), (3, 0, 1), Picked(2, True)),  # nobody waits for a cache
+        ([0, rank(0, 1, base=EJECTED)], Warm(1, 1.0), (0, 9), Picked(0)),  # it is away, which is no lack of replicas
         ([0, 1, 0], None, (3, 0, 3), Picked(1)),  # new prompts go where little is cached
         ([rank(1, 1), rank(1, 1)], Warm(0, 1.0), (0, 0), None),
         ([rank(0, 1, base=LAST_RESORT)], Warm(0, 1.0), (0,), Picked(0)),

@@ -93,3 +93,7 @@ def test_limits_outlive_views_and_follow_their_changes() -> None:
     assert (other.limits.concurrent, other.running) == (2, 1)
     first.end(0)
     assert other.running == 0, "what began under the old limits counts against the new ones only until it ends"
+    limiters.keep({"k"})
+    assert limiters.of("k", KeyLimits(concurrent=2), 0.0) is other
+    limiters.keep({"another"})
+    assert limiters.of("k", KeyLimits(concurrent=2), 0.0) is not other, "nothing is kept of keys that are gone"

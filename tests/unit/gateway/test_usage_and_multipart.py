@@ -81,7 +81,10 @@ def part(name: str, value: bytes, more: str = "") -> bytes:
     ],
 )
 def test_the_model_wherever_it_stands(parts: list[bytes], found: str) -> None:
-    assert read_model(b"".join(parts) + b"--B--\r\n", b"B") == found
+    body = b"".join(parts) + b"--B--\r\n"
+    named = read_model(body, b"B")
+    assert named.model == found
+    assert body[named.start : named.end] == found.encode()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_bodies_that_cannot_be_routed(body: bytes, words: str) -> None:
 @pytest.mark.parametrize("before", [1, 1024 * 1024 - 100, 1024 * 1024 - 1, 1024 * 1024 + 1, 3 * 1024 * 1024])
 def test_the_model_behind_a_large_file(before: int) -> None:
     parts = part("file", b"x" * before, '; filename="a"') + part("model", b"small")
-    assert read_model(parts + b"--B--\r\n", b"B") == "small"
+    assert read_model(parts + b"--B--\r\n", b"B").model == "small"
 
 
 @given(st.binary(max_size=200))

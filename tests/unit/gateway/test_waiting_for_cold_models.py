@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from corral.contract.loads import LoadStatus
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
@@ -17,6 +18,8 @@ from corral.gateway.router import ReplicaRouter, RouterOptions
 from corral.gateway.v1 import Ask
 from corral.gateway.view import Client, prepare_fleet
 from corral.kit.clock import SystemClock
+from corral.kit.errors import Unavailable
+from tests.support.waiting import until
 from tests.unit.gateway.requests import a_request
 
 NODE = ViewNode("n", "n", "healthy", "http://n:1", "t")
@@ -124,6 +127,25 @@ async def test_a_model_that_went_while_the_controller_was_asked_is_unknown() -> 
     await loads.close()
 
 
+async def test_a_stand_in_answers_also_while_the_controller_does_not() -> None:
+    """Its database is away, say: whoever asks for a load is not answered for as long as a question may take."""
+    desk = Desk()
+    router, loads = a_router(desk)
+    cold = view(warm=False)
+    other = ViewModel(id="other", revision="r")
+    busy = (ViewReplica("o", "n", "other", 0, "r", 4),)
+    router.took(FleetView(nodes=(NODE,), models=(*cold.models, other), replicas=busy))
+    for _ in range(3):
+        asking = asyncio.ensure_future(router.route(ask()))
+        await steps()
+        assert asking.done(), "it waits for the controller beside a warm stand-in"
+        route = asking.result()
+        assert isinstance(route, Route)
+        assert route.stand_in
+    assert desk.asked == 1, "the load is asked for, once at a time"
+    await loads.close()
+
+
 async def test_who_is_not_to_wait_hears_why_a_load_failed() -> None:
     desk = Desk()
     desk.answer.set()
@@ -136,3 +158,31 @@ async def test_who_is_not_to_wait_hears_why_a_load_failed() -> None:
     assert b"out of memory" in answer.body
     assert b"loading" not in answer.body
     await loads.close()
+
+
+async def test_a_controller_that_is_away_is_told_once_not_at_every_try() -> None:
+    class Away(Desk):
+        async def ask_for_load(self, model: str) -> LoadStatus | None:
+            self.asked += 1
+            raise Unavailable("the controller cannot be reached")
+
+    desk, someone = Away(), Someone()
+    loads = Loads(desk, lambda: None, SystemClock(), poll_s=1.0, retry_first_s=0.001, retry_cap_s=0.001)
+    with capture_logs() as told:
+        loads.attend("m", someone)
+        await until(lambda: desk.asked > 5)
+    await loads.close()
+    assert [line["log_level"] for line in told] == ["warning"]
+
+
+async def test_what_was_heard_of_a_model_goes_with_it() -> None:
+    desk = Desk()
+    desk.answer.set()
+    loads = Loads(desk, lambda: None, SystemClock(), poll_s=1.0)
+    router = ReplicaRouter(InFlight(), loads, SystemClock(), RouterOptions(), nothing_new)
+    router.took(view(warm=False))
+    await loads.ask("m")
+    router.took(view(warm=False))
+    assert loads.status("m") is not None
+    router.took(FleetView())
+    assert loads.status("m") is None

@@ -97,6 +97,7 @@ class FakeGpu:
     bus_id: str | bytes = "00000000:65:00.0"
     memory_error: Exception | None = None
     mig: list[FakeGpu | None] | None = None  # None = this device cannot do MIG at all
+    processes: dict[int, int | None] = field(default_factory=dict)  # by pid: what it holds; None = not told
 
 
 @dataclass
@@ -169,6 +170,10 @@ class FakeNvml:
         if handle.uuid.startswith("MIG-"):
             raise pynvml.NVMLError_NotSupported()
         return SimpleNamespace(gpu=37, memory=5)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[Any]:
+        self._check()
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.processes.items()]
 
     def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
         self._check()

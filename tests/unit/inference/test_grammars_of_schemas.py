@@ -155,3 +155,35 @@ def test_what_cannot_be_held_to_is_refused(schema: Any) -> None:
     with pytest.raises(Refused) as refused:
         grammar_of(Asked(told))
     assert (refused.value.status, refused.value.param) == (400, "response_format")
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"properties": {"a": {}}, "required": 5}, "required must be a list of names"),
+        ({"properties": {"a": {}}, "required": [{}]}, "required must be a list of names"),
+        (nested(450), "nested too deeply"),
+        ({"type": ["string"] * 8}, "no more than 7 types"),
+    ],
+)
+def test_what_would_break_us_or_take_for_ever_is_refused_too(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        schema_grammar(schema)
+
+
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'{"x":0}'])
+def test_a_body_of_a_million_little_things_is_refused_before_it_is_built(part: bytes) -> None:
+    """Empty lists of 32 MB took ten seconds, and everybody else waited."""
+    with pytest.raises(Refused, match="more than 1000000 lists") as refused:
+        Asked.read(b'{"x": [' + b",".join([part] * 1_000_001) + b"]}")
+    assert refused.value.status == 413
+    long = Asked.read(b'{"x": "' + b"long, but one text" * 100_000 + b'"}')
+    assert len(long.text("x")) == 1_800_000
+    assert len(Asked.read(b'{"audio": [' + b"0.5," * 1_600_000 + b"0]}").get("audio")) == 1_600_001, "of 100 seconds"

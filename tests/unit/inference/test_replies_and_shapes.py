@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,11 @@ async def test_files_of_those_who_are_no_more_are_removed(tmp_path: Path) -> Non
         assert folder.here.name.startswith(f"{os.getpid()}-")
         assert (folder.here.stat().st_mode & 0o777) == 0o700
     assert [path.name for path in (tmp_path / "requests").iterdir()] == ["somebody else's"]
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" * 20_000, "<tool_call>" + " " * 200_000, "<tool_call>\n" * 20_000])
+def test_a_call_that_is_begun_and_never_ended_is_text_at_once(text: str) -> None:
+    """A model that got stuck must not stop its worker with it."""
+    began = time.process_time()
+    assert find_calls(text, {"f"}) == (text, [])
+    assert time.process_time() - began < 2

@@ -23,9 +23,10 @@ def recognise(known: Shapes[RequestHead], data: bytes) -> tuple[RequestHead, byt
     shape, tail = known.recognise(data, known.find(data))
     if shape is None or tail is None:
         return None
-    assert shape.tails[len(data)] is tail
-    assert data.startswith(shape.before + tail.rest)
-    return shape.head, tail.digits, data[tail.body_at :]
+    digits, rest, body_at, request_id = tail
+    assert request_id or shape.tails[len(data)] is tail
+    assert data.startswith(shape.before + rest)
+    return shape.head, digits, data[body_at:]
 
 
 def test_every_length_has_its_own_size() -> None:
@@ -33,9 +34,10 @@ def test_every_length_has_its_own_size() -> None:
     for left in range(-3, 120_000):
         tail = fit_tail(left, b"\r\n\r\n", left + 4)
         if tail is not None:
-            assert int(tail.digits) + len(tail.digits) == left
-            assert tail.body_at == left + 4 - int(tail.digits)
-            seen[int(tail.digits)] = left
+            digits, _, body_at, _ = tail
+            assert int(digits) + len(digits) == left
+            assert body_at == left + 4 - int(digits)
+            seen[int(digits)] = left
     assert sorted(seen) == list(range(1, len(seen) + 1))
     assert [left for left in range(2, 1100) if fit_tail(left, b"", left) is None] == [11, 102, 1003]
 
@@ -49,6 +51,48 @@ def test_a_head_is_recognised_with_another_length() -> None:
     assert first[0] is again[0]
     assert (first[1], first[2]) == (b"2", b"hi")
     assert (again[1], again[2]) == (b"12", b"hi0123456789")
+
+
+HOP = b"POST /a HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\nx-request-id: 7-a\r\n\r\nhi"
+
+
+def test_a_head_is_recognised_with_another_request_id() -> None:
+    known = shapes()
+    assert known.find(HOP) is None
+    shape = known.find(HOP.replace(b"7-a", b"7-bc"))
+    assert shape is not None
+    assert shape.head.request_id == b"", "it belongs to the message, not to the head that all of them share"
+    messages = [(b"7-bc", b"hi"), (b"7-cd", b"hi"), (b"x" * 128, b"hello"), (b"1", b"y" * 100_000), (b"12", b"no")]
+    for request_id, body in messages * 2:
+        data = HOP[:-2].replace(b"7-a", request_id).replace(b": 2", b": %d" % len(body)) + body
+        same, tail = known.recognise(data, shape)
+        assert same is shape
+        assert tail is not None
+        digits, _, body_at, seen_id = tail
+        assert (digits, seen_id, data[body_at:]) == (b"%d" % len(body), request_id, body)
+    assert len(shape.tails) == 3, "messages that differ by their id alone are remembered as one"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HOP[:-1],
+        HOP + b"!",
+        HOP.replace(b": 2", b": 02"),
+        HOP.replace(b": 2", b": 3").replace(b"7-a", b"7-"),  # as long as the one that is known
+        HOP.replace(b"7-a\r\n\r\n", b"7\r\n\r\n\r\n"),
+        HOP.replace(b": 2", b": 0")[:-2],
+        HOP.replace(b"7-a", b"7-a\r\nexpect: 100-continue"),
+        HOP.replace(b"x-request-id: 7-a", b"transfer-encoding: chunked"),
+        HOP.replace(b"x-request-id: 7-a", b"transfer-encoding: chunked\r\nx-request-id: 7-a"),
+        HOP.replace(b"x-request-id: 7-a", b"content-length: 2\r\nx-request-id: 7-a"),
+        HOP.replace(b"\r\nx-request-id", b"\nx-request-id"),
+    ],
+)
+def test_an_odd_head_with_an_id_is_not_recognised(data: bytes) -> None:
+    known = shapes()
+    assert recognise(known, HOP) is not None
+    assert recognise(known, data) is None
 
 
 def test_what_comes_once_is_not_kept() -> None:
@@ -119,13 +163,15 @@ LINES = st.sampled_from(
         b"Connection: close",
         b"X-A: content-length: 5",
         b"X-Content-Length: 3",
+        b"x-request-id: 7-a",
+        b"X-Request-Id: b",
         b"bad line",
         b"",
     ]
 )
 
 
-SOUND = st.permutations([b"Host: h", b"Content-Length: %d", b"X-A: b"])
+SOUND = st.permutations([b"Host: h", b"Content-Length: %d", b"X-A: b", b"x-request-id: 7-a"])
 
 
 @given(SOUND | st.lists(LINES, max_size=6), st.integers(0, 120), st.integers(-2, 2), st.sampled_from([b"1.1", b"1.0"]))
@@ -139,7 +185,7 @@ def test_what_is_recognised_is_what_the_parser_reads(lines: list[bytes], size: i
             continue
         raw, _, body = data.partition(b"\r\n\r\n")
         try:
-            parsed, length = RequestHeads(100).parse(raw)
+            parsed, length, _ = RequestHeads(100).read(raw)
         except Malformed:
             pytest.fail("a head was recognised that the parser refuses")
         assert (found[0].wire, int(found[1]), found[2]) == (parsed.wire, length, body)

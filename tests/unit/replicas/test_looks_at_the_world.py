@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from corral.controller.replicas import reconcile
-from corral.controller.replicas.life import Accepted, OrderId
+from corral.controller.replicas.life import Accepted, Intended, OrderId, Stage
 from corral.controller.replicas.reconcile import ReplicaLoop
 from corral.controller.replicas.world import Read
 from corral.controller.scheduler.world import Memory, Model
@@ -72,3 +73,21 @@ def test_what_gateways_tell_of_those_who_wait_is_looked_at() -> None:
     models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}
     facts = a_loop(waiting=lambda: {"m": 3})._facts(Read(NOON, models=models), [], {})
     assert {name: model.waiting for name, model in facts.world.models.items()} == {"m": 3, "other": 0}
+
+
+def test_pressure_counts_from_the_newest_replica_on() -> None:
+    """What led to that one is mended by it, and must not lead to another."""
+    models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}
+    asked: dict[str, float] = {}
+
+    def pressure(model: str, within_s: float) -> int:
+        asked[model] = within_s
+        return 4 if model == "m" else 0
+
+    rows = [
+        Intended("n", "m", index, "r", "b", Stage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
+        for index, age_s in enumerate((500, 7))
+    ]
+    facts = a_loop(pressure=pressure)._facts(Read(NOON, models=models, rows=rows), [], {})
+    assert {name: model.pressure for name, model in facts.world.models.items()} == {"m": 4, "other": 0}
+    assert asked == {"m": 7.0, "other": math.inf}

@@ -261,3 +261,32 @@ def test_a_row_that_was_changed_keeps_its_revision() -> None:
         seen |= {(row.replica, row.revision) for row in sim.rows.values()}
     assert seen == {(0, "r1"), (1, "r2")}
     assert all(changed(row, revision="r2") == row for row in sim.rows.values())
+
+
+def test_one_that_was_told_to_end_is_not_taken_in_though_it_is_wanted_after_all() -> None:
+    """It refuses new requests until its last ones have ended, and says that it is ready all the while."""
+    machine = Machine("a")
+    machine.processes["p"] = ReplicaProcess("p", "m", 0, "b", "ready", "openai", revision="r1")
+    sim = Sim({"a": machine}, {"m": a_model("m")})
+    assert [row.process_id for row in decide(sim.facts()).rows.values()] == ["p"], "else it would be"
+    told = decide(replace(sim.facts(), cleared=frozenset({"p"})))
+    assert (list(told.rows), list(told.strays)) == ([], ["p"])
+
+
+def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_room() -> None:
+    """Two of an earlier revision were counted beside the one that has just come, and one of them had to make room:
+    whoever has its turn first must not find more than will be left (seed 1326)."""
+    sim = Sim({"a": Machine("a"), "b": Machine("b")}, {"cold": a_model("cold", need=10 * GIB)})
+    sim.models["kept"] = a_model("kept", "r2", need=8 * GIB, min_replicas=2)
+    for node, index, revision in (("a", 0, "r1"), ("b", 0, "r1"), ("b", 1, "r2")):
+        id = f"{node}-{index}"
+        process = ReplicaProcess(id, "kept", index, "b", "ready", "openai", revision=revision, memory_bytes=8 * GIB)
+        sim.machines[node].processes[id] = process
+        row = Intended(node, "kept", index, revision, "b", Stage.RUNNING, f"op-{id}", id, NOON, NOON, attempt=1)
+        sim.rows[row.key] = changed(row, memory_bytes=8 * GIB)
+    sim.jobs["cold"] = begin("cold", "r1", NOON)
+    decided = sim.step()
+    leaving = {row.process_id: row.reason for row in decided.rows.values() if row.stage is Stage.LEAVING}
+    assert leaving == {"a-0": "it is of an earlier revision", "b-0": "it is of an earlier revision"}
+    sim.rest()
+    assert sim.serving(sim.models["kept"]) == 2

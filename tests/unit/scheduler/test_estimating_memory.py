@@ -10,7 +10,7 @@ import pytest
 
 from corral.contract.models import Definition, read_definition
 from corral.controller.scheduler.gguf import Head, read_head
-from corral.controller.scheduler.memory import device_share, estimate, lives_in_ram, memory_of
+from corral.controller.scheduler.memory import Seen, device_share, estimate, learned, lives_in_ram, memory_of
 from corral.controller.scheduler.world import GIB, MIB, Memory
 from tests.support.gguf_files import LLAMA, TOKENS, gguf
 
@@ -117,18 +117,18 @@ def test_numbers_that_are_none_stop_nobody(number: float) -> None:
 
 
 def test_the_definition_has_the_last_word() -> None:
-    found = memory_of(definition(memory="6GiB"), GIB, head=head(), peak_bytes=9 * GIB)
+    found = memory_of(definition(memory="6GiB"), GIB, head=head(), seen=[Seen(9 * GIB)])
     assert found == Memory(6 * GIB, how="as its definition says")
 
 
 def test_what_was_seen_counts_more_than_what_was_reckoned() -> None:
     guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
     assert guess.host_bytes
-    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), peak_bytes=20 * GIB)
+    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(20 * GIB), Seen(3 * GIB)])
     assert seen.total_bytes == 21 * GIB
     assert seen.how == "the most it was seen to use"
     assert (seen.each_bytes, seen.host_bytes) == (guess.each_bytes, 0), "what lives beside it was seen with it"
-    tiny = memory_of(definition(), 4 * GIB, head=head(), peak_bytes=MIB)
+    tiny = memory_of(definition(), 4 * GIB, head=head(), seen=[Seen(MIB)])
     assert tiny.each_bytes <= tiny.total_bytes
 
 
@@ -174,3 +174,24 @@ def test_engines_that_take_a_share_of_each_device(backend: str, more: dict[str, 
 @pytest.mark.parametrize(("more", "expected"), [({}, False), ({"gpu_layers": 0}, True), ({"gpu_layers": 99}, False)])
 def test_off_the_accelerator(more: dict[str, Any], expected: bool) -> None:
     assert lives_in_ram(definition(**more)) is expected
+
+
+def test_what_was_seen_on_devices_counts_there_and_what_was_seen_in_ram_there() -> None:
+    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
+    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(0, 6 * GIB, 1), Seen(5 * GIB)])
+    assert (seen.total_bytes, seen.host_bytes) == (int(6 * GIB * 1.05), guess.host_bytes)
+    assert seen.all_in_ram == int(5 * GIB * 1.05)
+    only_there = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(0, 6 * GIB, 1)])
+    assert only_there.all_in_ram == guess.all_in_ram, "nobody has seen it in RAM"
+
+
+def test_what_was_seen_on_several_devices_is_reckoned_for_any_number() -> None:
+    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
+    seen = learned(guess, [Seen(0, 6 * GIB, 4)])
+    assert seen.on_each(4) == pytest.approx(6 * GIB * 1.05, rel=0.05)
+    assert seen.on_each(1) > 20 * GIB
+
+
+def test_an_engine_that_takes_its_share_of_any_device_teaches_nothing_there() -> None:
+    told = memory_of(definition(backend="vllm"), 4 * GIB, seen=[Seen(0, 72 * GIB, 1)])
+    assert told == memory_of(definition(backend="vllm"), 4 * GIB)

@@ -8,7 +8,7 @@ import pytest
 
 from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
 from corral.controller.scheduler.place import NoRoom, Placed
-from corral.controller.scheduler.world import GIB, Model, Node, Replica, ReplicaState
+from corral.controller.scheduler.world import GIB, Build, BuildState, Model, Node, Replica, ReplicaState
 from tests.support.scheduling import ago, cpu_node, gpu, gpu_node, model, on, replica, with_schedule, world
 
 NODE = gpu_node(gpus=[gpu(0, 8, free_gib=2)])
@@ -55,6 +55,7 @@ def test_what_is_ending_already_is_waited_for() -> None:
     ("more", "text"),
     [
         ({"in_flight": 2}, "gpu: waits for room: old is busy with 2 requests"),
+        ({"heard": False}, "gpu: waits for room: old may be busy: it has not been listened to for long enough"),
         ({"last_used_at": ago(1)}, "gpu: waits for room: old was used a moment ago"),
         ({"ready_at": ago(9)}, "gpu: waits for room: old has only just been loaded"),
     ],
@@ -170,6 +171,19 @@ def test_nobody_goes_where_it_would_not_help() -> None:
     found = decide(there(node=no_build), nodes=(no_build,))
     assert isinstance(found, NoRoom)
     assert found.kept == ()
+
+
+def test_a_build_that_is_being_looked_up_is_waited_for_and_called_so() -> None:
+    looking = {"llama-cpp": Build(BuildState.LOOKING)}
+    found = decide(nodes=(cpu_node("vm", builds=looking), cpu_node("away", status="offline", builds=looking)))
+    assert isinstance(found, WaitForRoom)
+    assert found.text == "looking up a build of llama-cpp for vm …"
+    assert [verdict.why_not for verdict in found.verdicts] == [
+        "is offline; looking up a build of llama-cpp for it",
+        "looking up a build of llama-cpp for it",
+    ]
+    small = decide(nodes=(cpu_node("vm", ram_gib=1, builds=looking),))
+    assert isinstance(small, NoRoom), "whatever is found there, it would not fit"
 
 
 def test_what_is_ending_counts_with_what_has_to() -> None:

@@ -174,11 +174,12 @@ def test_when_it_grows(changed: dict[str, Any], grows: bool) -> None:
         (at(A, in_flight=1), at(B, last_used_at=ago(10))),
         (at(A, in_flight=1), at(B, state=ReplicaState.STARTING)),
         (at(A, in_flight=3, slots=4),),
+        (at(A, heard=False),),
     ],
-    ids=["one is free", "one is starting", "a slot is free"],
+    ids=["one is free", "one is starting", "a slot is free", "nobody has listened yet"],
 )
 def test_not_while_there_is_room_in_what_there_is(replicas: tuple[Replica, ...]) -> None:
-    assert isinstance(step(with_schedule(GROWING, max_replicas=5), *replicas), Hold)
+    assert isinstance(step(with_schedule(replace(GROWING, waiting=1), max_replicas=5), *replicas), Hold)
 
 
 def test_not_above_the_most() -> None:
@@ -195,6 +196,12 @@ def test_growth_that_finds_no_room_is_told_and_no_fault() -> None:
 
 
 # --- fewer
+
+
+def test_what_nobody_has_listened_to_may_be_in_use() -> None:
+    of = with_schedule(model("m", 1), max_replicas=1)
+    assert held(step(of, at(A, heard=False), at(B, heard=False)))
+    assert down(step(of, at(A), at(B, heard=False))) == ("a", 0)
 
 
 def test_unused_ones_go_one_by_one_the_highest_number_first() -> None:

@@ -20,7 +20,6 @@ from corral.store import (
     leases,
     load_jobs,
     model_files,
-    model_peaks,
     model_schedules,
     models,
     node_backends,
@@ -30,6 +29,8 @@ from corral.store import (
     nodes,
     operation_nodes,
     operations,
+    peer_processes,
+    process_peaks,
     web_sessions,
 )
 from corral.store.heartbeats import Heartbeat
@@ -50,7 +51,7 @@ from corral.store.tables import MODULES, all_tables
         (leases.table, leases.Lease),
         (load_jobs.table, load_jobs.LoadJob),
         (model_files.table, model_files.StoredFile),
-        (model_peaks.table, model_peaks.Peak),
+        (process_peaks.table, process_peaks.Peak),
         (model_schedules.table, model_schedules.Schedule),
         (models.table, models.Model),
         (node_backends.table, node_backends.Inventory),
@@ -60,6 +61,7 @@ from corral.store.tables import MODULES, all_tables
         (nodes.table, nodes.Node),
         (operation_nodes.table, operation_nodes.OperationNode),
         (operations.table, operations.Operation),
+        (peer_processes.table, peer_processes.PeerProcess),
         (web_sessions.table, web_sessions.WebSession),
     ],
     ids=lambda value: value.name if isinstance(value, Table) else "",

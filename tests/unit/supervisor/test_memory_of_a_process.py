@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.worker.supervisor.usage import coarse, most_held
+from corral.contract.messages.replicas import ReplicaDevice
+from corral.worker.supervisor.spec import ProcessSpec
+from corral.worker.supervisor.table import Entry
+from corral.worker.supervisor.usage import coarse, held_now, most_held
 
 MIB = 1024**2
 
@@ -70,3 +74,31 @@ def test_one_that_is_gone_holds_nothing() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(timeout=30)
     assert most_held(gone.pid) == 0
+
+
+class Asked:
+    """A gauge that remembers whom it was asked about."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def held(
+        self, pids: Collection[int], devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice] = ()
+    ) -> tuple[int, ...]:
+        self.pids = set(pids)
+        return tuple(MIB if device in alone else 2 * MIB for device in devices)
+
+
+def test_on_devices_the_backend_and_its_children_count_and_its_shim_does_not(shim: subprocess.Popen[bytes]) -> None:
+    first, second = ReplicaDevice("nvidia", 0, "GPU-a"), ReplicaDevice("nvidia", 1, "GPU-b")
+    gauge = Asked()
+    assert held_now(shim.pid, gauge, (first, second), [second]) == (2 * MIB, MIB)
+    assert gauge.pids == {child.pid for child in psutil.Process(shim.pid).children()}
+
+
+async def test_heartbeats_tell_the_most_on_each_device() -> None:
+    entry = Entry(ProcessSpec(backend="b", directory="d"), "p", "token")
+    assert entry.described().device_peak_bytes == ()
+    for seen in ((0, 0), (3, 1), (2, 4), ()):
+        entry.rose_to(seen)
+    assert entry.described().device_peak_bytes == (3, 4)

@@ -7,7 +7,9 @@ from importlib import resources
 
 import pytest
 
+from corral.contract.catalogue import InstallModel
 from corral.controller.web.assets import Assets
+from tests.support.model_catalogue import models_of
 from tests.support.page import PageApp, made_node
 from tests.unit.web.browsing import Browser
 
@@ -26,10 +28,14 @@ ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;"
         ("GET", "/docs", 200),
         ("GET", "/login", 303),
         ("GET", "/fleet/backends", 200),
+        ("GET", "/fleet/models", 200),
         ("GET", "/fleet/operations", 200),
+        ("GET", "/fleet/requests", 200),
         ("GET", "/page/overview", 200),
         ("GET", "/page/backends", 200),
+        ("GET", "/page/models", 200),
         ("GET", "/page/operations", 200),
+        ("GET", "/page/requests", 200),
         ("POST", "/login", 403),
         ("POST", "/logout", 403),
     ],
@@ -98,7 +104,7 @@ async def test_the_table_is_there_without_a_script(browser: Browser, page: PageA
         assert expected in text
 
 
-@pytest.mark.parametrize("path", ["/fleet/backends", "/fleet/operations"])
+@pytest.mark.parametrize("path", ["/fleet/models", "/fleet/backends", "/fleet/operations", "/fleet/requests"])
 async def test_pages_of_the_fleet_are_for_those_who_are_signed_in(browser: Browser, path: str) -> None:
     answer = await browser.get(path)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={path}")
@@ -121,6 +127,25 @@ async def test_a_viewer_sees_everything_and_no_buttons(browser: Browser, page: P
         assert "data-act" not in text
         assert "Approve<" not in text
     assert 'id="join"' not in (await browser.get("/")).text
+
+
+async def test_what_a_definition_says_is_text_and_a_viewer_may_only_read_it(browser: Browser, page: PageApp) -> None:
+    definition = {"name": "org/m", "backend": "llama-cpp", "description": NASTY, "tags": [NASTY]}
+    await models_of(page.store, page.watch).install(InstallModel(definition=definition))
+    await browser.signed_in("viewer")
+    for path in ("/fleet/models", "/page/models", "/page/models?find=ORG"):
+        text = (await browser.get(path)).text
+        assert ESCAPED in text
+        assert "<img src=x" not in text
+        assert set(re.findall(r'data-act="([\w-]+)"', text)) == {"use", "why", "definition"}, (
+            "nothing that changes anything"
+        )
+    assert "No model fits." in (await browser.get("/page/models?find=nobody")).text
+    told = (await browser.get("/page/definition?model=org/m")).json()
+    assert told["text"].startswith("name: org/m\n")
+    assert (told["row_version"], told["file"]) == (1, "")
+    missing = await browser.get("/page/definition?model=orgm")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found")
 
 
 async def test_an_admin_can_approve_one_and_all(browser: Browser, page: PageApp) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
-from corral.controller.web.matrix import Look, matrix_of, todo_of
+from corral.controller.web.looks import Look
+from corral.controller.web.matrix import matrix_of, todo_of
 
 
 def node(name: str, **more: Any) -> MatrixNode:

@@ -19,6 +19,7 @@ MIB = 2**20
     ("more", "where", "state", "words"),
     [
         ({}, "on every node", "under_way", "under way"),
+        ({"scope": "controller"}, "to the controller", "under_way", "under way"),
         ({"state": "waiting", "scope": "node", "scope_value": "barn"}, "on barn", "waiting", "waiting"),
         ({"state": "failing", "scope": "selector", "scope_value": "a=b"}, "on nodes with a=b", "failing", "failing"),
         ({"state": "done", "finished_at": "now", "outcome": "completed"}, "on every node", "completed", "done"),

@@ -40,6 +40,7 @@ def test_the_process_of_an_order(tmp_path: Path) -> None:
     assert (spec.key, spec.process_id, spec.revision, spec.digest) == ("m#2", "p", "r1", "sha256:1")
     assert (spec.model_file, spec.model_dir) == (str(tmp_path / "w.gguf"), str(tmp_path))
     assert (spec.context_size, spec.slots, spec.env) == (512, 4, {"A": "b"})
+    assert spec.restart.most == 4, "then whoever placed it decides again"
 
 
 def test_weights_the_definition_names(tmp_path: Path) -> None:
@@ -62,6 +63,21 @@ def test_a_grpc_backend_is_told_what_to_load(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="overrides"):
         spec_of(order(definition={"overrides": 5}), build(tmp_path, LOCALAI), tmp_path)
     assert spec_of(order(definition={"overrides": 5}), build(tmp_path), tmp_path).load == ""
+
+
+def test_weights_that_are_a_repository_of_the_hub_are_their_own_folder(tmp_path: Path) -> None:
+    files = tuple(ReplicaFile(f"m/1a2b/org/name/{name}") for name in ("config.json", "model.safetensors"))
+    (tmp_path / "m/1a2b/org/name").mkdir(parents=True)
+    for file in files:
+        (tmp_path / file.path).write_bytes(b"1")
+    folder = str(tmp_path / "m/1a2b/org/name")
+    for definition in (
+        {"parameters": {"model": "huggingface://org/name@v1"}},
+        {"parameters": {"model": "org/name"}},
+        {"artifacts": [{"source": {"repo": "org/name"}}]},
+    ):
+        spec = spec_of(order(files=files, definition=definition), build(tmp_path), tmp_path)
+        assert (spec.model_file, spec.model_dir) == (folder, folder), definition
 
 
 def test_weights_among_the_files_of_an_order(tmp_path: Path) -> None:

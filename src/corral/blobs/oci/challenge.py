@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_SCHEME = re.compile(r"\s*,?\s*(?P<scheme>[A-Za-z][A-Za-z0-9._-]*)(?:\s+|\Z)")
+# Nothing is given back once it is taken (`++`): the header is a stranger's, and may be nothing but spaces.
+_SCHEME = re.compile(r"\s*+(?:,\s*+)?+(?P<scheme>[A-Za-z][A-Za-z0-9._-]*+)(?:\s++|\Z)")
 _PARAMETER = re.compile(
-    r"\s*,?\s*(?P<name>[A-Za-z0-9._-]+)\s*=\s*(?:\"(?P<quoted>(?:[^\"\\]|\\.)*)\"|(?P<bare>[^\s,\"]+))"
+    r"\s*+(?:,\s*+)?+(?P<name>[A-Za-z0-9._-]++)\s*+=\s*+(?:\"(?P<quoted>(?:[^\"\\]|\\.)*)\"|(?P<bare>[^\s,\"]+))"
 )
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.blobs.serving.asked import END_OF_HEAD, BadRequest, Beyond, Head, Part, choose_part, read_head
+from corral.blobs.serving.newcomers import Newcomers
 from corral.blobs.threads import to_the_end
 from corral.kit.log import get_log
 
@@ -51,8 +52,10 @@ class Refusal:
 @dataclass(frozen=True)
 class ServingLimits:
     connections: int = 256
+    newcomers: int = 64  # of them at most so many that have not shown a token yet
+    newcomer_s: float = 5.0  # and each of these for so long, TLS and the first request together
     head_bytes: int = 16 << 10
-    head_s: float = 10.0  # for TLS to be agreed on, and for a request to come once it has begun
+    head_s: float = 10.0  # for a request to come once it has begun
     idle_s: float = 30.0  # between two requests
     stall_s: float = 60.0  # a reader that takes nothing for so long is gone
     busy_retry_s: int = 2  # what those are told who find no place
@@ -88,7 +91,8 @@ class BlobListener:
         self._listeners: list[socket.socket] = []
         self._threads = ThreadPoolExecutor(self._limits.connections, thread_name_prefix="blobs")
         self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()  # over what threads change: the two below and the set above
+        self._newcomers = Newcomers(self._limits.newcomers)
+        self._lock = threading.Lock()  # over what threads change: the two below and the two above
         self._closing = False
         self.sent_bytes = 0
 
@@ -133,10 +137,13 @@ class BlobListener:
             full = len(self._open) >= self._limits.connections
             if not full:
                 self._open.add(connection)
+                crowded = not self._newcomers.add(connection)
         if full:
             self._turn_away(connection)
-        else:
-            self._threads.submit(self._serve, connection, str(peer[0]))
+            return
+        if crowded:
+            log.debug("a connection that showed no token gave way to another", peer=str(peer[0]))
+        self._threads.submit(self._serve, connection, str(peer[0]), time.monotonic())
 
     def _turn_away(self, connection: socket.socket) -> None:
         log.info("a blob's reader was told to come back", open=self._limits.connections)
@@ -148,44 +155,50 @@ class BlobListener:
 
     # In a thread, from here on.
 
-    def _serve(self, raw: socket.socket, peer: str) -> None:
+    def _serve(self, raw: socket.socket, peer: str, came_s: float) -> None:
         connection = raw
         try:
-            raw.settimeout(self._limits.head_s)
+            raw.settimeout(self._limits.newcomer_s)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if (context := self._tls()) is not None:
-                connection = context.wrap_socket(raw, server_side=True)
+                connection = context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
                 with self._lock:
                     self._open.discard(raw)
                     self._open.add(connection)
-            self._converse(connection, peer)
+                    self._newcomers.replace(raw, connection)
+                connection.do_handshake()
+            self._converse(connection, peer, came_s)
         except (OSError, ssl.SSLError) as error:
             log.debug("a blob's reader went away", peer=peer, reason=str(error))
         except Exception:
             log.exception("serving a blob failed", peer=peer)
         finally:
             with self._lock:
-                self._open.discard(raw)
-                self._open.discard(connection)
+                for each in (raw, connection):
+                    self._open.discard(each)
+                    self._newcomers.remove(each)
             connection.close()
 
-    def _converse(self, connection: socket.socket, peer: str) -> None:
-        waiting = b""
+    def _converse(self, connection: socket.socket, peer: str, came_s: float) -> None:
+        waiting, deadline_s = b"", came_s + self._limits.newcomer_s
         while not self._closing:
             try:
-                read = self._read_head(connection, waiting)
+                read = self._read_head(connection, waiting, deadline_s)
             except BadRequest as error:
                 self._refuse(connection, Refusal(400, str(error)), keep_alive=False)
                 return
             if read is None:
                 return
-            head, waiting = read
+            (head, waiting), deadline_s = read, 0.0
             if not (self._answer(connection, head, peer) and head.keep_alive):
                 return
 
-    def _read_head(self, connection: socket.socket, waiting: bytes) -> tuple[Head, bytes] | None:
-        """The next request, and what came behind it. None when nobody asks any more."""
-        data, deadline_s = waiting, time.monotonic() + self._limits.head_s if waiting else 0.0
+    def _read_head(self, connection: socket.socket, waiting: bytes, deadline_s: float) -> tuple[Head, bytes] | None:
+        """The next request, and what came behind it. None when nobody asks any more, or not before the deadline; with
+        0.0 that is counted from its first byte."""
+        data = waiting
+        if data and not deadline_s:
+            deadline_s = time.monotonic() + self._limits.head_s
         while (end := data.find(END_OF_HEAD)) < 0:
             if len(data) > self._limits.head_bytes:
                 raise BadRequest("the head of the request is too long")
@@ -208,7 +221,9 @@ class BlobListener:
             return self._refuse(connection, Refusal(405, "blobs are only read"), keep_alive=False)
         if (refusal := self._check(head.headers.get("authorization", ""))) is not None:
             log.info("a blob's reader was refused", peer=peer, why=refusal.why)
-            return self._refuse(connection, refusal, keep_alive=head.keep_alive)
+            return self._refuse(connection, refusal, keep_alive=False)
+        with self._lock:
+            self._newcomers.remove(connection)
         path = self._find(head.digest) if head.digest else None
         try:
             file = path.open("rb") if path is not None else None

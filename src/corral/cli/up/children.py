@@ -42,6 +42,7 @@ class Site:
     address: str  # how other machines reach this one
     node_name: str = ""
     blob_port: int = 0  # of the controller's, for model files
+    blob_port_moves: bool = False  # nobody named it: another will do, should somebody be quicker
     blob_folder: Path | None = None  # where it keeps them; None: in the data folder
 
     @property
@@ -78,9 +79,9 @@ class Site:
 
     @property
     def blob_url(self) -> str:
-        """The same for model files; the worker fills in `{host}`."""
+        """The same for model files; the worker fills in `{host}`, the controller the port it got."""
         host = "{host}" if self.lan else in_url(loopback_of(self.bind))
-        return f"{self._scheme}://{host}:{self.blob_port}"
+        return f"{self._scheme}://{host}:{'{port}' if self.blob_port_moves else self.blob_port}"
 
     @property
     def _scheme(self) -> str:
@@ -112,6 +113,7 @@ def controller_settings(site: Site) -> dict[str, str]:
         "blobs": str(site.blobs),
         "blob_host": site.bind,
         "blob_port": str(site.blob_port),
+        "blob_port_moves": "true" if site.blob_port_moves else "",
         "blob_url": site.blob_url,
         "blob_tls_cert": str(folder.server_cert) if site.tls else "",
         "blob_tls_key": str(folder.server_key) if site.tls else "",

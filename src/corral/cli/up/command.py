@@ -75,6 +75,7 @@ def settle(settings: UpSettings, folder: DataFolder) -> Site:
         bus_port=ports["--bus-port"],
         ingress_port=ports.get("--ingress-port", 0),
         blob_port=ports["--blob-port"],
+        blob_port_moves=not settings.blob_port,
         blob_folder=_chosen_blobs(),
         lan=settings.reaches_out,
         tls=settings.tls,

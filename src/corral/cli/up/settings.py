@@ -6,15 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.kit.checks import a_port, positive
 from corral.kit.settings import BadSettings, Seconds, setting
-
-
-def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
-
-
-def _positive(value: float) -> str | None:
-    return None if value > 0 else "must be more than zero"
 
 
 def is_loopback(host: str) -> bool:
@@ -30,19 +23,19 @@ class UpSettings:
     host: str = setting(
         "address to serve on; empty = loopback, or every interface with --lan. Off loopback there is TLS", default=""
     )
-    port: int = setting("port of the gateway, the one people and programs use", default=8080, check=_port)
+    port: int = setting("port of the gateway, the one people and programs use", default=8080, check=a_port)
     bus_port: int | None = setting(
-        "port of the bus, for workers (4222, or a free one when that is taken)", default=None, check=_port
+        "port of the bus, for workers (4222, or a free one when that is taken)", default=None, check=a_port
     )
     blob_port: int | None = setting(
         "port model files are fetched from, for workers (8090, or a free one when that is taken)",
         default=None,
-        check=_port,
+        check=a_port,
     )
     ingress_port: int | None = setting(
         "port of this machine's worker, for gateways (50050, or a free one when that is taken)",
         default=None,
-        check=_port,
+        check=a_port,
     )
     lan: bool = setting("let other machines join: every interface, with TLS from a CA made here", default=False)
     plain: bool = setting("no TLS with --lan: keys and answers can then be read on the network", default=False)
@@ -52,34 +45,34 @@ class UpSettings:
     verbose: bool = setting("show the log of every process here too", default=False)
 
     ready_timeout_s: Seconds = setting(
-        "say so when the fleet is not ready after so long", default=Seconds(60), check=_positive, advanced=True
+        "say so when the fleet is not ready after so long", default=Seconds(60), check=positive, advanced=True
     )
     restart_first_s: Seconds = setting(
         "wait before a process that ended is started again; doubles",
         default=Seconds(0.5),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
-    restart_cap_s: Seconds = setting("longest such wait", default=Seconds(30), check=_positive, advanced=True)
+    restart_cap_s: Seconds = setting("longest such wait", default=Seconds(30), check=positive, advanced=True)
     steady_after_s: Seconds = setting(
         "a process that ran for so long starts with the short wait again",
         default=Seconds(30),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     stop_timeout_s: Seconds = setting(
-        "how long one process may take to stop before it is killed", default=Seconds(65), check=_positive, advanced=True
+        "how long one process may take to stop before it is killed", default=Seconds(65), check=positive, advanced=True
     )
     certificate_check_s: Seconds = setting(
         "how often the server certificate is looked at, to renew it before it ends",
         default=Seconds(3600),
-        check=_positive,
+        check=positive,
         advanced=True,
     )
     log_file_bytes: int = setting(
         "size at which a log file is put aside; three are kept",
         default=16 * 1024 * 1024,
-        check=_positive,
+        check=positive,
         advanced=True,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from corral.contract.codec import Message, always
 from corral.contract.subjects import event
 
@@ -15,3 +17,27 @@ class ViewChanged(Message, frozen=True):
 VIEW_CHANGED = event("corral.view.changed", ViewChanged)
 # What only controllers care about (rules, operations, inventories) changes too often for gateways to be woken by it.
 WORK_CHANGED = event("corral.work.changed", ViewChanged)
+
+
+class PeerLoad(Message, frozen=True):
+    """Requests one controller has under way at processes of workers that have no ingress of their own. A later one of
+    the same controller is worth more; a process not named has none there."""
+
+    controller: str = always(str)
+    seq: int = always(int)
+    in_flight: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+
+
+PEER_LOAD = event("corral.peers.load", PeerLoad)
+
+
+class GatewayDemand(Message, frozen=True):
+    """What one gateway told a controller: see `Receipts`. Here for the other controllers."""
+
+    controller: str = always(str)
+    gateway: str = always(str)
+    waiting: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+    pressure: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
+
+
+GATEWAY_DEMAND = event("corral.gateways.demand", GatewayDemand)

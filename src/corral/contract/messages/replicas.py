@@ -58,6 +58,9 @@ class StartReplica(Message, frozen=True):
     memory_bytes: int = 0  # what placement reserved for it
     sources: tuple[str, ...] = ()  # where files may be fetched by digest: URLs of blob listeners, best first
     source_token: str = ""  # what opens them
+    # Instead of `files`, when there are more than a message holds: the digest of a blob at these sources, which is the
+    # list of them as JSON.
+    file_list: str = ""
     accept: bool = False
 
 
@@ -122,6 +125,7 @@ class ReplicaProcess(Message, frozen=True):
     devices: tuple[ReplicaDevice, ...] = ()
     memory_bytes: int = 0  # what was reserved for it, on its devices or else in RAM; 0 = nobody said
     peak_bytes: int = 0  # the most it was seen to hold, rounded up, if it is in RAM; 0 = not measured
+    device_peak_bytes: tuple[int, ...] = ()  # the same on each of `devices`, in their order; 0, or none = not measured
     started_at: str = ""  # RFC 3339
     ready_at: str = ""
     restarts: int = 0  # since it was ordered

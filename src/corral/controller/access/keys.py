@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateKey, KeyCreated, KeyView
@@ -43,7 +44,7 @@ class Access:
             raise Unauthenticated("the API key is not known here")
         _refuse_ended(key, now)
         await self._note_use(key)
-        return Principal(key.id, key.name, Role(key.role))
+        return Principal(key.id, key.name, Role(key.role), models=key.models)
 
     async def by_session(self, secret: str) -> Principal:
         with before_we_know_who_asks():
@@ -57,7 +58,9 @@ class Access:
         if (session.expires_at - now).total_seconds() < self._session_ttl_s / 2:
             async with self._store.write() as tx:
                 await web_sessions.extend(tx, session.id_hash, now + timedelta(seconds=self._session_ttl_s))
-        return Principal(key.id, key.name, Role(key.role), csrf=session.csrf, session=session.id_hash)
+        return Principal(
+            key.id, key.name, Role(key.role), csrf=session.csrf, session=session.id_hash, models=key.models
+        )
 
     async def is_welcome(self, principal: Principal) -> bool:
         """Whether key and session still count: for streams that outlive the check at their beginning."""
@@ -86,7 +89,7 @@ class Access:
                 last_seen_at=now,
             )
             await web_sessions.insert(tx, session)
-        return secret, Principal(principal.key_id, principal.name, principal.role, csrf=csrf, session=digest(secret))
+        return secret, replace(principal, csrf=csrf, session=digest(secret))
 
     async def close_session(self, principal: Principal) -> None:
         async with self._store.write() as tx:

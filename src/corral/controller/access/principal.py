@@ -22,6 +22,10 @@ class Principal:
     role: Role
     csrf: str = ""  # only for a web session: what its changing requests must show
     session: str = ""  # hash of the web session's id
+    models: tuple[str, ...] | None = None  # that it may use; None: every one
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
 def require(principal: Principal, *roles: Role) -> None:

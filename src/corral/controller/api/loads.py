@@ -12,6 +12,7 @@ from corral.contract.loads import AskForLoad, LoadState, LoadStatus
 from corral.controller.api.auth import admins, anybody_known, gateways, principal_of, viewers
 from corral.controller.api.segments import whole_name
 from corral.controller.loads.service import Loads
+from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaRows
 from corral.kit.errors import Invalid, NotFound
@@ -48,9 +49,13 @@ class ModelLoads(Controller):
     tags = ("models",)
 
     @get("/load-status", guards=(anybody_known,), summary="How far a model's load is; 404 when there is none")
-    async def load_status(self, loads: Loads, model: str, since: Since = 0, wait_s: Wait = 0.0) -> LoadStatus:
+    async def load_status(
+        self, request: AnyRequest, loads: Loads, models: Models, model: str, since: Since = 0, wait_s: Wait = 0.0
+    ) -> LoadStatus:
         name = whole_name(model)
-        found = await loads.wait(name, since=since, wait_s=wait_s)
+        if not principal_of(request).may_use(name):  # as under /v1: whether there is such a model is not its business
+            raise NotFound(f"{name} is not being loaded")
+        found = await loads.wait(await _meant(models, name), since=since, wait_s=wait_s)
         if found is None or (found.state == LoadState.LOADED and not since):
             raise NotFound(f"{name} is not being loaded")
         return found
@@ -62,13 +67,16 @@ class ModelLoads(Controller):
         return await loads.ask(whole_name(model), by=principal_of(request).name)
 
     @post("/unload", guards=(admins,), status_code=200, summary="End its replicas when they have done their work")
-    async def unload(self, request: AnyRequest, loads: Loads, model: str, force: Force = False) -> dict[str, Any]:
-        ended = await loads.unload(whole_name(model), force=force, by=principal_of(request).name)
+    async def unload(
+        self, request: AnyRequest, loads: Loads, models: Models, model: str, force: Force = False
+    ) -> dict[str, Any]:
+        name = await _meant(models, whole_name(model))
+        ended = await loads.unload(name, force=force, by=principal_of(request).name)
         return {"message": f"{ended} replica{'s' if ended != 1 else ''} will end", "replicas": ended}
 
     @get("/replicas", guards=(viewers,), summary="Its replicas: where, in which state, what they are doing")
-    async def replicas(self, replica_rows: ReplicaRows, model: str) -> list[dict[str, Any]]:
-        return await replica_rows.list_(model=whole_name(model))
+    async def replicas(self, replica_rows: ReplicaRows, models: Models, model: str) -> list[dict[str, Any]]:
+        return await replica_rows.list_(model=await _meant(models, whole_name(model)))
 
 
 class NodeModels(Controller):
@@ -106,6 +114,12 @@ class NodeModels(Controller):
 
 
 ROUTES = (ask_for_load, load_status, ModelLoads, NodeModels)
+
+
+async def _meant(models: Models, name: str) -> str:
+    """The model a name stands for: only that one is loaded and has replicas."""
+    definition = await models.definition(name)
+    return name if definition is None else definition.alias or name
 
 
 def _status(status: LoadStatus, code: int) -> Response[bytes]:

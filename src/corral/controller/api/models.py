@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Controller, Request, delete, get, patch, post, put
 from litestar.params import Parameter
 
@@ -21,6 +22,7 @@ from corral.contract.catalogue import (
 )
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.segments import whole_name
+from corral.controller.files.fetches import Fetches
 from corral.controller.models.schedules import Schedules
 from corral.controller.models.service import Models
 from corral.kit.errors import Invalid
@@ -48,8 +50,12 @@ class ModelsDoor(Controller):
         return await models.view(whole_name(model))
 
     @post("/", guards=(admins,), summary="Install a model out of a gallery, or by its definition")
-    async def install(self, request: AnyRequest, models: Models, data: InstallModel) -> ModelChanged:
-        return await models.install(data, by=principal_of(request).name)
+    async def install(self, request: AnyRequest, models: Models, fetches: Fetches, data: InstallModel) -> ModelChanged:
+        by = principal_of(request).name
+        changed = await models.install(data, by=by)
+        if not data.fetch:
+            return changed
+        return msgspec.structs.replace(changed, job_id=await fetches.ask(changed.id, by=by))
 
     @put("/{model:str}", guards=(admins,), summary="Give a model exactly this definition")
     async def replace(self, models: Models, model: str, data: EditModel) -> ModelChanged:

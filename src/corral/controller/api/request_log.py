@@ -10,6 +10,7 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from corral.controller.api.segments import whole_name
 from corral.kit.log import get_log
 
 log = get_log(__name__)
@@ -42,7 +43,7 @@ class RequestLog:
             finally:
                 took_ms = round((time.perf_counter() - started) * 1000, 1)
                 tell = log.debug if status < 500 or scope["path"] in _QUIET else log.warning
-                tell("request", method=scope["method"], path=scope["path"], status=status, took_ms=took_ms)
+                tell("request", method=scope["method"], path=whole_name(scope["path"]), status=status, took_ms=took_ms)
 
 
 def _header(scope: Any, name: bytes) -> str:

@@ -1,7 +1,8 @@
 """Names of models may have slashes in them (`org/model`) and still be one segment of a path, written `org%2Fmodel`.
 
 Servers decode a path before anybody asks where its segments end. So, where names of models are, the segments are found
-in the path as it was sent: a slash that was written %2F stays so, until the door that takes the name undoes it.
+in the path as it was sent: a slash that was written %2F is kept apart from others by a sign no name has in it, until
+the door that takes the name undoes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from urllib.parse import unquote
 
 _PLACES = (b"/api/models/", b"/api/nodes/scheduling/", b"/internal/loads/", b"/api/why/models/")
 _SLASH = re.compile(b"%2f", re.IGNORECASE)
+_KEPT = "\x1f"  # not a character that can be printed, so not one of a name
 
 
 def keep_segments(scope: MutableMapping[str, Any]) -> None:
@@ -22,9 +24,9 @@ def keep_segments(scope: MutableMapping[str, Any]) -> None:
     raw: bytes = scope.get("raw_path") or b""
     raw = raw.partition(b"?")[0]
     if raw.startswith(_PLACES) and _SLASH.search(raw):
-        scope["path"] = "%2F".join(unquote(part.decode("latin-1")) for part in _SLASH.split(raw))
+        scope["path"] = _KEPT.join(unquote(part.decode("latin-1")) for part in _SLASH.split(raw))
 
 
 def whole_name(segment: str) -> str:
     """The name a segment stands for."""
-    return segment.replace("%2F", "/")
+    return segment.replace(_KEPT, "/")

@@ -19,11 +19,7 @@ class WhyDoor(Controller):
 
     @get("/models/{model:str}", summary="Where a model's next replica would go: every node judged, with the numbers")
     async def model(self, explaining: Why, models: Models, model: str) -> WhyModel:
-        name = whole_name(model)
-        definition = await models.definition(name)
-        if definition is None:
-            await models.view(name)  # says what is near
-        return await explaining.model(definition.alias or definition.name if definition is not None else name)
+        return await explaining.model(await models.meant(whole_name(model)))
 
     @get("/nodes/{node:str}", summary="What a node has left, what runs there, and which models it would take")
     async def node(self, explaining: Why, nodes: NodeAdmin, node: str) -> WhyNode:

@@ -15,6 +15,7 @@ from typing import Any
 from corral.bus.api import Tokens
 from corral.contract.messages.backends import BackendResult
 from corral.controller.desired.observations import (
+    Accepted,
     Ended,
     Looked,
     NotReached,
@@ -134,9 +135,8 @@ class Dispatch:
         finally:
             if not order.accepts:
                 self._slow_open -= 1
-        log.info(
-            "order", node=order.node_id, kind=order.send.kind, backend=order.send.backend, answer=type(heard).__name__
-        )
+        tell = log.debug if isinstance(heard, Accepted) else log.info  # what goes as it should is told once for all
+        tell("order", node=order.node_id, kind=order.send.kind, backend=order.send.backend, answer=type(heard).__name__)
         if isinstance(heard, NotReached):
             await self._not_reached(order.node_id)
         if isinstance(heard, Ended) and heard.result.success:

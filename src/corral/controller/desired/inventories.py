@@ -7,7 +7,7 @@ runs. A LocalAI worker is asked every minute; a Corral worker only if it has nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -19,6 +19,7 @@ from corral.controller.desired.world import is_current, takes_backends
 from corral.controller.leadership import Leadership
 from corral.controller.registry.reports import tame_text
 from corral.controller.replicas.routable import routing_facts
+from corral.controller.replicas.settled import forget_formers
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unreachable
@@ -147,13 +148,19 @@ class Inventories:
                 reachable = outline.status == "healthy" and not outline.bus_down and takes_backends(outline)
                 if reachable and (silent or not is_current(row, outline)):
                     due.append(outline)
-        if not due:
-            return
-        turn = asyncio.Semaphore(_AT_ONCE)
-        answers = await asyncio.gather(*(self._ask(outline, turn) for outline in due))
-        async with self._store.write() as tx:
-            heard = await with_boot(tx, [looked for looked in answers if looked is not None])
-        await self._write(heard)
+        boots, turn = {outline.id: outline.boot_id for outline in due}, asyncio.Semaphore(_AT_ONCE)
+        asking = [asyncio.create_task(self._ask(outline, turn)) for outline in due]
+        try:
+            while asking:  # no answer waits for those of others: it would be old news by then
+                await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                answers = [looked for task in asking if task.done() and (looked := task.result()) is not None]
+                asking = [task for task in asking if not task.done()]
+                if answers:
+                    await self._write_answers(answers, boots, now)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(self, outline: NodeOutline, turn: asyncio.Semaphore) -> Looked | None:
         node_id = outline.id
@@ -172,24 +179,41 @@ class Inventories:
         if not news:
             return
         async with self._store.write() as tx:
-            outlines = {each.id: each for each in await nodes.list_outlines(tx, [told.node_id for told in news])}
-            kept = [told for told in news if told.node_id in outlines]
-            before = await node_backends.list_boots(tx, list(outlines))
-            ran = await node_backends.list_processes(tx, list(outlines))
-            await node_backends.put_all(tx, kept)
-            now = await node_backends.list_boots(tx, list(outlines))
-            # A worker that follows the one on file would look restarted until its heartbeat itself is written.
-            await nodes.set_boot_ids(
-                tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
+            moved = await self._put(tx, news)
+        self._touched(moved)
+
+    async def _write_answers(self, answers: list[Looked], boots: Mapping[str, str], asked_at: datetime) -> None:
+        """Not those of workers that were started again since; what was written since may be later than they are."""
+        async with self._store.write() as tx:
+            told = await with_boot(tx, answers)
+            moved = await self._put(
+                tx, [row for row in told if row.boot_id == boots[row.node_id]], unless_since=asked_at
             )
-            moved = any(
-                routing_facts(told.processes)
-                != routing_facts(ran[told.node_id].processes if told.node_id in ran else ())
-                for told in kept
-            )
-            await revisions.bump(tx, COUNTER)
-            if moved:
-                await revisions.bump(tx, REPLICAS)
+        self._touched(moved)
+
+    async def _put(self, tx: Transaction, news: list[Inventory], *, unless_since: datetime | None = None) -> bool:
+        """Whether gateways would notice."""
+        outlines = {each.id: each for each in await nodes.list_outlines(tx, [told.node_id for told in news])}
+        kept = [told for told in news if told.node_id in outlines]
+        before = await node_backends.list_boots(tx, list(outlines))
+        ran = await node_backends.list_processes(tx, list(outlines))
+        await node_backends.put_all(tx, kept, unless_since=unless_since)
+        now = await node_backends.list_boots(tx, list(outlines))
+        # A worker that follows the one on file would look restarted until its heartbeat itself is written.
+        await nodes.set_boot_ids(
+            tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
+        )
+        moved = any(
+            routing_facts(told.processes) != routing_facts(ran[told.node_id].processes if told.node_id in ran else ())
+            for told in kept
+        )
+        await revisions.bump(tx, COUNTER)
+        if moved:
+            await forget_formers(tx, [process for told in kept for process in told.processes])
+            await revisions.bump(tx, REPLICAS)
+        return moved
+
+    def _touched(self, moved: bool) -> None:
         self._watch.touched(COUNTER)
         if moved:
             self._watch.touched(REPLICAS)

@@ -176,6 +176,9 @@ class Reconciler:
             raise
         if world is None or decided is None:
             return
+        if decided.sends:
+            first, count = decided.sends[0][1], len(decided.sends)
+            log.info("orders go out", count=count, first=f"{first.kind} {first.backend}", operation=first.operation)
         for node_id, send in decided.sends:
             target = world.target_of(node_id, send.backend)
             node = world.nodes[node_id]
@@ -193,7 +196,7 @@ class Reconciler:
             )
         for order, keep in decided.stops.items():
             self.dispatch.stop(order, keep=keep)
-        self.targets.look_up(world.missing)
+        self.targets.look_up(world.missing, whole=self._everybody_at == self._looked_at)
 
     async def _decide_and_write(
         self, heard: list[Observation], looked: Collection[Looked], everybody: bool

@@ -71,8 +71,11 @@ class Targets:
         failing = self._failing.get(key)
         return NotLookedUp() if failing is None else NotLookedUp(failing.reason, failing.until)
 
-    def look_up(self, missing: Mapping[TargetKey, Asked]) -> None:
-        """Start looking for these, those that failed lately and those being looked for apart."""
+    def look_up(self, missing: Mapping[TargetKey, Asked], *, whole: bool) -> None:
+        """Start looking for these, those that failed lately and those being looked for apart. `whole`: nobody needs any
+        other, so those that failed before are not tried again."""
+        if whole:
+            self._failing = {key: failing for key, failing in self._failing.items() if key in missing}
         for key, asked in missing.items():
             failing = self._failing.get(key)
             if key in self._under_way or (failing is not None and failing.until > self._clock.now()):

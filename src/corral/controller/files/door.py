@@ -24,6 +24,7 @@ log = get_log(__name__)
 
 USUAL_PORT = 8090
 HOST = "{host}"
+PORT = "{port}"
 _LONGEST_TOKEN = 4096
 _REMEMBERED = 1024
 
@@ -32,9 +33,10 @@ _REMEMBERED = 1024
 class DoorSettings:
     host: str = "127.0.0.1"
     port: int | None = None  # None: the usual one, or any other when that is taken
-    url: str = ""  # how workers reach it; empty: by the host they reach the cluster by
+    url: str = ""  # how workers reach it; empty: by the host they reach the cluster by; `{port}` is filled in here
     certificate: Path | None = None
     key: Path | None = None
+    moves: bool = False  # also a port that was given gives way to another when it is taken
 
 
 class BlobTokens:
@@ -126,7 +128,7 @@ async def open_door(
         secure = settings.certificate is not None
         if not secure and not is_loopback(settings.host):
             log.warning("blobs are served without TLS beyond this machine", host=settings.host, port=port)
-        url = settings.url or told_url(settings.host, port, secure=secure)
+        url = settings.url.replace(PORT, str(port)) or told_url(settings.host, port, secure=secure)
         log.info("blobs are served", host=settings.host, port=port, tls=secure, url=url)
         yield url.rstrip("/")
 
@@ -143,7 +145,8 @@ async def _listen(listener: BlobListener, settings: DoorSettings) -> int:
     try:
         return await listener.listen(settings.host, wanted)
     except OSError as error:
-        if settings.port is None and error.errno == errno.EADDRINUSE:
+        if (settings.port is None or settings.moves) and error.errno == errno.EADDRINUSE:
+            log.info("blobs are served on another port: the usual one is taken", port=wanted)
             return await listener.listen(settings.host, 0)  # nobody asked for this very number
         reason = error.strerror or str(error)
         raise BadSettings([f"--blob-port: {settings.host}:{wanted} cannot be used: {reason}"]) from error

@@ -6,6 +6,9 @@ own copy on its own disk; one that lacks a file fetches it again, and then it mu
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +30,10 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.origins import Origin, Origins
-from corral.controller.files.wanted import digest_of_file, on_a_worker, wanted_files
+from corral.controller.files.snapshots import Snapshots, row_path
+from corral.controller.files.wanted import digest_of_file, on_a_worker, wanted_files, wanted_snapshots
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, CorralError, NotFound
+from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.store import model_files
@@ -37,6 +41,9 @@ from corral.store.api import Store
 from corral.store.model_files import StoredFile
 
 log = get_log(__name__)
+
+_ASKED_AT_ONCE = 16
+_FETCHED_AT_ONCE = 4  # a repository has many small files, and a line to the hub takes its time to answer for each
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class ModelFiles:
         self._places = places
         self._room = room or Room()
         self._upkeep = upkeep or Upkeep()
+        self._snapshots = Snapshots(blobs, origins.hub)
         self._status: dict[str, FilesStatus] = {}
 
     # For whoever loads models
@@ -122,10 +130,23 @@ class ModelFiles:
 
     async def known(self, definition: Definition) -> tuple[ReplicaFile, ...] | None:
         """What `ensure` would give, without fetching anything; None when that is not known of every file."""
-        found = [item.known for item in await self._items(definition)]
+        items = await self._items(definition)
+        if items is None:
+            return None
+        found = [item.known for item in items]
         if not all(file.digest and file.size_bytes for file in found):
             return None
         return on_a_worker(definition.name, found)
+
+    async def needs_files(self, definition: Definition) -> bool:
+        """Whether the model has any: an engine may fetch by itself."""
+        folder = self._upkeep.folder
+        return bool(await to_the_end(wanted_files, definition, folder) or wanted_snapshots(definition, folder))
+
+    async def are_here(self, definition: Definition) -> bool:
+        """Whether `ensure` would fetch nothing."""
+        items = await self._items(definition)
+        return items is not None and all(self.find(item.known.digest) is not None for item in items)
 
     def find(self, digest: str) -> Path | None:
         """The file itself, where it is here: its head says how much memory it will need."""
@@ -143,6 +164,14 @@ class ModelFiles:
         here = all(self.find(file.digest) for file in files)
         return own + others if here else others + own, self._tokens.sign(node_id, [Scope.BLOBS])
 
+    async def keep_list(self, document: bytes) -> str:
+        """A list of files too long for a message, for a worker to fetch by this digest. It is nobody's, and goes after
+        a while; by then the worker has read it."""
+        digest = PREFIX + hashlib.sha256(document).hexdigest()
+        blob = await self._blobs.write(digest, lambda: iter([document]), Wanted(digest), "a list of files")
+        await to_the_end(os.utime, blob.path)
+        return digest
+
     async def bring_back(self, digest: str) -> bool:
         """A file some model needs that is not here (any more), from where it came; False when none needs it. Raises
         what keeps it from coming."""
@@ -152,6 +181,8 @@ class ModelFiles:
         for row in rows:
             if self.find(digest) is not None:
                 break
+            if row.path.endswith("/"):
+                continue  # a repository's list: nobody but us reads it, and whoever needs it asks for it
             file = ModelFile(row.path, row.uri, digest.removeprefix(PREFIX), row.size_bytes)
             item = _Item(file, row, ReplicaFile(row.path, digest, row.size_bytes))
             try:
@@ -178,7 +209,10 @@ class ModelFiles:
     # Inside
 
     async def _ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
-        items = await self._items(definition)
+        lists = await self._list_repositories(definition, tell)
+        items = await self._items(definition, lists)
+        if items is None:
+            raise Unavailable("a repository's list was lost again at once")
         with self._blobs.hold(*(item.known.digest for item in items if item.known.digest)):
             missing = {index: item for index, item in enumerate(items) if self.find(item.known.digest) is None}
             if missing:
@@ -192,28 +226,58 @@ class ModelFiles:
             for index in range(len(items)):
                 if index not in found:
                     bar.there(index)
-            got = []
-            for index, item in enumerate(items):
+            at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
+
+            async def bring(index: int, item: _Item) -> ReplicaFile:
                 if index in found:
-                    row = await self._fetch(definition.name, item, found[index], bar.watch(index))
+                    async with at_once:
+                        row = await self._fetch(definition.name, item, found[index], bar.watch(index))
                     bar.there(index)
                 else:
-                    row = item.pin or _row(
-                        definition.name, item.file, item.file.uri, self._blobs.get(item.known.digest)
-                    )
+                    blob = self._blobs.get(item.known.digest)
+                    row = item.pin or _row(definition.name, item.file, item.file.uri, blob)
                 if row != item.pin:
                     await self._remember(row)
-                got.append(ReplicaFile(item.file.path, row.digest, row.size_bytes))
-        await self._forget_others(definition.name, {file.path for file in got})
+                return ReplicaFile(item.file.path, row.digest, row.size_bytes)
+
+            async with together() as tasks:
+                brought = [tasks.create_task(bring(index, item)) for index, item in enumerate(items)]
+            got = [task.result() for task in brought]
+        await self._forget_others(definition.name, {file.path for file in got} | lists.keys())
         return on_a_worker(definition.name, got)
 
-    async def _items(self, definition: Definition) -> list[_Item]:
-        wanted = await to_the_end(wanted_files, definition, self._upkeep.folder)
-        if not wanted:
+    async def _items(self, definition: Definition, lists: Mapping[str, StoredFile] | None = None) -> list[_Item] | None:
+        """None when a repository's files are not known here. `lists`: of repositories, fresher than what is stored."""
+        wanted = list(await to_the_end(wanted_files, definition, self._upkeep.folder))
+        snapshots = await to_the_end(wanted_snapshots, definition, self._upkeep.folder)
+        if not wanted and not snapshots:
             return []
-        async with self._store.read() as tx:
-            rows = {row.path: row for row in await model_files.list_of(tx, definition.name)}
+        rows = await self._rows(definition.name) | dict(lists or {})
+        for each in snapshots:
+            files = await to_the_end(self._snapshots.known, each, rows.get(row_path(each)))
+            if files is None:
+                return None
+            wanted += files
         return [self._item(file, rows.get(file.path)) for file in wanted]
+
+    async def _list_repositories(self, definition: Definition, tell: Tell) -> dict[str, StoredFile]:
+        """By path, what is stored of each repository's list; asked for where that is not known here."""
+        snapshots = await to_the_end(wanted_snapshots, definition, self._upkeep.folder)
+        rows = await self._rows(definition.name) if snapshots else {}
+        found = {}
+        for each in snapshots:
+            row = rows.get(row_path(each))
+            if row is None or await to_the_end(self._snapshots.known, each, row) is None:
+                tell(Progress(Phase.RESOLVING, each.repo))
+                before, row = row, await self._snapshots.learn(definition.name, each, row)
+                if row != before:
+                    await self._remember(row)
+            found[row.path] = row
+        return found
+
+    async def _rows(self, model: str) -> dict[str, StoredFile]:
+        async with self._store.read() as tx:
+            return {row.path: row for row in await model_files.list_of(tx, model)}
 
     def _item(self, file: ModelFile, row: StoredFile | None) -> _Item:
         declared = digest_of_file(file)
@@ -224,8 +288,14 @@ class ModelFiles:
         return _Item(file, None, ReplicaFile(file.path, declared, blob.size if blob is not None else file.size_bytes))
 
     async def _locate(self, items: Mapping[int, _Item]) -> dict[int, Origin]:
+        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def find(item: _Item) -> Origin:
+            async with at_once:
+                return await self._find(item)
+
         async with together() as tasks:
-            asked = {index: tasks.create_task(self._find(item)) for index, item in items.items()}
+            asked = {index: tasks.create_task(find(item)) for index, item in items.items()}
         return {index: task.result() for index, task in asked.items()}
 
     async def _find(self, item: _Item) -> Origin:

@@ -15,6 +15,8 @@ from corral.blobs.remote import HttpTimes, open_session
 from corral.blobs.store import BlobStore
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
+from corral.controller.files.fetches import FetchPace
+from corral.controller.files.hub import HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.missing import Missing
 from corral.controller.files.model_files import ModelFiles, Upkeep
@@ -68,7 +70,12 @@ async def open_model_files(
             _origin_settings(settings, own),
         )
         door = DoorSettings(
-            settings.blob_host, settings.blob_port, settings.blob_url, settings.blob_tls_cert, settings.blob_tls_key
+            settings.blob_host,
+            settings.blob_port,
+            settings.blob_url,
+            settings.blob_tls_cert,
+            settings.blob_tls_key,
+            moves=settings.blob_port_moves,
         )
         places = Neighbours(
             store, clock, own="", live_for_s=settings.lease_ttl_s, every_s=max(1.0, settings.lease_ttl_s / 3)
@@ -81,9 +88,16 @@ async def open_model_files(
             yield OpenedFiles(files, url, (files, places, missing))
 
 
+def fetch_pace(settings: ControllerSettings) -> FetchPace:
+    return FetchPace(
+        tell_s=settings.progress_interval_s,
+        first_retry_s=settings.retry_first_s,
+        last_retry_s=settings.retry_cap_s,
+    )
+
+
 def _origin_settings(settings: ControllerSettings, own: Path) -> OriginSettings:
     return OriginSettings(
         folders=(own, *(Path(folder).expanduser() for folder in settings.file_folders)),
-        hub=settings.huggingface_url,
-        hub_token=settings.huggingface_token,
+        hub=HubSettings(settings.huggingface_url, settings.huggingface_token),
     )

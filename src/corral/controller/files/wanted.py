@@ -6,27 +6,46 @@ models folder. The weights come first: that is the one file every engine is told
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from corral.blobs.digests import PREFIX, digest_of_parts
+from corral.contract.artifacts import HubSnapshot, snapshot_of
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
-from corral.contract.sources import file_name, is_safe_path
+from corral.contract.sources import file_name, is_repository_id, is_safe_path
 from corral.kit.errors import Invalid
 
 SET_LENGTH = 12
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
+_READ_FOLDERS = ("transformers", "vllm", "sglang", "diffusers", "mlx")
 _SIDECARS = (".sha256", ".sha256.target")
 
 
+def wanted_snapshots(definition: Definition, folder: Path | None = None) -> tuple[HubSnapshot, ...]:
+    """Repositories of the hub: those that are named, and the one a bare name stands for (contract: gallery.md §13)
+    where the engine reads folders and nobody has put one there."""
+    if definition.snapshots or definition.files:
+        return definition.snapshots
+    weights, backend = definition.weights, definition.backend.lower()
+    if not is_repository_id(weights) or not any(word in backend for word in _READ_FOLDERS):
+        return ()
+    # Not the path's own `exists`, which raises for a name that is too long to be one; so below.
+    return () if folder is not None and os.path.exists(folder / weights) else (HubSnapshot(weights, weights),)
+
+
 def wanted_files(definition: Definition, folder: Path | None = None) -> tuple[ModelFile, ...]:
-    """Empty for a model whose engine fetches by itself. `folder` is where a file without a source may lie."""
+    """Those of repositories left out; empty for a model whose engine fetches by itself. `folder` is where a file
+    without a source may lie."""
     listed = {file.path: file for file in definition.files}
+    brought = [each.folder for each in wanted_snapshots(definition, folder)]
     first: list[ModelFile] = []
     for position, word in enumerate(_words(definition)):
+        if snapshot_of(word) is not None or any(f"{word}/".startswith(f"{each}/") for each in brought):
+            continue
         found = [listed[word]] if word in listed else _implied(word, definition.files, folder)
         if position == 0 and definition.weights:
             first = found
@@ -57,9 +76,9 @@ def _implied(word: str, listed: Sequence[ModelFile], folder: Path | None) -> lis
     if folder is None or not is_safe_path(word):
         return []
     path = folder / word
-    if path.is_file():
+    if os.path.isfile(path):
         return [ModelFile(word, path.absolute().as_uri())]
-    return list(_inside(path, folder)) if path.is_dir() else []
+    return list(_inside(path, folder)) if os.path.isdir(path) else []
 
 
 def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:

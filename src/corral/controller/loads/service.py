@@ -99,12 +99,13 @@ class Loads:
             for counter in counters:
                 self._watch.off(counter, moved.set)
 
-    async def list_(self) -> list[LoadStatus]:
-        """Those under way, and those that failed a moment ago."""
+    async def list_(self, *, past: bool = False) -> list[LoadStatus]:
+        """Those under way, and those that failed a moment ago; with `past` also those that may be tried again by now,
+        as long as anybody remembers them."""
         async with self._store.read() as tx:
             now = await tx.now()
             known = [job_of(row) for row in await load_jobs.list_(tx)]
-        return [jobs.status_of(job, now) for job in known if jobs.is_shown(job, now, self._cooldown)]
+        return [jobs.status_of(job, now) for job in known if past or jobs.is_shown(job, now, self._cooldown)]
 
     async def unload(self, model: str, *, node_id: str = "", force: bool = False, by: str = "") -> int:
         """Its replicas finish what they have and end; with force, at once. How many. Raises Conflict where a schedule

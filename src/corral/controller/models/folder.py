@@ -2,8 +2,10 @@
 
 Looked at again and again rather than listened to: a folder may be on a network, and a look missed is made up by the
 next. A change counts when it was seen twice, so that nobody meets a file half written, nor one an editor is just
-putting in another's place. A file that is not YAML keeps the models it had. Each folder has a name of its own, kept in
-it, and its controller touches only models of files in it: another controller's folder is another folder.
+putting in another's place. While a file moves, models whose files went are kept for a few looks: it may be theirs under
+another name. One that moves without end holds up nobody but itself. A file that is not YAML keeps the models it had.
+Each folder has a name of its own, kept in it, and its controller touches only models of files in it: another
+controller's folder is another folder.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import hashlib
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from corral.store.api import Store
 log = get_log(__name__)
 
 _MARK = ".corral-folder"
+_PATIENCE = 5  # looks
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
 
 Print = tuple[int, int, int]  # inode, size, mtime: what differs when a file was changed
@@ -69,6 +72,7 @@ class ModelsFolder:
         self._interval_s = interval_s
         self._before: Look | None = None
         self._files: dict[str, _File] = {}
+        self._moving_for = 0  # looks, one after the other, in which some file was another than in the one before
         self._unwritten = False  # files were read that the store has not heard of
         self._seen = -1  # the counter of models when the folder and the store last agreed
 
@@ -100,24 +104,28 @@ class ModelsFolder:
         for name in gone:
             del self._files[name]
             self._unwritten = True
-        if not moving:
-            await self._carry_over(seen.id)
+        self._moving_for = self._moving_for + 1 if moving else 0
+        gone_for_good = not moving or self._moving_for > _PATIENCE
+        await self._carry_over(seen.id, moving if gone_for_good else None)
 
-    async def _carry_over(self, folder_id: str) -> None:
-        """Also what somebody else changed meanwhile: what files say holds."""
+    async def _carry_over(self, folder_id: str, moving: Collection[str] | None) -> None:
+        """Also what somebody else changed meanwhile: what files say holds. `moving`: files whose models are kept though
+        they may not have been read yet; None: no model goes."""
         async with self._store.read() as tx:
             counter = (await revisions.read_all(tx)).get(COUNTER, 0)
         if not self._unwritten and counter == self._seen:
             return
-        written, removed = await self._write(wanted_of(folder_id, self._files), folder_id)
-        self._unwritten = False
+        written, removed = await self._write(wanted_of(folder_id, self._files), folder_id, moving)
+        self._unwritten = moving is None
         async with self._store.read() as tx:
             self._seen = (await revisions.read_all(tx)).get(COUNTER, 0)
         for name in (*written, *removed):
             log.info("model of a file", model=name, change="removed" if name in removed else "written")
             self._changes.touched(COUNTER, name)
 
-    async def _write(self, wanted: Mapping[str, tuple[Definition, str]], folder_id: str) -> tuple[list[str], list[str]]:
+    async def _write(
+        self, wanted: Mapping[str, tuple[Definition, str]], folder_id: str, moving: Collection[str] | None
+    ) -> tuple[list[str], list[str]]:
         written, removed = [], []
         async with self._store.write() as tx:
             await revisions.hold(tx, COUNTER)
@@ -125,7 +133,8 @@ class ModelsFolder:
                 row for row in await models.list_of_origin(tx, Origin.FILE) if row.source.startswith(f"{folder_id}/")
             ]
             for row in ours:
-                if row.id not in wanted:
+                unread = moving is None or row.source.partition("/")[2] in moving
+                if row.id not in wanted and not unread:
                     await models.delete(tx, row.id)
                     removed.append(row.id)
             for name, (definition, source) in wanted.items():
@@ -208,7 +217,7 @@ def with_local_files(definition: Definition, folder: Path) -> Definition:
     named += [definition.whole.get(key) for key in _COMPANIONS]
     listed = {file.path for file in definition.files}
     found = [
-        {"filename": name, "uri": f"file://{(folder / name).absolute()}", "size": (folder / name).stat().st_size}
+        {"filename": name, "uri": (folder / name).absolute().as_uri(), "size": (folder / name).stat().st_size}
         for name in dict.fromkeys(name for name in named if isinstance(name, str))
         if name and "://" not in name and name not in listed and (folder / name).is_file()
     ]

@@ -12,13 +12,12 @@ import aiohttp
 from corral.contract.capability import DEFAULT
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.models import Definition
-from corral.controller.models.near import nearest
+from corral.controller.models.near import UnknownModel, near_it
 from corral.gallery.models.entries import ModelEntry
-from corral.gallery.models.library import ModelLibrary, make_model_library
+from corral.gallery.models.library import ModelLibrary, NotInGalleries, make_model_library
 from corral.gallery.models.variants import FleetMachine
 from corral.gallery.opening import GalleryOptions
 from corral.kit.clock import Clock
-from corral.kit.errors import NotFound
 from corral.store import nodes
 from corral.store.api import Store
 
@@ -36,9 +35,10 @@ class ModelGalleries:
     async def find(self, query: str) -> ModelEntry:
         try:
             return await self._library.find(query)
-        except NotFound as error:
-            near = nearest(query, [entry.name for entry in await self._library.entries()])
-            raise NotFound(error.message + (f"; near it: {', '.join(near)}" if near else "")) from error
+        except NotInGalleries as error:
+            known = [entry.name for entry in await self._library.entries()]
+            message = f"no gallery has a model {query!r}{near_it(query, known)}"
+            raise UnknownModel(message, known, error.unread) from error
 
     async def define(
         self, entry: ModelEntry, *, variant: str = "", name: str = "", overrides: Mapping[str, Any] | None = None

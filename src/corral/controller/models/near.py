@@ -1,9 +1,12 @@
-"""Names somebody may have meant. Pure."""
+"""Names somebody may have meant, and what is said when there is no such model. Pure."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from corral.gallery.models.library import with_unread
+from corral.kit.errors import NotFound
 
 _MOST = 5
 _SHORTEST = 3  # shorter words are inside everything
@@ -18,6 +21,20 @@ def nearest(name: str, known: Iterable[str], most: int = _MOST) -> tuple[str, ..
     return tuple(dict.fromkeys((*like, *sorted(inside))))[:most]
 
 
-def unknown_model(name: str, known: Iterable[str]) -> str:
+def near_it(name: str, known: Iterable[str]) -> str:
     near = nearest(name, known)
-    return f"there is no model {name!r}" + (f"; near it: {', '.join(near)}" if near else "")
+    return f"; near it: {', '.join(near)}" if near else ""
+
+
+def unknown_model(name: str, known: Iterable[str], unread: Mapping[str, str] | None = None) -> str:
+    """One line, and one more for each gallery that could not be asked: what keeps one from being read is long."""
+    return with_unread(f"there is no model {name!r}{near_it(name, known)}", unread or {})
+
+
+class UnknownModel(NotFound):
+    """No gallery has it; with the names they have."""
+
+    def __init__(self, message: str, known: Iterable[str], unread: Mapping[str, str]) -> None:
+        super().__init__(with_unread(message, unread))
+        self.known = tuple(known)
+        self.unread = dict(unread)

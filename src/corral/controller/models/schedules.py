@@ -16,7 +16,7 @@ from corral.controller.models.views import schedule_view
 from corral.controller.watch import Watch
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store import model_schedules, revisions
+from corral.store import model_schedules, models, revisions
 from corral.store.api import Store
 from corral.store.model_schedules import Schedule
 
@@ -44,6 +44,9 @@ class Schedules:
     async def put(self, body: ScheduleBody) -> ScheduleView:
         """Raises Invalid for what cannot be meant."""
         async with self._store.write() as tx:
+            row = await models.find(tx, body.model_name)
+            if row is not None and row.definition.get("alias"):
+                raise Invalid(f"{row.id} only stands for {row.definition['alias']}: replicas are of that one")
             before = await model_schedules.find(tx, body.model_name)
             written = await model_schedules.put(tx, next_schedule(before, body))
             await revisions.bump(tx, COUNTER)

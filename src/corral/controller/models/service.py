@@ -7,7 +7,7 @@ Every change raises the counter `models` (`store.revisions`): whoever must know 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
 from corral.controller.models.catalogue import ModelCatalogue
 from corral.controller.models.edits import Origin, check_alias, next_row
-from corral.controller.models.near import unknown_model
+from corral.controller.models.near import UnknownModel, unknown_model
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.views import available_view, definition_of, model_view, ready_by_model
 from corral.gallery.models.documents import read_mapping
@@ -60,6 +60,13 @@ class Models:
             model = await models.find(tx, model_id)
         return definition_of(model) if model is not None else None
 
+    async def meant(self, name: str) -> str:
+        """The model a name is for: what it stands for, else itself. Raises NotFound with names that are near."""
+        definition = await self.definition(name)
+        if definition is None:
+            return (await self.view(name)).id  # one that an earlier release stored is itself
+        return definition.alias or definition.name
+
     async def definitions(self) -> dict[str, Definition]:
         """Of all that can be used, by name."""
         async with self._store.read() as tx:
@@ -75,8 +82,8 @@ class Models:
                 called = (await self.install(InstallModel(model=name), by=by)).id
             except Conflict:  # somebody else made one of that name in between
                 called = _own_name(name)
-            except NotFound as error:
-                raise NotFound(await self._not_there(name, error.message)) from error
+            except UnknownModel as error:
+                raise NotFound(await self._not_there(name, error.known, error.unread)) from error
             found = await self.definition(called)
         if found is not None and found.alias:
             found = await self.definition(found.alias)
@@ -133,7 +140,9 @@ class Models:
             if not force:
                 _refuse_if_of_a_file(before)
                 if pointing := await self._aliases_of(tx, model_id):
-                    raise Conflict(f"{', '.join(pointing)} stand for {model_id}: delete them first, or force it")
+                    stand, them = ("stands", "it") if len(pointing) == 1 else ("stand", "them")
+                    names = ", ".join(pointing)
+                    raise Conflict(f"{names} {stand} for {model_id}: delete {them} first, or force it")
             await models.delete(tx, model_id)
             scheduled = await model_schedules.delete(tx, model_id)
             if scheduled:
@@ -287,10 +296,10 @@ class Models:
             raise NotFound(unknown_model(model_id, [each.id for each in await models.list_(tx)]))
         return row
 
-    async def _not_there(self, name: str, why: str = "") -> str:
+    async def _not_there(self, name: str, more: Sequence[str] = (), unread: Mapping[str, str] | None = None) -> str:
+        """`more`: names galleries have."""
         async with self._store.read() as tx:
-            there = unknown_model(name, [row.id for row in await models.list_(tx)])
-        return f"{there}; {why}" if why else there
+            return unknown_model(name, [*await models.list_ids(tx), *more], unread)
 
 
 def _whole_of(definition: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -21,14 +21,19 @@ from corral.store.node_backends import Processes
 log = get_log(__name__)
 
 _ROUND_ROBIN = "round_robin"
+# Of models that cannot be used, the revision of which that was said: they are read many times a minute, for as long as
+# they are there.
+_told: dict[str, str] = {}
 
 
 def definition_of(model: Model) -> Definition | None:
-    """None for one that an earlier release stored and this one cannot mean; it is told in the log."""
+    """None for one that an earlier release stored and this one cannot mean; it is told in the log, once."""
     try:
         return read_definition(model.definition)
     except Invalid as error:
-        log.warning("stored model cannot be used", model=model.id, error=error.message)
+        if _told.get(model.id) != model.revision:
+            _told[model.id] = model.revision
+            log.warning("stored model cannot be used", model=model.id, error=error.message)
         return None
 
 
@@ -129,7 +134,8 @@ def _view_model(model: Model, definition: Definition, schedule: Schedule | None)
         stand_in=waiting.use,
         load_wait_s=definition.load_wait_s,
         policy=policy_of(schedule) if schedule is not None else None,
-        queue_limit=_queue_limit(model),
+        max_concurrent=definition.max_concurrent,
+        retry_after_s=definition.retry_after_s,
     )
 
 
@@ -145,11 +151,3 @@ def policy_of(schedule: Schedule) -> ViewPolicy | None:
         abs_slack=schedule.balance_abs_threshold or usual.abs_slack,
         rel_factor=schedule.balance_rel_threshold or usual.rel_factor,
     )
-
-
-def _queue_limit(model: Model) -> int:
-    """`limits.max_concurrent` of the contract bounds what is under way and what waits together; 0: no bound of its
-    own."""
-    limits = model.definition.get("limits")
-    most = limits.get("max_concurrent") if isinstance(limits, Mapping) else 0
-    return most if isinstance(most, int) and not isinstance(most, bool) and most > 0 else 0

@@ -19,6 +19,8 @@ from corral.controller.desired.world import PAUSED
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.afterwards import what_holds_again
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
+from corral.controller.operations.fetches import KIND as FETCH
+from corral.controller.operations.fetches import open_fetch
 from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
@@ -27,7 +29,7 @@ from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
-from corral.store import backend_intents, backend_rules, backend_targets, operation_nodes, operations, revisions
+from corral.store import backend_intents, backend_rules, backend_targets, models, operation_nodes, operations, revisions
 from corral.store.api import Store, Transaction
 from corral.store.operations import Operation
 
@@ -81,7 +83,8 @@ class Operations:
     async def busy(self) -> dict[str, Operation]:
         """By backend: the newest operation that has not ended."""
         async with self._store.read() as tx:
-            return {operation.backend: operation for operation in reversed(await operations.list_open(tx))}
+            opened = await operations.list_open(tx)
+        return {operation.backend: operation for operation in reversed(opened) if operation.kind != FETCH}
 
     async def view(self, operation_id: str) -> OperationView:
         found = await self.find_view(operation_id)
@@ -134,7 +137,11 @@ class Operations:
             await revisions.hold(tx, RULES)
             intents = await backend_intents.lock_operation(tx, operation_id)
             operation = await operations.get(tx, operation_id)
-            if operation.cancelled_at is not None or operation.withdrawn_at is not None:
+            taken_back = operation.cancelled_at is not None or operation.withdrawn_at is not None
+            if taken_back and operation.kind == FETCH:
+                wish = None
+                operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
+            elif taken_back:
                 wish = _wish_of(operation, by)
             else:
                 wish = None
@@ -191,16 +198,17 @@ class Operations:
             rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in TERMINAL]
             if node and not rows:
                 raise Invalid(f"nothing is left to do on {node}")
-            before = await backend_rules.list_live(tx, operation.backend)
-            if node:
+            before = await backend_rules.list_live(tx, operation.backend) if operation.kind != FETCH else []
+            if node and operation.kind != FETCH:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
             else:
-                await backend_rules.withdraw(tx, operation.generation)
+                if operation.kind != FETCH:  # which has no rule: its row says it all
+                    await backend_rules.withdraw(tx, operation.generation)
                 field = "cancelled_at" if status is RowStatus.CANCELLED else "withdrawn_at"
                 operation = msgspec.structs.replace(operation, **{field: now})
                 await operations.replace(tx, operation)
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
-            notes = await what_holds_again(tx, operation, before)
+            notes = await what_holds_again(tx, operation, before) if before else ()
         log.info("operation taken back", operation=operation_id, how=status.value, node=node)
         self._told(operation_id)
         return notes

@@ -18,9 +18,11 @@ from corral.controller.operations.state import (
     progress,
     running_text,
 )
+from corral.store.operation_nodes import CONTROLLER
 from corral.store.operations import Operation
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
+FETCH = "fetch"  # of a model's files, to the controller
 STILL_AT_IT = "worker still installing in background"
 
 
@@ -68,7 +70,7 @@ def operation_view(
         progress=int(progress(rows)),
         task_type="deletion" if deletion else "Waiting" if queued else "Installation",
         is_deletion=deletion,
-        is_backend=True,
+        is_backend=operation.kind != FETCH,
         is_queued=queued,
         cancellable=not finished,
         message=message_of(operation, rows),
@@ -125,11 +127,15 @@ def message_of(operation: Operation, rows: Sequence[Row]) -> str:
         case Outcome.DONE:
             return "completed"
         case Outcome.FAILING:
+            if operation.kind == FETCH and not any(row.next_try_at for row in rows):
+                return "failing; not tried again by itself"
             return f"failing on {_count(rows, RowStatus.ERROR)}; will be tried again"
         case Outcome.WAITING:
             waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
             return f"waits for {waiting}"
         case Outcome.UNDER_WAY:
+            if operation.kind == FETCH:
+                return "files are fetched to the controller"
             if is_processed(rows):
                 return f"{STILL_AT_IT}: {running_text(rows)}"
             done = sum(row.status is RowStatus.SUCCESS for row in rows)
@@ -141,7 +147,7 @@ def record_view(operation: Operation) -> OperationRecord:
         id=operation.backend,
         name=operation.backend.rpartition("@")[2],
         job_id=operation.id,
-        is_backend=True,
+        is_backend=operation.kind != FETCH,
         task_type="deletion" if operation.kind == "delete" else "installation",
         outcome=operation.outcome,
         started_at=rfc3339(operation.created_at),
@@ -200,5 +206,8 @@ def _latest(rows: Sequence[Row]) -> Row | None:
 
 
 def _count(rows: Sequence[Row], status: RowStatus) -> str:
-    count = sum(row.status is status for row in rows)
+    chosen = [row for row in rows if row.status is status]
+    if [row.node_id for row in chosen] == [CONTROLLER]:
+        return "the controller"
+    count = len(chosen)
     return "1 node" if count == 1 else f"{count} nodes"

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 
+from corral.contract.manifest import GRPC
 from corral.controller.desired.catalogue import Catalogue, MachineKind
 from corral.controller.desired.plan import NoBuild
 from corral.controller.scheduler.world import Build, BuildState
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.tasks import KeyedTasks
 from corral.store.backend_rules import Asked
 
 log = get_log(__name__)
@@ -29,7 +31,10 @@ class _Found:
     until: float
 
 
-class Builds:
+Key = tuple[str, MachineKind, bool]  # backend, machine, and whether its worker is LocalAI's
+
+
+class Builds(KeyedTasks[Key]):
     """`async with` it. `found` is called when something was found out."""
 
     def __init__(
@@ -41,54 +46,45 @@ class Builds:
         fresh_s: float = 300.0,
         again_s: float = 5.0,
     ) -> None:
+        super().__init__()
         self._catalogue = catalogue
         self._clock = clock
         self._found = found
         self._fresh_s = fresh_s
         self._again_s = again_s
-        self._known: dict[tuple[str, MachineKind], _Found] = {}
-        self._under_way: dict[tuple[str, MachineKind], asyncio.Task[None]] = {}
+        self._known: dict[Key, _Found] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: asyncio.TaskGroup | None = None
-
-    async def __aenter__(self) -> Builds:
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks, self._tasks = self._tasks, None
-        for task in list(self._under_way.values()):
-            task.cancel()
-        if tasks is not None:
-            await tasks.__aexit__(kind, error, trace)
 
     def of(self, backend: str, machine: MachineKind) -> Build:
         """What is known; what is not, or no longer certain, is being looked up when this returns."""
-        key = (backend, machine)
+        return self._of((backend, machine, False))
+
+    def for_localai(self, backend: str, machine: MachineKind) -> Build:
+        """The same for a worker of LocalAI's, which looks builds up itself, in galleries it can read."""
+        return self._of((backend, machine, True))
+
+    def _of(self, key: Key) -> Build:
         known = self._known.get(key)
-        if (known is None or known.until <= self._clock.monotonic()) and key not in self._under_way and self._tasks:
-            task = self._tasks.create_task(self._look_up(backend, machine), name=f"build of {backend}")
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        return known.build if known is not None else Build(BuildState.UNKNOWN, "it is being looked up")
+        if known is None or known.until <= self._clock.monotonic():
+            self.begin(key, partial(self._look_up, key), name=f"build of {key[0]}")
+        return known.build if known is not None else Build(BuildState.LOOKING)
 
     def is_looking(self, backend: str) -> bool:
         """For the first time: what is only refreshed is known."""
-        return any(key[0] == backend and key not in self._known for key in self._under_way)
+        return any(key[0] == backend and key not in self._known for key in self.under_way())
 
-    async def _look_up(self, backend: str, machine: MachineKind) -> None:
+    async def _look_up(self, key: Key) -> None:
+        backend, machine, localai = key
         fresh_s = self._fresh_s
         try:
             async with self._turn:
-                build = await self._ask(backend, machine)
+                build = await (self._ask_for_localai if localai else self._ask)(backend, machine)
         except CorralError as error:
             build, fresh_s = Build(BuildState.UNKNOWN, f"its build could not be found out: {error.message}"), 0.0
         except Exception:
             log.exception("looking up a build failed", backend=backend)
             build, fresh_s = Build(BuildState.UNKNOWN, "its build could not be found out; the log says why"), 0.0
-        self._known[(backend, machine)] = _Found(build, self._clock.monotonic() + (fresh_s or self._again_s))
+        self._known[key] = _Found(build, self._clock.monotonic() + (fresh_s or self._again_s))
         self._found()
 
     async def _ask(self, backend: str, machine: MachineKind) -> Build:
@@ -101,3 +97,24 @@ class Builds:
             return Build(BuildState.MISSING, found.reason)
         devices = found.manifest.devices if found.manifest is not None else ""
         return Build(BuildState.INSTALLABLE, devices=devices, size_bytes=found.size_bytes)
+
+    async def _ask_for_localai(self, backend: str, machine: MachineKind) -> Build:
+        """What its worker would find: names mean what the galleries it can read have under them, not what ours has."""
+        trouble: CorralError | None = None
+        for gallery in self._catalogue.galleries():
+            try:
+                listed = await self._catalogue.look_up(Asked(backend, gallery=str(gallery.get("name", ""))))
+                found = await self._catalogue.resolve(listed.asked or Asked(listed.name), machine)
+            except (NotFound, Invalid):
+                continue
+            except CorralError as error:  # another one may know it
+                trouble = error
+                continue
+            if isinstance(found, NoBuild):
+                return Build(BuildState.MISSING, found.reason)
+            if found.manifest is not None and found.manifest.protocol != GRPC:
+                return Build(BuildState.MISSING, "it speaks OpenAI's HTTP, and a LocalAI worker runs gRPC only")
+            return Build(BuildState.INSTALLABLE, size_bytes=found.size_bytes)
+        if trouble is not None:
+            raise trouble
+        return Build(BuildState.MISSING, "no gallery that a LocalAI worker can read has it")

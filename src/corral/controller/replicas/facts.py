@@ -37,6 +37,7 @@ class Facts:
     moved: Mapping[Key, Moved] = field(default_factory=dict)  # what nodes tell about an order under way
     formers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model: may answer until the present can
     strays: Mapping[str, datetime] = field(default_factory=dict)  # by process nobody wants: since when it is seen
+    cleared: frozenset[str] = frozenset()  # processes that were told to end: whatever they say, they take no requests
     looking: frozenset[str] = frozenset()  # backends for which builds are being looked up
     times: Times = field(default_factory=Times)
     cooldown: Cooldown = field(default_factory=Cooldown)

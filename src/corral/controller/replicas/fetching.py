@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from corral.blobs.progress import Progress, Tell
@@ -18,8 +17,11 @@ from corral.contract.models import Definition
 from corral.controller.loads.jobs import Moved
 from corral.controller.replicas.facts import Files
 from corral.controller.replicas.needs import MemoryNeeds
+from corral.controller.replicas.trying import Trying
+from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
+from corral.kit.tasks import KeyedTasks
 
 log = get_log(__name__)
 
@@ -41,48 +43,30 @@ def _is_open(files: Files | None) -> bool:
     return files is None or (files.files is None and not files.trouble)
 
 
-class Fetching:
+class Fetching(KeyedTasks[tuple[str, str]]):
     """`async with` it. `moved` is called when something is new."""
 
-    def __init__(self, files: FilesOfModels, needs: MemoryNeeds, *, moved: Callable[[], None]) -> None:
+    def __init__(self, files: FilesOfModels, needs: MemoryNeeds, clock: Clock, *, moved: Callable[[], None]) -> None:
+        super().__init__()
         self._files = files
         self._needs = needs
         self._moved = moved
         self._known: dict[tuple[str, str], Files] = {}
-        self._under_way: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._tasks: asyncio.TaskGroup | None = None
-
-    async def __aenter__(self) -> Fetching:
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks, self._tasks = self._tasks, None
-        for task in list(self._under_way.values()):
-            task.cancel()
-        if tasks is not None:
-            await tasks.__aexit__(kind, error, trace)
+        self._trying = Trying[tuple[str, str]](clock)
 
     def known(self) -> dict[tuple[str, str], Files]:
         return dict(self._known)
 
     def want(self, wanted: dict[tuple[str, str], Definition]) -> None:
         """These are needed, and no others: what is not wanted any more stops, and what failed is forgotten."""
-        for key, task in list(self._under_way.items()):
+        for key in self.under_way():
             if key not in wanted:
-                task.cancel()
+                self.give_up(key)
         self._known = {key: files for key, files in self._known.items() if key in wanted}
+        self._trying.forget_all_but(wanted)
         for key, definition in wanted.items():
-            if key not in self._under_way and self._tasks is not None and _is_open(self._known.get(key)):
-                task = self._tasks.create_task(self._fetch(key, definition), name=f"files of {definition.name}")
-                self._under_way[key] = task
-                task.add_done_callback(partial(self._ended, key))
-
-    def _ended(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
-        if self._under_way.get(key) is task:
-            del self._under_way[key]
+            if _is_open(self._known.get(key)) and self._trying.may(key):
+                self.begin(key, partial(self._fetch, key, definition), name=f"files of {definition.name}")
 
     async def _fetch(self, key: tuple[str, str], definition: Definition) -> None:
         def tell(progress: Progress) -> None:
@@ -96,7 +80,10 @@ class Fetching:
             self._known[key] = Files(files=files)
         except CorralError as error:
             log.warning("files of a model could not be fetched", model=definition.name, error=error.message)
-            self._known[key] = Files(trouble=f"its files could not be fetched: {error.message}")
+            if self._trying.again(key, error):
+                self._known[key] = Files(moved=Moved(text=f"tried again soon: {error.message}"))
+            else:
+                self._known[key] = Files(trouble=f"its files could not be fetched: {error.message}")
         except asyncio.CancelledError:
             self._known.pop(key, None)
             raise

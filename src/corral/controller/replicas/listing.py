@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.registry.views import rfc3339
 from corral.controller.replicas.life import Intended, Place, Stage
 from corral.controller.replicas.quiet import Quietness
 from corral.controller.replicas.world import read_own
-from corral.store import models, node_backends, nodes
+from corral.store import models, node_backends, nodes, peer_processes
 from corral.store.api import Store
 from corral.store.nodes import Node
 
@@ -35,6 +37,7 @@ class ReplicaRows:
             known = {node.id: node for node in await nodes.list_(tx)}
             told = await node_backends.list_processes(tx)
             revisions = {row.id: row.revision for row in await models.list_(tx)}
+            addresses = {peer.process_id: peer.address for peer in await peer_processes.list_(tx)}
         found = []
         for row in rows:
             if node_id not in ("", row.node_id) or model not in ("", row.model) or row.node_id not in known:
@@ -45,27 +48,29 @@ class ReplicaRows:
                 row = replace(row, stage=Stage.RUNNING)
             current = row.stage is Stage.RUNNING and serves and revisions.get(row.model) == row.revision
             if not answering or (current and known[row.node_id].status == "healthy"):
-                found.append(self._view(row, known[row.node_id], process))
+                found.append(self._view(row, known[row.node_id], process, addresses))
         return found
 
-    def _view(self, row: Intended, node: Node, process: ReplicaProcess | None) -> dict[str, Any]:
+    def _view(
+        self, row: Intended, node: Node, process: ReplicaProcess | None, addresses: Mapping[str, str]
+    ) -> dict[str, Any]:
         process_id = process.process_id if process is not None else row.process_id
         quiet = self._quiet.find(row.node_id, process_id) if process is not None else None
-        url = node.ingress_url.rstrip("/")
+        url = node.ingress_url.rstrip("/") if node.protocol else ""  # a LocalAI worker's is a file server
         view: dict[str, Any] = {
             "id": row.op_id,
             "node_id": row.node_id,
             "node_name": node.name,
             "model_name": row.model,
             "replica_index": row.replica,
-            "address": f"{url}/replicas/{process_id}" if url and process_id else "",
+            "address": f"{url}/replicas/{process_id}" if url and process_id else addresses.get(process_id, ""),
             "state": _STATES[row.stage],
             "in_flight": quiet.in_flight if quiet is not None else 0,
             "last_used": rfc3339(row.last_used_at or row.ready_at or row.created_at),
             "backend_type": row.backend,
             "config_revision": row.revision,
             "process_id": process_id,
-            "process_state": process.state if process is not None else "",
+            "process_state": _process_state(node, process),
             "memory_bytes": row.memory_bytes,
             "devices": [device.index for device in row.devices],
             "reason": row.reason,
@@ -76,6 +81,13 @@ class ReplicaRows:
         if process is not None and process.error:
             view["error"] = process.error
         return view
+
+
+def _process_state(node: Node, process: ReplicaProcess | None) -> str:
+    if process is None:
+        return ""
+    # What a machine said last that nobody hears of any more is not said to be so.
+    return "node offline" if node.status == NodeStatus.OFFLINE else process.state
 
 
 def _process(row: Intended, told: node_backends.Processes | None) -> ReplicaProcess | None:

@@ -46,8 +46,8 @@ def _of_row(row: Intended, place: Place | None) -> seen.Replica:
         row.memory_bytes or (process.memory_bytes if process is not None else 0),
         devices=row.devices,
         slots=process.slots if process is not None else 1,
-        # Of one that we have not listened to for long enough, nobody can say that it is idle.
-        in_flight=quiet.in_flight if quiet.known else max(1, quiet.in_flight),
+        in_flight=quiet.in_flight,
+        heard=quiet.known,
         ready_at=row.ready_at,
         last_used_at=row.last_used_at,
     )

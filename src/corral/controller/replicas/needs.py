@@ -11,7 +11,7 @@ from typing import Protocol
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.scheduler.gguf import Head, read_head
-from corral.controller.scheduler.memory import memory_of
+from corral.controller.scheduler.memory import Seen, memory_of
 from corral.controller.scheduler.world import Memory
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
@@ -32,13 +32,13 @@ class MemoryNeeds:
         self._files = files
         self._heads: dict[str, Head | None] = {}  # by digest; None: it has none
 
-    def of(self, definition: Definition, stored: Sequence[StoredFile]) -> Memory:
+    def of(self, definition: Definition, stored: Sequence[StoredFile], seen: Sequence[Seen] = ()) -> Memory:
         sizes = [file.size_bytes for file in stored]
         if len(stored) < len(definition.files):  # not all have been fetched: what was declared is all there is
             sizes = [file.size_bytes for file in definition.files]
         whole = sum(sizes) if sizes and all(sizes) else 0
         heads = [head for file in stored if (head := self._heads.get(file.digest)) is not None]
-        return memory_of(definition, whole, head=heads[0] if heads else None)
+        return memory_of(definition, whole, head=heads[0] if heads else None, seen=seen)
 
     async def learn(self, files: Sequence[ReplicaFile]) -> None:
         """Read the heads of these, where they are here and not known yet."""

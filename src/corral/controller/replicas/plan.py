@@ -48,12 +48,18 @@ def decide(facts: Facts) -> Decided:
     _take_in_strays(facts, decided)
     names = {key[1] for key in decided.rows} | set(decided.jobs) | set(failures)
     names |= {name for name, model in facts.world.models.items() if model.schedule.scales}
+    plans = []
     for name in sorted(names):
         model = facts.world.models.get(name)
         if model is None or model.disabled:
             _end(facts, decided, name, "the model was deleted" if model is None else "the model was disabled")
         else:
-            _ModelPlan(facts, decided, model, failures.get(name, [])).carry_out()
+            plans.append(_ModelPlan(facts, decided, model, failures.get(name, [])))
+    # All of them first: what must not answer any more is not counted when another model needs room.
+    for plan in plans:
+        plan.give_up_what_is_stale()
+    for plan in plans:
+        plan.carry_out()
     return decided
 
 
@@ -180,6 +186,8 @@ def _is_wanted(facts: Facts, decided: Decided, where: Place, process: ReplicaPro
     model = facts.world.models.get(process.model)
     if model is None or model.disabled or (where.id, process.model, process.replica) in decided.rows:
         return False
+    if process.process_id in facts.cleared:
+        return False
     allowed = (model.revision, *facts.formers.get(model.name, ()))
     return process.state == ReplicaState.READY and process.revision in allowed
 
@@ -231,7 +239,6 @@ class _ModelPlan:
         self._broken = broken
 
     def carry_out(self) -> None:
-        self._give_up_what_is_stale()
         self._note_failures()
         serving = self._serving()
         if serving:
@@ -285,7 +292,7 @@ class _ModelPlan:
 
     # What becomes of it.
 
-    def _give_up_what_is_stale(self) -> None:
+    def give_up_what_is_stale(self) -> None:
         formers = self._facts.formers.get(self._model.name, ())
         for row in self._rows():
             if row.revision == self._model.revision:

@@ -14,6 +14,8 @@ from corral.controller.replicas.life import Quiet
 from corral.kit.clock import Clock
 
 HEARD_WITHIN_S = 7.0  # three times as far apart as a busy node's words
+# Whoever leads writes down when a process was last used; others need to know it for as long as nobody leads.
+KEPT_S = 3600.0
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Quietness:
         self._listening_since: float | None = None
         self._nodes: dict[str, _Node] = {}
         self._used: dict[str, float] = {}  # by process: when it was last heard of
+        self._pruned_at = 0.0
 
     async def listen(self) -> None:
         await self._bus.subscribe(NODE_LOAD, self.heard)
@@ -43,6 +46,7 @@ class Quietness:
         self._listening_since = self._clock.monotonic() if connected else None
 
     async def heard(self, load: NodeLoad, tokens: Tokens) -> None:
+        self._prune()
         node = self._nodes.setdefault(tokens["node"], _Node())
         if load.boot_id == node.boot_id and load.seq <= node.seq:
             return  # overtaken
@@ -65,6 +69,15 @@ class Quietness:
 
     def forget_all_but(self, process_ids: set[str]) -> None:
         self._used = {process_id: at for process_id, at in self._used.items() if process_id in process_ids}
+
+    def _prune(self) -> None:
+        """A controller that never leads hears of processes, too, and of nodes that are long gone."""
+        now = self._clock.monotonic()
+        if now - self._pruned_at < KEPT_S:
+            return
+        self._pruned_at = now
+        self._used = {process_id: at for process_id, at in self._used.items() if now - at < KEPT_S}
+        self._nodes = {node_id: node for node_id, node in self._nodes.items() if now - node.heard_at < KEPT_S}
 
     def _is_fresh(self, moment: float, now: float) -> bool:
         return now - moment < self._heard_within_s

@@ -9,6 +9,7 @@ them again, as the same attempt. Safe to call at any time, any number of times, 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.replicas.bringing import Bringing
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.calls import ReplicaCalls
+from corral.controller.replicas.calls import Orders
 from corral.controller.replicas.facts import Decided, Facts, Files, Key
 from corral.controller.replicas.fetching import Fetching, FilesOfModels
 from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Ready, Stage, Start, Times
@@ -82,7 +83,12 @@ class ReplicaOptions:
     cooldown: Cooldown = field(default_factory=Cooldown)
     policy: Policy = field(default_factory=Policy)
     idle_unload_s: float = 0.0
+    localai: bool = False  # LocalAI workers are served from here
     stop_grace_s: float = 0.0  # 0: the worker's own
+
+
+def no_pressure(_model: str, _within_s: float) -> int:
+    return 0
 
 
 class ReplicaLoop:
@@ -92,7 +98,7 @@ class ReplicaLoop:
         self,
         store: Store,
         bus: Bus,
-        calls: ReplicaCalls,
+        calls: Orders,
         leadership: Leadership,
         changes: NodeChanges,
         watch: Watch,
@@ -105,9 +111,11 @@ class ReplicaLoop:
         quiet: Quietness,
         memory: FindMemory,
         waiting: Callable[[], Mapping[str, int]] = dict,
+        pressure: Callable[[str, float], int] = no_pressure,
         options: ReplicaOptions | None = None,
     ) -> None:
-        """`waiting`: requests that wait at gateways, by model, as far as this controller is told."""
+        """`waiting`: requests that wait at gateways, by model, as far as this controller is told; `pressure`: how often
+        within so many seconds a prompt of a model could not go to the replica that knows its beginning."""
         self._store = store
         self._bus = bus
         self._calls = calls
@@ -122,11 +130,13 @@ class ReplicaLoop:
         self._quiet = quiet
         self._memory = memory
         self._waiting = waiting
+        self._pressure = pressure
         self._options = options or ReplicaOptions()
         self._wake = Wake()
         self._heard: list[Heard] = []
         self._progress: dict[OrderId, ReplicaProgress] = {}
         self._strays: dict[str, datetime] = {}
+        self._cleared: frozenset[str] = frozenset()  # processes nobody wanted, that were told to end
         self._busy_since: dict[str, float] = {}  # by model: since when all that can answer are busy
         self._looked_at = float("-inf")
         self._room_may_have_come = False
@@ -241,6 +251,7 @@ class ReplicaLoop:
                     build=self._builds.of,
                     quiet=self._quiet.find,
                     memory=self._memory,
+                    localai=self._builds.for_localai if self._options.localai else None,
                 )
             decided = decide(self._facts(read, heard, fetched))
             if not await self._write(read, decided):
@@ -252,6 +263,7 @@ class ReplicaLoop:
             self._again(heard, room_may_have_come)
             raise
         self._strays = decided.strays
+        self._cleared = (self._cleared & read.process_ids) | {process_id for _, process_id in decided.clear}
         self._send(read, decided)
         self._want(read, decided)
         active = any(job.active for job in decided.jobs.values())
@@ -274,6 +286,7 @@ class ReplicaLoop:
                 model,
                 busy_for_s=self._busy_for_s(name, rows, read),
                 waiting=max(model.waiting, waiting.get(name, 0)),
+                pressure=self._pressure(name, _since_newest_s(name, rows, read)),
             )
             for name, model in read.models.items()
         }
@@ -290,6 +303,7 @@ class ReplicaLoop:
             self._moved(read),
             read.formers,
             self._strays,
+            self._cleared,
             frozenset(model.backend for model in known.values() if self._builds.is_looking(model.backend)),
             self._options.times,
             self._options.cooldown,
@@ -469,3 +483,9 @@ def _is_same(before: Intended | None, after: Intended) -> bool:
 
 def _changes_routing(before: Intended | None, after: Intended) -> bool:
     return (before is not None and before.stage is Stage.LEAVING) != (after.stage is Stage.LEAVING)
+
+
+def _since_newest_s(model: str, rows: list[Intended], read: Read) -> float:
+    """Whatever led to the newest replica is mended by it: it must not lead to another (contract: http.md §6.7)."""
+    newest = max((row.created_at for row in rows if row.model == model), default=None)
+    return math.inf if newest is None else max(0.0, (read.now - newest).total_seconds())

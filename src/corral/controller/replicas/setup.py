@@ -15,12 +15,12 @@ from corral.controller.operations.accepting import Accepting
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.replicas.bringing import Bringing
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.calls import ReplicaCalls
+from corral.controller.replicas.calls import KeepList, Orders, ReplicaCalls
 from corral.controller.replicas.fetching import Fetching, FilesOfModels
 from corral.controller.replicas.listing import ReplicaRows
 from corral.controller.replicas.needs import MemoryNeeds
 from corral.controller.replicas.quiet import HEARD_WITHIN_S, Quietness
-from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions
+from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions, no_pressure
 from corral.controller.watch import Watch
 from corral.controller.why import Sight, Why
 from corral.kit.clock import Clock
@@ -44,7 +44,10 @@ class Needs:
     catalogue: Catalogue
     accepting: Accepting
     changes: NodeChanges
+    orders: Orders | None = None  # None: to Corral workers only
+    keep_list: KeepList | None = None  # see `ReplicaCalls`
     waiting: Callable[[], Mapping[str, int]] = dict  # requests that wait at gateways, by model
+    pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaLoop`
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,26 @@ class Replicas:
         self.loop = ReplicaLoop(
             store,
             bus,
-            ReplicaCalls(bus, clock, accept_s=times.accept_s, second_try_s=times.second_try_s),
+            needs.orders
+            or ReplicaCalls(
+                bus,
+                clock,
+                accept_s=times.accept_s,
+                second_try_s=times.second_try_s,
+                keep_list=needs.keep_list,
+            ),
             leadership,
             needs.changes,
             watch,
             clock,
             builds=builds,
             bringing=Bringing(needs.accepting, clock),
-            fetching=Fetching(needs.files, memory, moved=self._wake),
+            fetching=Fetching(needs.files, memory, clock, moved=self._wake),
             files=needs.files,
             quiet=self.quiet,
             memory=memory.of,
             waiting=needs.waiting,
+            pressure=needs.pressure,
             options=settings.loop,
         )
         self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)

@@ -20,14 +20,13 @@ from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
 from corral.controller.scheduler import world as seen
-from corral.controller.scheduler.memory import device_share, learned, lives_in_ram
+from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.store import (
     backend_intents,
     backend_rules,
     load_jobs,
     model_files,
-    model_peaks,
     model_schedules,
     models,
     node_backends,
@@ -35,6 +34,7 @@ from corral.store import (
     node_labels,
     nodes,
     operation_nodes,
+    process_peaks,
     replicas,
 )
 from corral.store.api import Transaction
@@ -48,9 +48,12 @@ from corral.store.types import storable
 
 T = TypeVar("T")
 
+_NOT_SERVED = "its worker is LocalAI's, and this controller does not serve those (--compat-localai)"
+_NO_SUCH_TOKEN = "its worker is LocalAI's, and did not join with the registration token those have to show"
+
 FindBuild = Callable[[str, MachineKind], Build]
 FindQuiet = Callable[[str, str], Quiet]
-FindMemory = Callable[[Definition, Sequence[StoredFile]], Memory]
+FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[Seen]], Memory]
 
 
 @dataclass
@@ -91,8 +94,10 @@ async def read_all(
     quiet: FindQuiet,
     memory: FindMemory,
     curious: bool = False,
+    localai: FindBuild | None = None,
 ) -> Read:
-    """`curious`: also about models for which nothing has to be found at present."""
+    """`curious`: also about models for which nothing has to be found at present. `localai`: builds for LocalAI workers,
+    where those are served from here (`controller/peers`)."""
     read = Read(await tx.now())
     read.rows, read.jobs = await read_own(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
@@ -105,10 +110,12 @@ async def read_all(
     pure = without_overruled(rule for rule in rules if rule.backend in backends)
     for node in found:
         inventory = inventories.get(node.id)
-        read.places[node.id] = _place(node, inventory, quiet)
+        read.places[node.id] = _place(node, inventory, quiet, accepts=_accepts(node, localai))
         read.process_ids.update(process.process_id for process in read.places[node.id].processes)
-        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, build)
-        read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()))
+        find = localai if localai is not None and node.protocol == 0 else build
+        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, find)
+        vetoes = () if read.places[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
+        read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()), vetoes=vetoes)
     await _read_backends(tx, read)
     return read
 
@@ -138,7 +145,10 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
         files.setdefault(file.model, []).append(file)
-    peaks = {(peak.model, peak.revision): peak.peak_bytes for peak in await model_peaks.list_(tx)}
+    seen: dict[tuple[str, str], list[Seen]] = {}
+    for peak in await process_peaks.list_(tx):
+        one = Seen(peak.ram_bytes, peak.device_bytes, peak.devices)
+        seen.setdefault((peak.model, peak.revision), []).append(one)
     for row in await models.list_(tx):
         definition = definition_of(row)
         if definition is None or definition.alias:
@@ -152,7 +162,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             row.id,
             definition.backend,
             row.revision,
-            _memory(definition, memory(definition, stored), peaks.get((row.id, row.revision), 0)),
+            memory(definition, stored, seen.get((row.id, row.revision), ())),
             files=tuple(ModelFile(file.digest, file.size_bytes) for file in stored)
             if len(stored) == len(definition.files)
             else None,
@@ -166,11 +176,6 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             idle_unload_s=definition.idle_unload_s or idle_unload_s,
             waiting=1 if job is not None and job.active else 0,
         )
-
-
-def _memory(definition: Definition, guess: Memory, peak_bytes: int) -> Memory:
-    """What its definition says has the last word."""
-    return guess if definition.memory_bytes else learned(guess, peak_bytes)
 
 
 def _schedule(row: model_schedules.Schedule) -> Schedule:
@@ -191,14 +196,18 @@ def _backends_at_stake(read: Read) -> set[str]:
     return {read.models[name].backend for name in names if name in read.models} - {""}
 
 
-def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet) -> Place:
+def _accepts(node: Node, localai: FindBuild | None) -> bool:
+    return node.protocol >= 1 or (localai is not None and node.shares_token)
+
+
+def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet, *, accepts: bool) -> Place:
     processes: tuple[ReplicaProcess, ...] = inventory.processes if inventory is not None else ()
     return Place(
         node.id,
         node.name,
         node.status,
         node.bus_down,
-        accepts=node.protocol >= 1,
+        accepts=accepts,
         boot_id=node.boot_id,
         # An answer to what is installed says nothing of what runs: only a heartbeat does, and shows by its time.
         known=inventory is not None and inventory.told_at is not None and inventory.boot_id in ("", node.boot_id),
@@ -230,8 +239,9 @@ def _node(
         else:
             known = build(backend, machine)
             builds[backend] = Build(BuildState.INSTALLED, devices=known.devices) if there else known
-        read.backends[(node.id, backend)] = Ready(backend=there)
-    vetoes = () if node.protocol >= 1 else ("its worker is LocalAI's: it takes no orders for replicas",)
+        # A LocalAI worker is told to install and to start in one: there is nothing to bring there before.
+        brings_itself = node.protocol == 0 and not isinstance(want, Unwanted)
+        read.backends[(node.id, backend)] = Ready(backend=there or brings_itself)
     return seen.Node(
         node.id,
         node.name,
@@ -249,8 +259,7 @@ def _node(
         node.max_replicas_per_model,
         budget_of(node.vram_budget),
         node.bus_down,
-        vetoes,
-        builds,
+        builds=builds,
     )
 
 

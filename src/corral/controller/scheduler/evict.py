@@ -43,7 +43,8 @@ class MakeRoom:
 
 @dataclass(frozen=True)
 class WaitForRoom:
-    """Nothing to do but look again: memory comes back by itself, or somebody has to finish first."""
+    """Nothing to do but look again: memory comes back by itself, somebody has to finish first, or a build is being
+    looked up."""
 
     text: str
     verdicts: tuple[Verdict, ...]
@@ -61,7 +62,8 @@ def choose_place(
         return found
     nodes = [world.nodes[verdict.node_id] for verdict in found.verdicts if verdict.only_memory]
     if not nodes:
-        return found
+        looking = any(verdict.only_looking for verdict in found.verdicts)
+        return WaitForRoom(found.text, found.verdicts) if looking else found
     return _wait_for_the_ending(world, model, nodes, found) or _make_room(world, model, purpose, nodes, found)
 
 
@@ -214,6 +216,8 @@ class Keeping:
         policy, now = self.world.policy, self.world.now
         if replica.state is ReplicaState.STARTING:
             return "is starting"
+        if not replica.heard:
+            return "may be busy: it has not been listened to for long enough"
         if not replica.idle:
             return f"is busy with {replica.in_flight} request{'s' if replica.in_flight > 1 else ''}"
         own = self.world.models.get(replica.model)

@@ -69,7 +69,7 @@ def _try(model: Model, node: Node, build: Build, room: Room) -> Fit | None:
 
 def _why_not(model: Model, node: Node, build: Build, room: Room, empty: Room) -> str:
     if lives_in_ram(model, node, build, room):
-        return f"needs {human_bytes(model.memory.total_bytes + model.memory.host_bytes)} of RAM; {room.ram}"
+        return f"needs {human_bytes(model.memory.all_in_ram)} of RAM; {room.ram}"
     if not room.devices:
         return "its backend needs an accelerator, and there is none"
     if build.devices == "one" and model.tensor_parallel > 1:
@@ -79,10 +79,12 @@ def _why_not(model: Model, node: Node, build: Build, room: Room, empty: Room) ->
 
 
 def _in_ram(model: Model, ram: Space) -> Fit | None:
-    need, host = model.memory.total_bytes, model.memory.host_bytes
-    if model.memory.known and not ram.holds(need + host):
+    memory = model.memory
+    if memory.known and not ram.holds(memory.all_in_ram):
         return None
-    text = f"{_amount(need + host if need else 0)} of RAM; {ram}"
+    host = 0 if memory.ram_bytes else memory.host_bytes
+    need = memory.all_in_ram - host if memory.known else 0
+    text = f"{_amount(memory.all_in_ram if memory.known else 0)} of RAM; {ram}"
     return Fit((), need, need, host, ram.free_bytes or 0, model.memory.known and ram.known, text)
 
 
@@ -202,4 +204,4 @@ def _hint(model: Model, empty: Room, tried: int) -> str:
 
 
 def _amount(size: int) -> str:
-    return f"needs {human_bytes(size)}" if size else "needs nobody knows how much"
+    return f"needs {human_bytes(size)}" if size else "needs an unknown amount"

@@ -1,11 +1,15 @@
 """How much memory one process of a model needs. Pure.
 
-In this order, the first that is known: what its definition says; the most it was ever seen to use; what the head of its
-GGUF file comes to (weights, cache for the context of all slots, buffers); the size of its files and a bit. An estimate
-errs upwards: refusing what would just have fitted costs a sentence, running out of memory costs somebody's answer.
+In this order, the first that is known: what its definition says; the most its last processes were seen to use; what the
+head of its GGUF file comes to (weights, cache for the context of all slots, buffers); the size of its files and a bit.
+An estimate errs upwards: refusing what would just have fitted costs a sentence, running out of memory costs somebody's
+answer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from corral.blobs.progress import human_bytes
 from corral.contract.models import Definition
@@ -42,22 +46,50 @@ _MOST_WIDTH = 1 << 20
 _MOST_CONTEXT = 1 << 27
 
 
+@dataclass(frozen=True)
+class Seen:
+    """The most one process was seen to hold: in RAM, or on the one of its devices on which it held most."""
+
+    ram_bytes: int = 0  # 0: it did not live there
+    device_bytes: int = 0  # 0: not measured
+    devices: int = 0
+
+
 def memory_of(
-    definition: Definition, files_bytes: int, *, head: Head | None = None, slots: int = 1, peak_bytes: int = 0
+    definition: Definition,
+    files_bytes: int,
+    *,
+    head: Head | None = None,
+    slots: int = 1,
+    seen: Sequence[Seen] = (),
 ) -> Memory:
     """`files_bytes`: of all its files; 0 = not known. `slots`: what its backend serves at once if the definition does
-    not say. `peak_bytes`: the most a process of this revision was seen to use in RAM; 0 = none was seen."""
+    not say. `seen`: the last processes of this revision."""
     if definition.memory_bytes:
         return Memory(definition.memory_bytes, how="as its definition says")
-    return learned(_guess(definition, files_bytes, head, slots), peak_bytes)
+    if device_share(definition):
+        # What such an engine holds is its share of that device, whatever it needs.
+        seen = [Seen(each.ram_bytes) for each in seen]
+    return learned(_guess(definition, files_bytes, head, slots), seen)
 
 
-def learned(guess: Memory, peak_bytes: int) -> Memory:
-    """What was seen counts more than what was reckoned. It was seen in RAM, with all that lives there besides."""
-    if peak_bytes <= 0:
-        return guess
-    total = int(peak_bytes * PEAK_FACTOR)
-    return Memory(total, min(guess.each_bytes, total), 0, "the most it was seen to use")
+def learned(guess: Memory, seen: Sequence[Seen]) -> Memory:
+    """What was seen counts more than what was reckoned; of several processes the one that came to most."""
+    in_ram = int(max((each.ram_bytes for each in seen), default=0) * PEAK_FACTOR)
+    on_devices = int(max((_together(each, guess.each_bytes) for each in seen), default=0) * PEAK_FACTOR)
+    how = "the most it was seen to use"
+    if on_devices:
+        each = min(guess.each_bytes, on_devices)
+        return Memory(on_devices, each, guess.host_bytes, in_ram or guess.all_in_ram, how)
+    if in_ram:  # with all that lives there besides; on a device it is hardly more
+        return Memory(in_ram, min(guess.each_bytes, in_ram), how=how)
+    return guess
+
+
+def _together(seen: Seen, each_bytes: int) -> int:
+    """What it would have held on one device, as far as one can tell from several: `Memory.on_each` the other way."""
+    own = min(each_bytes, seen.device_bytes)
+    return (seen.device_bytes - own) * max(1, seen.devices) + own
 
 
 def estimate(
@@ -85,7 +117,7 @@ def estimate(
     how = (
         f"{human_bytes(weights_bytes)} weights, {human_bytes(cache)} for {context} tokens, {human_bytes(each)} besides"
     )
-    return Memory(weights_bytes + cache + each, each, kept, how)
+    return Memory(weights_bytes + cache + each, each, kept, how=how)
 
 
 def device_share(definition: Definition) -> float:
@@ -118,7 +150,7 @@ def _guess(definition: Definition, files_bytes: int, head: Head | None, slots: i
         return found
     total = int(files_bytes * FILES_FACTOR) + OWN_BYTES
     how = f"{human_bytes(files_bytes)} of files and {FILES_FACTOR - 1:.0%} besides"
-    return Memory(total, OWN_BYTES, 0, how)
+    return Memory(total, OWN_BYTES, how=how)
 
 
 def _cache_types(definition: Definition) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from corral.blobs.progress import human_bytes
 from corral.controller.scheduler.fit import Fit, TooLittle, find_fit
 from corral.controller.scheduler.room import Key, room_of
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState, World
+from corral.kit.lines import in_short
 
 NOT_LOOKED_UP = Build(BuildState.UNKNOWN, "nobody has looked yet whether there is a build for it")
 
@@ -24,6 +25,7 @@ class Check:
     ok: bool
     text: str
     lasting: bool = False  # of a failed one: time alone does not cure it
+    looking: bool = False  # of a failed one: it is being found out
 
 
 class Score(NamedTuple):
@@ -62,6 +64,12 @@ class Verdict:
     def only_memory(self) -> bool:
         """Nothing but others' memory is in the way."""
         return self.could_hold and [check.name for check in self.checks if not check.ok] == ["memory"]
+
+    @property
+    def only_looking(self) -> bool:
+        """Nothing is in the way as far as is known, and the rest is being found out."""
+        failed = [check for check in self.checks if not check.ok]
+        return bool(failed) and all(check.looking for check in failed)
 
     @property
     def why_not(self) -> str:
@@ -212,6 +220,8 @@ def _check_backend(model: Model, build: Build) -> Check:
             return Check("backend", False, f"{model.backend} shall not be there{reason}", lasting=True)
         case BuildState.UNKNOWN:
             return Check("backend", False, f"{model.backend}{reason or ': not known whether there is a build for it'}")
+        case BuildState.LOOKING:
+            return Check("backend", False, f"looking up a build of {model.backend} for it", looking=True)
 
 
 def _check_slots(world: World, model: Model, node: Node) -> Check:
@@ -258,7 +268,7 @@ def _keep_apart(world: World, model: Model, replica: Replica) -> bool:
 def _notes(model: Model, build: Build, fetch: int, failed: str, peers: Sequence[Replica]) -> tuple[str, ...]:
     notes = []
     if failed:
-        notes.append(f"its last start here failed: {failed}")
+        notes.append(f"its last start here failed: {in_short(failed)}")
     if peers:
         notes.append(f"would rather not be beside {', '.join(sorted({peer.model for peer in peers}))}")
     if fetch:
@@ -279,6 +289,8 @@ def _may_change(verdict: Verdict) -> bool:
 
 
 def _summary(model: Model, verdicts: Sequence[Verdict]) -> str:
+    if looking := [verdict.node for verdict in verdicts if verdict.only_looking]:
+        return f"looking up a build of {model.backend} for {_few(looking)} …"
     need = model.memory
     what = f"{model.name} (needs {human_bytes(need.total_bytes)}: {need.how})" if need.known else model.name
     if not verdicts:

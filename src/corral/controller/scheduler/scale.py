@@ -253,7 +253,8 @@ def _first(look: _Look, replicas: Sequence[Replica], text: str) -> Down | None:
     return Down(first, text) if first is not None else None
 
 
-def _end_order(replica: Replica) -> tuple[int, int, float, str]:
+def _end_order(replica: Replica) -> tuple[bool, int, int, float, str]:
     """The idle before the busy; then, as the contract says, the highest number; then the longest unused."""
     since = replica.unused_since()
-    return (replica.in_flight, -replica.index, since.timestamp() if since is not None else 0.0, replica.node_id)
+    unused = since.timestamp() if since is not None else 0.0
+    return (not replica.idle, replica.in_flight, -replica.index, unused, replica.node_id)

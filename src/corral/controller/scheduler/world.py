@@ -29,6 +29,7 @@ class BuildState(StrEnum):
     MISSING = "missing"  # there is none for this machine: `reason`
     FORBIDDEN = "forbidden"  # a person said that it shall not be there
     UNKNOWN = "unknown"  # nobody has been able to say yet
+    LOOKING = "looking"  # it is being looked up for the first time: a matter of seconds
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Replica:
     devices: tuple[ReplicaDevice, ...] = ()
     slots: int = 1
     in_flight: int = 0
+    heard: bool = True  # False: we have not listened for long enough to say that it is idle, nor that it is busy
     ready_at: datetime | None = None
     last_used_at: datetime | None = None  # None: not since it is ready
 
@@ -95,11 +97,11 @@ class Replica:
     @property
     def busy(self) -> bool:
         """It cannot take another request now (DESIGN §6)."""
-        return self.in_flight >= max(1, self.slots)
+        return self.heard and self.in_flight >= max(1, self.slots)
 
     @property
     def idle(self) -> bool:
-        return self.in_flight == 0
+        return self.heard and self.in_flight == 0
 
     def unused_since(self) -> datetime | None:
         """The last moment anybody had something of it; None: it has not been ready yet."""
@@ -123,11 +125,16 @@ class Memory:
     total_bytes: int = 0  # on its device, or in RAM
     each_bytes: int = 0  # of these, what every device needs for itself: buffers, the driver's own
     host_bytes: int = 0  # in RAM, wherever the weights are
+    ram_bytes: int = 0  # where no accelerator is used, all in all; 0: as much as on one, and what is in RAM anyway
     how: str = "not known"  # where the numbers come from, for people
 
     @property
     def known(self) -> bool:
         return self.total_bytes > 0
+
+    @property
+    def all_in_ram(self) -> int:
+        return self.ram_bytes or self.total_bytes + self.host_bytes
 
     def on_each(self, devices: int) -> int:
         shared = max(0, self.total_bytes - self.each_bytes)

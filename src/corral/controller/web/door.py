@@ -27,7 +27,7 @@ AnyRequest = Request[Any, Any, Any]
 FORM_COOKIE = "corral_form"
 LARGEST_FORM = 16 * 1024
 # Where a sign-in may lead; anything else would be a redirect for strangers to misuse.
-PLACES = ("/", "/fleet/backends", "/fleet/operations", "/docs")
+PLACES = ("/", "/fleet/models", "/fleet/backends", "/fleet/operations", "/fleet/requests", "/docs")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
+from corral.controller.web.looks import Chip, Look, window
 from corral.controller.web.words import counted
 
 COLUMNS = 24
@@ -21,29 +21,6 @@ _ONLY = (  # what a chip shows; its word; in the order of the chips
     ("waiting", "waiting"),
     ("failing", "failing"),
 )
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a person wants to see of it: nodes with this mark, nodes whose name has this in it, from this one on."""
-
-    only: str = ""
-    find: str = ""
-    at: int = 0
-
-    def query(self, **changes: object) -> str:
-        wanted = {"only": self.only, "find": self.find, "at": self.at} | changes
-        told = {key: value for key, value in wanted.items() if value}
-        return f"?{urlencode(told)}" if told else ""
-
-
-@dataclass(frozen=True)
-class Chip:
-    only: str
-    words: str
-    count: int
-    query: str
-    chosen: bool
 
 
 @dataclass(frozen=True)
@@ -95,20 +72,20 @@ def matrix_of(matrix: BackendMatrix, look: Look) -> Matrix:
         for node in matrix.nodes
         if (not chosen_only or chosen_only in marks[node.id]) and (not term or term in node.name.lower())
     ]
-    at = min(max(0, look.at), max(0, len(fitting) - 1)) // COLUMNS * COLUMNS
-    columns = tuple(fitting[at : at + COLUMNS])
+    part = window(Look(chosen_only, look.find, look.at), len(fitting), len(matrix.nodes), COLUMNS, ("node", "nodes"))
+    look = part.look
+    columns = tuple(fitting[look.at : look.at + COLUMNS])
     rows = [row for row in matrix.backends if not chosen_only or _has(row, chosen_only)]
     updates = sum(row.upgrade_available for row in matrix.backends)
-    look = Look(chosen_only, look.find, at)
     return Matrix(
         updates=updates,
         updates_words=counted(updates, "update available", "updates available"),
         chips=tuple(_chip(only, words, marks.values(), look) for only, words in _ONLY),
         columns=columns,
         lines=tuple(_line(row, columns, len(matrix.nodes)) for row in rows),
-        range=_range(at, len(columns), len(fitting), len(matrix.nodes)),
-        previous=look.query(at=at - COLUMNS) if at else None,
-        next=look.query(at=at + COLUMNS) if at + COLUMNS < len(fitting) else None,
+        range=part.range,
+        previous=part.previous,
+        next=part.next,
         look=look,
         checked_at=matrix.checked_at,
         silent=sum(not node.told for node in matrix.nodes),
@@ -139,12 +116,6 @@ def _marks_of(rows: Sequence[MatrixRow], node_id: str) -> set[str]:
 def _chip(only: str, words: str, marks: Iterable[set[str]], look: Look) -> Chip:
     count = sum(not only or only in each for each in marks)
     return Chip(only, words, count, look.query(only=only, at=0), only == look.only)
-
-
-def _range(at: int, shown: int, fitting: int, total: int) -> str:
-    if fitting <= COLUMNS:
-        return "" if fitting == total else f"{fitting} of {counted(total, 'node', 'nodes')}"
-    return f"Nodes {at + 1}–{at + shown} of {fitting}" + (f" ({total} in all)" if fitting != total else "")
 
 
 def _line(row: MatrixRow, columns: Sequence[MatrixNode], total: int) -> Line:

@@ -114,7 +114,7 @@ def line_of(view: OperationView, now: datetime) -> Line:
         asked_at=view.created_at,
         asked=ago(parse_moment(view.created_at), now),
         by=view.created_by,
-        handle=counted(total, "node", "nodes"),
+        handle="the controller" if view.scope == "controller" else counted(total, "node", "nodes"),
         counts=counts_of(view.counts),
         single=total == 1,
         nodes=tuple(node_line(node, view.kind, now) for node in view.nodes[:NODES_SHOWN]),
@@ -219,6 +219,8 @@ def _where(view: OperationView) -> str:
             return f"on {view.scope_value}"
         case "selector":
             return f"on nodes with {view.scope_value}"
+        case "controller":
+            return "to the controller"
         case _:
             return "on every node"
 

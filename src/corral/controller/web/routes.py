@@ -11,10 +11,10 @@ from litestar.exceptions import HTTPException
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
 from corral.controller.web import door as doors
-from corral.controller.web import fleet_pages
+from corral.controller.web import fleet_pages, model_pages
 from corral.controller.web.assets import cache_rule
 from corral.controller.web.door import AnyRequest, Door, Refused
-from corral.controller.web.fleet_pages import ENDED, Page
+from corral.controller.web.inside import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference
 from corral.controller.web.roles import roles_needed
@@ -120,28 +120,25 @@ def _on_http_exception(_: AnyRequest, error: HTTPException) -> Page:
     return trouble(error.status_code, "That did not work", error.detail or "The request could not be read.")
 
 
+_GIVEN = {**DEPENDENCIES, **model_pages.DEPENDENCIES}
 _pages = Router(
     path="/",
     route_handlers=[
-        fleet_pages.fleet,
-        fleet_pages.backends,
-        fleet_pages.operations_page,
+        *fleet_pages.PAGES,
+        *model_pages.PAGES,
         login_form,
         sign_in,
         sign_out,
         reference,
     ],
+    dependencies=_GIVEN,
     exception_handlers={CorralError: _on_corral_error, HTTPException: _on_http_exception},
     include_in_schema=False,
 )
 _parts = Router(
     path="/",
-    route_handlers=[
-        fleet_pages.overview_part,
-        fleet_pages.backends_part,
-        fleet_pages.operations_part,
-        static_file,
-    ],
+    route_handlers=[*fleet_pages.PARTS, *model_pages.PARTS, static_file],
+    dependencies=_GIVEN,
     include_in_schema=False,
 )
 

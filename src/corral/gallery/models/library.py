@@ -85,9 +85,8 @@ class ModelLibrary:
                 unread[each.name] = index
             elif (entry := _named(index, name)) is not None:
                 return entry
-        silent = "".join(f"; the gallery {name} could not be read ({why})" for name, why in unread.items())
-        message = f"no gallery has a model {query!r}{silent}"
-        raise Unavailable(message) if gallery and unread else NotFound(message)
+        message = f"no gallery has a model {query!r}"
+        raise Unavailable(with_unread(message, unread)) if gallery and unread else NotInGalleries(message, unread)
 
     async def define(
         self,
@@ -151,6 +150,19 @@ class ModelLibrary:
             return self._fetchers.beside
         at_home = any(same_host(_as_url(entry.url), place) for place in home)
         return self._fetchers.beside if at_home else self._fetchers.elsewhere
+
+
+class NotInGalleries(NotFound):
+    """With what galleries could not be asked, and why: it may be in there."""
+
+    def __init__(self, message: str, unread: Mapping[str, str]) -> None:
+        super().__init__(with_unread(message, unread))
+        self.unread = dict(unread)
+
+
+def with_unread(message: str, unread: Mapping[str, str]) -> str:
+    """What it comes to in the first line; the causes, which are long, in lines of their own."""
+    return "\n".join((message, *(f"the gallery {name} could not be read: {why}" for name, why in unread.items())))
 
 
 def make_model_library(

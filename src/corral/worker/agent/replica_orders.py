@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from corral.blobs.progress import Progress
 from corral.bus.api import Tokens
 from corral.contract.messages.backends import InstallProgress, Phase
@@ -36,6 +38,7 @@ from corral.worker.agent.voice import Voice
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.progress import OrderName, ProgressPublisher
+from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
@@ -82,11 +85,18 @@ class ReplicaOrders:
         if build is None:
             which = f"{order.backend} {order.digest}".strip()
             raise NotYet(f"{which} is not installed on this machine")
-        try:
-            await self._fetch_files(order)
-            spec = await asyncio.to_thread(spec_of, order, build, self._models)
-        except NotFound as error:
-            raise NotYet(error.message) from error
+        if order.file_list:
+            listed = await self._files.read_list(order.file_list, order.sources, order.source_token)
+            order = msgspec.structs.replace(order, files=listed, file_list="")
+        with self._files.holding(order.files):
+            try:
+                await self._fetch_files(order)
+                spec = await asyncio.to_thread(spec_of, order, build, self._models)
+            except NotFound as error:
+                raise NotYet(error.message) from error
+            return await self._run(spec, order)
+
+    async def _run(self, spec: ProcessSpec, order: StartReplica) -> str:
         try:
             return (await self._supervisor.start(spec)).process_id
         except asyncio.CancelledError:

@@ -23,6 +23,11 @@ from corral.inference.load_options import Place, load_options, weights_of
 from corral.kit.errors import Invalid, NotFound
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.spec import ProcessSpec, load_timeout_s
+from corral.worker.supervisor.states import RestartPolicy
+
+# A replica that keeps ending is told to have failed after a quarter of a minute: whoever placed it may know a better
+# machine. One that ran for a while starts counting anew.
+RESTARTS = RestartPolicy(most=4)
 
 
 def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> ProcessSpec:
@@ -44,7 +49,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         digest=build.digest,
         process_id=order.process_id,
         model_file=str(weights) if weights is not None else "",
-        model_dir=str(weights.parent) if weights is not None else str(models),
+        model_dir=str(_model_dir(weights, models)),
         context_size=_context_size(definition),
         slots=_number(definition, "parallel"),
         words=_words(definition, folder),
@@ -54,6 +59,7 @@ def spec_of(order: StartReplica, build: InstalledBackend, models: Path) -> Proce
         load=_load_options(order, weights, folder, protocol),
         definition=dict(definition),
         load_timeout_s=load_timeout_s(sum(file.stat().st_size for file in files if file.is_file())),
+        restart=RESTARTS,
     )
 
 
@@ -89,6 +95,13 @@ def _weights(files: Sequence[Path], definition: Mapping[str, Any], models: Path)
                 if root in path.parents and path.parts[-len(wanted) :] == wanted:
                     return path
     return files[0]
+
+
+def _model_dir(weights: Path | None, models: Path) -> Path:
+    """The folder the weights are in; weights that are a folder are in it themselves."""
+    if weights is None:
+        return models
+    return weights if weights.is_dir() else weights.parent
 
 
 def _folder(files: Sequence[Path], weights: Path | None, definition: Mapping[str, Any], models: Path) -> Path:

@@ -9,10 +9,10 @@ So the same weights of two models, or of two revisions, are fetched and kept onc
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.blobs.together import Together
+from corral.contract.codec import Undecodable, decode
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.sources import is_safe_path
@@ -36,7 +37,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.worker.files.sets import FileSets, inode_of
+from corral.worker.files.sets import FileSet, FileSets, inode_of
 
 log = get_log(__name__)
 
@@ -82,7 +83,7 @@ class WorkerFiles:
         self._upkeep = upkeep or FilesUpkeep()
         self._sets = FileSets(models / BLOBS / "sets", models)
         self._opened: BlobStore | None = None
-        self._asked: dict[asyncio.Task[object] | None, frozenset[Path]] = {}
+        self._wanted: dict[object, frozenset[Path]] = {}  # others may look for room meanwhile
 
     async def ensure(
         self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: Tell = tell_nobody
@@ -96,18 +97,43 @@ class WorkerFiles:
         for file in wanted:
             check_digest(file.digest)
             self._path(file)
-        task = asyncio.current_task()
-        self._asked[task] = frozenset(map(self._path, wanted))  # others may look for room meanwhile
+        places = [self._filled_in(source) for source in sources]
         try:
-            with self._store.hold(*(file.digest for file in wanted)):
+            with self.holding(wanted), self._store.hold(*(file.digest for file in wanted)):
                 # Before the first has its name: what is not in a set is nobody's, and would never go.
                 await to_the_end(self._sets.use, [file.path for file in wanted])
-                await self._bring(wanted, [self._filled_in(source) for source in sources], token, tell)
+                await self._bring(wanted, places, token, tell)
                 await to_the_end(self._sets.use, [file.path for file in wanted])
+                if not await to_the_end(self._all_there, wanted):
+                    # Somebody was making room by what they had seen before we came; from now on they see us.
+                    await self._bring(wanted, places, token, tell)
+        except OSError as error:
+            raise from_os(error, f"writing into {self._models}") from error
+
+    async def read_list(self, digest: str, sources: Sequence[str], token: str) -> tuple[ReplicaFile, ...]:
+        """Files too many for an order to name. Raises as `ensure` does."""
+        check_digest(digest)
+        places = [self._filled_in(source) for source in sources]
+        try:
+            with self._store.hold(digest):
+                blob = await self._fetch(ReplicaFile("the list of its files", digest), places, token, tell_nobody)
+                return decode(tuple[ReplicaFile, ...], await to_the_end(blob.path.read_bytes))
+        except Undecodable as error:
+            raise Invalid(f"the list of its files cannot be read: {error}") from error
         except OSError as error:
             raise from_os(error, f"writing into {self._models}") from error
         finally:
-            del self._asked[task]
+            self._store.discard(digest)
+
+    @contextlib.contextmanager
+    def holding(self, files: Sequence[ReplicaFile]) -> Iterator[None]:
+        """Nobody makes room with these meanwhile: from before they are fetched until a process is known to read."""
+        key = object()
+        self._wanted[key] = frozenset(self._models / file.path for file in files)
+        try:
+            yield
+        finally:
+            del self._wanted[key]
 
     async def run(self) -> None:
         await run_every("sweep model files", self._upkeep.sweep_every_s, self.sweep, clock=self._clock)
@@ -118,7 +144,7 @@ class WorkerFiles:
             return
         before = time.time() - self._upkeep.unused_s
         for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
-            await to_the_end(self._sets.remove, unused)
+            await to_the_end(self._remove, unused)
         await self._store.sweep(older_than_s=self._upkeep.partial_s, keep=await to_the_end(self._linked))
 
     async def keep_only(self, models: Collection[str]) -> None:
@@ -129,7 +155,7 @@ class WorkerFiles:
         before = time.time() - self._upkeep.fresh_s
         for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
             if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
-                await to_the_end(self._sets.remove, unused)
+                await to_the_end(self._remove, unused)
         await self._store.sweep_finished(await to_the_end(self._linked))
 
     def leave(self) -> None:
@@ -221,8 +247,16 @@ class WorkerFiles:
             except NoSpace:
                 if unused is None:
                     raise
-            await to_the_end(self._sets.remove, unused)
+            await to_the_end(self._remove, unused)
             await self._store.sweep_finished(await to_the_end(self._linked))
+
+    def _remove(self, unused: FileSet) -> None:
+        """Unless somebody came for it since it was chosen."""
+        if not self._sets.is_used(unused, self._busy()):
+            self._sets.remove(unused)
+
+    def _all_there(self, files: Sequence[ReplicaFile]) -> bool:
+        return all(self._path(file).is_file() for file in files)
 
     def _linked(self) -> list[str]:
         """Digests of blobs that have a name in the models folder too."""
@@ -231,7 +265,7 @@ class WorkerFiles:
         return [blob.digest for blob in blobs if inode_of(blob.path) in inodes]
 
     def _busy(self) -> frozenset[Path]:
-        return frozenset(self._in_use()).union(*self._asked.values())
+        return frozenset(self._in_use()).union(*tuple(self._wanted.values()))
 
     def _path(self, file: ReplicaFile) -> Path:
         if not is_safe_path(file.path) or file.path.startswith(BLOBS):
@@ -251,6 +285,11 @@ class WorkerFiles:
             os.replace(blob.path, path)
 
     def _adopt(self, path: Path, digest: str) -> None:
+        """What nobody may write into is taken for a blob: it was one before somebody emptied their folder. A person's
+        own file is not: they may write into it, and every other model with such a file would read what they wrote. It
+        stays what it is, and is read through each time it is wanted."""
+        if path.stat().st_mode & 0o222:
+            return
         try:
             os.link(path, self._store.path(digest))
         except OSError as error:

@@ -48,11 +48,19 @@ class FileSets:
     def unused(self, in_use: Collection[Path], *, before: float | None = None) -> list[FileSet]:
         """Those of which no file is in use, the longest unused first; only those last used `before` then. Engines that
         read many files use the folder they lie in."""
-        busy = {os.path.realpath(path) for path in in_use}
-        found = [each for each in self._all() if not any(_is_in(busy, self._real(path)) for path in each.paths)]
+        busy = _real_paths(in_use)
+        found = [each for each in self._all() if not self._is_any(each, busy)]
         return sorted(
             (each for each in found if before is None or each.used_at < before), key=lambda each: each.used_at
         )
+
+    def is_used(self, chosen: FileSet, in_use: Collection[Path]) -> bool:
+        """Whether a file of it is in use, or it was asked for since it was read."""
+        try:
+            used_at = chosen.record.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return used_at > chosen.used_at or self._is_any(chosen, _real_paths(in_use))
 
     def inodes(self) -> set[tuple[int, int]]:
         """Of every file that is still there. A set of which nothing is left is forgotten: its model was deleted."""
@@ -75,6 +83,9 @@ class FileSets:
         gone.record.unlink(missing_ok=True)
         log.info("model files nobody uses were removed", files=len(gone.paths), first=next(iter(gone.paths), ""))
 
+    def _is_any(self, each: FileSet, busy: Collection[str]) -> bool:
+        return any(_is_in(busy, self._real(path)) for path in each.paths)
+
     def _prune(self, folder: Path) -> None:
         with contextlib.suppress(OSError):  # one that is not empty ends it
             while folder != self._models and folder.is_relative_to(self._models):
@@ -93,6 +104,10 @@ class FileSets:
             except (OSError, msgspec.MsgspecError) as error:
                 log.warning("a list of model files cannot be read", file=record.name, reason=str(error))
         return found
+
+
+def _real_paths(paths: Collection[Path]) -> frozenset[str]:
+    return frozenset(os.path.realpath(path) for path in paths)
 
 
 def _is_in(busy: Collection[str], path: str) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 
 from corral.contract.hardware import NVIDIA, Device
 from corral.worker.hardware import sysfs
+from corral.worker.hardware.held import Held
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space
 
@@ -51,6 +52,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]: ...
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]: ...
     def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]: ...
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle) -> int: ...
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Handle, index: int) -> Handle: ...
@@ -106,6 +108,19 @@ class Nvml:
             temperature_c=self._temperature(handle),
             utilisation=self._utilisation(handle),
         )
+
+    def held_on(self, device: Device) -> list[Held]:
+        """What each process holds of it, as far as the driver tells. Of one that works in RAM nothing is its own."""
+        handle = self._opened.handles.get(device.key) if self._opened else None
+        if handle is None or device.unified:
+            return []
+        assert self._opened is not None
+        found = self._ask_quietly(self._opened.library.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return [
+            Held(device.vendor, device.index, device.uuid, int(process.pid), int(process.usedGpuMemory))
+            for process in found
+            if process.usedGpuMemory  # None where the driver does not say
+        ]
 
     def close(self) -> None:
         if self._opened is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 from corral.contract.hardware import AMD, INTEL, NVIDIA, Device, HardwareReport
 from corral.worker.hardware import apple, sysfs, vulkan
 from corral.worker.hardware.capability import CUDA_FOLDERS, HostFacts, detect_capability, run_file_paths
+from corral.worker.hardware.held import DeviceGauge, Held
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space, host_ram, read_cpus, read_disk, read_ram
 from corral.worker.hardware.nvidia import Nvml, NvmlLibrary, is_nvidia_soc, load_nvml, soc_device
@@ -45,6 +47,11 @@ class HardwareProbe:
         self._patience_s = patience_s
         self._drivers = threading.Lock()
         self._seen: list[Device] = []
+        self._held: tuple[Held, ...] = ()
+
+    def gauge(self, devices: Callable[[], Sequence[Device]]) -> DeviceGauge:
+        """What processes hold of these, as of the last look."""
+        return DeviceGauge(self._host, lambda: self._held, devices)
 
     def full(self) -> HardwareReport:
         host = self._host
@@ -69,7 +76,7 @@ class HardwareProbe:
         """The same machine now. What can no longer be measured is None; what came or went waits for `full()`."""
         ram = read_ram(self._host, self._ram)
         unknown = [_unmeasured(device) for device in report.devices]
-        devices = self._with_drivers(lambda: [self._refreshed(device, ram) for device in report.devices], unknown)
+        devices = self._with_drivers(lambda: self._refreshed_all(report.devices, ram), unknown)
         return self._with_numbers_of_now(report, devices, ram)
 
     def close(self) -> None:
@@ -99,6 +106,15 @@ class HardwareProbe:
         if found or cards or first_sighting(host):
             return [*found, *cards]
         return self._attempt("vulkan", lambda: vulkan.devices(host, ram), [])
+
+    def _refreshed_all(self, devices: Sequence[Device], ram: Space) -> list[Device]:
+        held: list[Held] = []
+        for device in devices:
+            if device.vendor == NVIDIA:
+                none: list[Held] = []
+                held += self._attempt("nvml", partial(self._nvml.held_on, device), none)
+        self._held = tuple(held)
+        return [self._refreshed(device, ram) for device in devices]
 
     def _refreshed(self, device: Device, ram: Space) -> Device:
         by_vendor: dict[str, Callable[[], Device]] = {

@@ -19,12 +19,14 @@ from corral.worker.ingress import logs, replicas
 from corral.worker.ingress.answers import JSON, READING, TEXT, say_error, say_wrong_method
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.inflight import InFlight
+from corral.worker.ingress.shortcut import Shortcut
 from corral.worker.ingress.tokens import NotWelcome, TokenCheck
 from corral.worker.metrics import CONTENT_TYPE, WorkerMetrics
 from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.table import Running
 
 log = get_log(__name__)
+_REPLICAS = "/replicas"
 Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and tells the status for the count
 
 
@@ -52,9 +54,11 @@ class Door:
         self._standing = standing
         self._tokens = tokens
         self._metrics = metrics
-        self._open_requests = 0
         self.inflight = InFlight()
         self.replicas = replicas.Replicas(processes.find, self.inflight, Bridges(files))
+        self.shortcut = Shortcut(self.replicas, tokens, self.inflight)
+        self._open_requests = 0
+        metrics.in_flight.set_function(lambda: self._open_requests + self.shortcut.running)
         self._logs = logs.LogDoor(processes.logs)
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
@@ -89,19 +93,17 @@ class Door:
             scope, serve = exact
             return route.decode(), scope, serve
         if route.startswith(replicas.PREFIX):
-            return "/replicas", Scope.REPLICAS, self.replicas.handle
+            return _REPLICAS, Scope.REPLICAS, self.replicas.handle
         if route == logs.PREFIX or route.startswith(logs.PREFIX + b"/"):
             return "/v1/backend-logs", Scope.LOGS, self._logs.handle
         return "other", None, self._unknown
 
     async def _serve_counted(self, serve: Serve, request: Request, responder: Responder) -> int:
         self._open_requests += 1
-        self._metrics.in_flight.set(self._open_requests)
         try:
             return await serve(request, responder)
         finally:
             self._open_requests -= 1
-            self._metrics.in_flight.set(self._open_requests)
 
     async def _healthz(self, request: Request, responder: Responder) -> int:
         if request.method not in READING:
@@ -128,6 +130,9 @@ class Door:
     async def _show_metrics(self, request: Request, responder: Responder) -> int:
         if request.method not in READING:
             return await say_wrong_method(responder)
+        for status, count in self.shortcut.ended.items():
+            self._metrics.requests.labels(route=_REPLICAS, status=status).inc(count)
+        self.shortcut.ended.clear()
         await responder.send(200, ((b"content-type", CONTENT_TYPE),), self._metrics.render())
         return 200
 

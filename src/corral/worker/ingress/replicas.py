@@ -21,13 +21,13 @@ from corral.worker.supervisor.table import Running
 PREFIX = b"/replicas/"
 # Said of answers that are ours and not a process's: none has seen the request, so a gateway may ask another one.
 _NOT_REACHED: Headers = ((NOT_REACHED, b"1"),)
-_OURS = Strip((b"authorization",), (b"x-corral-",))
+OURS = Strip((b"authorization",), (b"x-corral-",))
 _LONGEST_ID = 128
 
 Find = Callable[[str], Running | None]
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """To one process, prepared: a warm request only looks it up."""
 
     running: Running
@@ -41,14 +41,14 @@ class Replicas:
         self._find = find
         self._in_flight = in_flight
         self._bridges = bridges
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, Way] = {}
         self._retired: set[str] = set()
 
     async def handle(self, request: Request, responder: Responder) -> int:
         """Answers, and tells the status for the count."""
         named, slash, rest = request.path[len(PREFIX) :].partition(b"/")
         process_id = named.partition(b"?")[0].decode(errors="replace")
-        running = self._serving(process_id)
+        running = self.serving(process_id)
         if running is None:
             return await self._gone(responder, process_id)
         in_flight = self._in_flight
@@ -57,12 +57,10 @@ class Replicas:
             if running.protocol == GRPC:
                 bridge = await self._bridges.of(running, self._find)
                 return await bridge.handle(replace(request, path=slash + rest or b"/"), responder)
-            way = self._way(running)
-            result = await responder.relay(
-                way.target, path=slash + rest or b"/", strip=_OURS, add=way.add, upgrade=True
-            )
+            way = self.way(running)
+            result = await responder.relay(way.target, path=slash + rest or b"/", strip=OURS, add=way.add, upgrade=True)
         except UpstreamFailed as failure:
-            return await self._failed(responder, process_id, failure)
+            return await self.failed(responder, process_id, failure)
         finally:
             in_flight.end(process_id)
         return result.status
@@ -83,15 +81,16 @@ class Replicas:
         """Go by this list from now on: the supervisor has let go of its processes, which run on."""
         self._find = {running.process_id: running for running in serving}.get
 
-    def _serving(self, process_id: str) -> Running | None:
+    def serving(self, process_id: str) -> Running | None:
+        """The process of that id, if it takes new requests."""
         return None if process_id in self._retired else self._find(process_id)
 
-    def _way(self, running: Running) -> _Way:
+    def way(self, running: Running) -> Way:
         way = self._ways.get(running.process_id)
         if way is None or way.running is not running:
             self._ways = {known: each for known, each in self._ways.items() if self._find(known) is not None}
             token = f"Bearer {running.token}".encode()
-            way = _Way(running, Target("127.0.0.1", running.port), ((b"authorization", token),))
+            way = Way(running, Target("127.0.0.1", running.port), ((b"authorization", token),))
             self._ways[running.process_id] = way
         return way
 
@@ -101,9 +100,9 @@ class Replicas:
             responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", _NOT_REACHED
         )
 
-    async def _failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
+    async def failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
         """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted."""
-        if failure.refused and self._serving(process_id) is None:
+        if failure.refused and self.serving(process_id) is None:
             return await self._gone(responder, process_id)
         status = 503 if failure.refused else 504 if failure.timed_out else 502
         words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"

@@ -105,7 +105,7 @@ class Ingress:
 
     async def _listen(self) -> None:
         context = self._certificate.context
-        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context)
+        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context, shortcut=self._door.shortcut)
         try:
             self.port = await self._bind(server)
         except OSError as error:

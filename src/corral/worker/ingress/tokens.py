@@ -51,6 +51,13 @@ class TokenCheck:
         self._verifier, self._signing_key, self._node_id = verifier, signing_key, node_id
         self._verified.clear()
 
+    def good_for_s(self, authorization: bytes, scope: Scope) -> float:
+        """How long this caller may still come in for this; 0: not at all."""
+        if self.check(authorization, scope) is not None:
+            return 0.0
+        claims = self._verified.get(_bearer(authorization))
+        return 0.0 if claims is None else max(0.0, claims.exp - self._now())
+
     def check(self, authorization: bytes | None, scope: Scope | None) -> NotWelcome | None:
         """None when the caller may come in for this. Without a scope, any token for this node will do."""
         if authorization is None:

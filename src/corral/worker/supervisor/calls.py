@@ -6,41 +6,20 @@ as much memory as a quarter of the worker, so only a worker with such a backend 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
-
 import grpc
 import grpc.aio
 from google.protobuf import json_format
 
 from corral.contract import backend_pb2 as pb
-from corral.contract.backend_pb2_grpc import BackendStub
+from corral.inference.channels import bearer, open_backend
 from corral.kit.errors import Failed, Invalid
-
-LARGEST = 50 * 1024 * 1024
-_OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),  # or a "new" channel would share the old one's connection and its sulking
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_send_message_length", LARGEST),
-    ("grpc.max_receive_message_length", LARGEST),
-)
-
-
-@contextlib.asynccontextmanager
-async def _backend(address: str) -> AsyncIterator[BackendStub]:
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        yield BackendStub(channel)
-
-
-def _bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
 
 
 async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
     """None when it is ready, else why it is not."""
     try:
-        async with _backend(address) as backend:
-            reply = await backend.Health(pb.HealthMessage(), timeout=timeout_s, metadata=_bearer(token))
+        async with open_backend(address) as backend:
+            reply = await backend.Health(pb.HealthMessage(), timeout=timeout_s, metadata=bearer(token))
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return None if reply.message == b"OK" else f"Health answered {reply.message[:80]!r}"
@@ -53,8 +32,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
     except json_format.ParseError as error:
         raise Invalid(f"these are no ModelOptions: {error}") from error
     try:
-        async with _backend(address) as backend:
-            result = await backend.LoadModel(request, timeout=timeout_s, metadata=_bearer(token))
+        async with open_backend(address) as backend:
+            result = await backend.LoadModel(request, timeout=timeout_s, metadata=bearer(token))
     except grpc.aio.AioRpcError as error:
         raise Failed(f"LoadModel: {error.code().name}: {error.details()}") from error
     if not result.success:
@@ -64,8 +43,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
 async def free(address: str, token: str, timeout_s: float) -> str | None:
     """None when memory was released, else why not. A backend that has no Free is told as any other that failed."""
     try:
-        async with _backend(address) as backend:
-            result = await backend.Free(pb.HealthMessage(), timeout=timeout_s, metadata=_bearer(token))
+        async with open_backend(address) as backend:
+            result = await backend.Free(pb.HealthMessage(), timeout=timeout_s, metadata=bearer(token))
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return None if result.success else result.message or "it said no"

@@ -38,6 +38,8 @@ class Exit(Message, frozen=True):
             return "was lost: the process that watched it was killed"
         if self.error:
             return f"could not be run: {self.error}"
+        if self.signal == signal.SIGKILL and not self.asked:
+            return "was killed by SIGKILL, as the system does when memory runs out"
         if self.signal:
             return f"was killed by {_signal_name(self.signal)}"
         return f"ended with code {self.code}"

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ from corral.worker.supervisor.spec import ProcessSpec, SupervisorSettings
 from corral.worker.supervisor.states import Happened
 from corral.worker.supervisor.table import Entry, Running, Stopped, Table, new_token
 from corral.worker.supervisor.tail import LogTail
-from corral.worker.supervisor.usage import coarse, most_held
+from corral.worker.supervisor.usage import Gauge, coarse, held_now, most_held
 
 log = get_log(__name__)
 
@@ -50,6 +51,7 @@ class Supervisor:
     ) -> None:
         clock = clock or SystemClock()
         self.logs = LogBook(lines=settings.log_lines)
+        self.gauge: Gauge | None = None  # of accelerators, where there is one
         self._settings = settings
         self._table = Table()
         ports = settings.ports if settings.ports.begin else settings.ports.spread(str(settings.folder))
@@ -124,11 +126,18 @@ class Supervisor:
         return tuple(entry.described() for entry in self._table)
 
     async def measure(self) -> None:
-        """See what each process in RAM has come to hold. Heartbeats tell the most that was seen."""
+        """See what each process has come to hold. Heartbeats tell the most that was seen."""
+        users = Counter(device for entry in self._table for device in entry.spec.devices)
         for entry in self._table:
-            if entry.state is ReplicaState.READY and entry.process is not None and not entry.spec.devices:
-                seen = await asyncio.to_thread(most_held, entry.process.identity.shim_pid)
-                entry.peak_bytes = max(entry.peak_bytes, coarse(seen))
+            if entry.state is not ReplicaState.READY or entry.process is None:
+                continue
+            shim, devices = entry.process.identity.shim_pid, entry.spec.devices
+            if not devices:
+                entry.peak_bytes = max(entry.peak_bytes, coarse(await asyncio.to_thread(most_held, shim)))
+            elif self.gauge is not None:
+                alone = [device for device in devices if users[device] == 1]
+                seen = await asyncio.to_thread(held_now, shim, self.gauge, devices, alone)
+                entry.rose_to(tuple(map(coarse, seen)))
 
     def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
         """What was asked for, by process id: every process of a backend, under any of its names, that serves, starts,

@@ -69,7 +69,8 @@ class Entry:
     restarts: int = 0
     failures: int = 0  # in a row
     error: str = ""
-    peak_bytes: int = 0  # the most it was seen to hold
+    peak_bytes: int = 0  # the most it was seen to hold in RAM
+    device_peak_bytes: tuple[int, ...] = ()  # and on each of its devices
     # What the present attempt comes to; a new one for each attempt.
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     leave: asyncio.Event = field(default_factory=asyncio.Event)  # somebody wants it gone
@@ -113,6 +114,12 @@ class Entry:
         if following is not None:
             self.state = following
         return following is not None
+
+    def rose_to(self, on_devices: tuple[int, ...]) -> None:
+        """What it holds on each of its devices now: the most that was ever seen stays."""
+        if any(on_devices):
+            before = self.device_peak_bytes or (0,) * len(on_devices)
+            self.device_peak_bytes = tuple(map(max, before, on_devices))
 
     def answered(self) -> None:
         if not self.answer.done():
@@ -165,6 +172,7 @@ class Entry:
             devices=spec.devices,
             memory_bytes=spec.memory_bytes,
             peak_bytes=self.peak_bytes,
+            device_peak_bytes=self.device_peak_bytes,
             started_at=self.started_at,
             ready_at=self.ready_at,
             restarts=self.restarts,

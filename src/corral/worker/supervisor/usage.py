@@ -1,18 +1,27 @@
-"""How much memory a process has been seen to hold: what its successors are placed by.
-
-Of processes in RAM only. What one holds on an accelerator the driver tells of numbers that mean nothing inside a
-container; there the estimate stands.
-"""
+"""How much memory a process has been seen to hold: what its successors are placed by. In RAM here; on accelerators as
+a `Gauge` tells, which knows the drivers (`worker/hardware`)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
+from corral.contract.messages.replicas import ReplicaDevice
+
 _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 _FINEST = 16 * 1024**2
+
+
+class Gauge(Protocol):
+    def held(
+        self, pids: Collection[int], devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice] = ()
+    ) -> tuple[int, ...]:
+        """By these processes together, on each of these devices; 0 where nobody measures it. `alone`: those on which
+        no other process of this worker's is."""
 
 
 def coarse(size_bytes: int) -> int:
@@ -26,11 +35,22 @@ def coarse(size_bytes: int) -> int:
 def most_held(shim_pid: int) -> int:
     """The most that the backend and its children have held, each by itself; where the system does not keep that, what
     they hold now. Weights that are mapped count as far as they were read."""
+    return sum(map(_most_of, _below(shim_pid)))
+
+
+def held_now(
+    shim_pid: int, gauge: Gauge, devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice]
+) -> tuple[int, ...]:
+    """What the backend and its children hold on each device."""
+    pids = {process.pid for process in _below(shim_pid)}
+    return gauge.held(pids, devices, alone) if pids else ()
+
+
+def _below(shim_pid: int) -> list[psutil.Process]:
     try:
-        processes = psutil.Process(shim_pid).children(recursive=True)
+        return psutil.Process(shim_pid).children(recursive=True)
     except psutil.Error:
-        return 0
-    return sum(map(_most_of, processes))
+        return []
 
 
 def _most_of(process: psutil.Process) -> int:

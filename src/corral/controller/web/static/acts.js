@@ -25,7 +25,10 @@ export async function call(method, path, body) {
   if (answer.status === 401) signIn();
   const message = await answer.json().catch(() => ({}));
   // Two families of errors: a sentence by itself, and one with its number.
-  if (!answer.ok) throw new Error(message.error?.message ?? message.error ?? `Corral answered ${answer.status}.`);
+  if (!answer.ok) {
+    const words = message.error?.message ?? message.error ?? `Corral answered ${answer.status}.`;
+    throw Object.assign(new Error(words), { status: answer.status });
+  }
   return message;
 }
 
@@ -62,9 +65,13 @@ export async function guarded(button, work) {
   button.ariaBusy = null;
 }
 
-/** Buttons with `data-act` do what is told here under that name. */
+/** Buttons with `data-act` do what is told here under that name, for admins. */
 export function allow(acts) {
-  if (!admin) return;
+  if (admin) respond(acts);
+}
+
+/** The same for whoever is signed in. */
+export function respond(acts) {
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-act]");
     if (!button || !(button.dataset.act in acts)) return;

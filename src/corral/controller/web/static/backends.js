@@ -1,46 +1,16 @@
 // The page of backends: the matrix is fetched as the server words it; what a person asks for is shown as a plan first.
 
-import { admin, allow, call, closePanel, guarded, openMenu, openPanel, say } from "./acts.js";
-import { $, make } from "./dom.js";
+import { admin, allow, call, closePanel, guarded, openMenu, say } from "./acts.js";
+import { $ } from "./dom.js";
+import { actOn, foundLine, setUpSearch } from "./galleries.js";
 import { on } from "./live.js";
+import { setUpLooking } from "./looking.js";
 import { start } from "./page.js";
-import { lookAt, refreshSoon } from "./parts.js";
+import { refreshSoon } from "./parts.js";
 import { askFirst } from "./plan.js";
 import { counted } from "./words.js";
 
-// ---- Looking: which columns are shown is in the address, so that a reload shows the same.
-
-const find = $("#find");
-
-let typing = 0;
-
-/** What the field says counts, not what it said when the link was drawn. */
-async function look(wanted) {
-  clearTimeout(typing);
-  const words = find.elements.find.value;
-  if (words.trim()) wanted.set("find", words);
-  else wanted.delete("find");
-  const query = wanted.size ? `?${wanted}` : "";
-  history.replaceState(null, "", `/fleet/backends${query}`);
-  await lookAt(`/page/backends${query}`);
-}
-
-document.addEventListener("click", (event) => {
-  const link = event.target.closest("a[data-look]");
-  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  event.preventDefault();
-  look(new URL(link.href).searchParams);
-});
-
-find.addEventListener("input", () => {
-  clearTimeout(typing);
-  typing = setTimeout(() => {
-    const wanted = new URLSearchParams(location.search);
-    wanted.delete("at"); // from the first of those that fit
-    look(wanted);
-  }, 200);
-});
-find.addEventListener("submit", (event) => event.preventDefault());
+setUpLooking("backends");
 
 for (const kind of ["operation", "operation-removed", "node-removed"]) on(kind, refreshSoon);
 
@@ -99,42 +69,15 @@ allow({
 
 // ---- Installing something new
 
-let searches = 0; // an answer that was overtaken by a later one is old news
-
-async function search() {
-  const mine = ++searches;
-  const term = encodeURIComponent($("#term").value.trim());
-  try {
-    const page = await call("GET", `/api/backends?items=20&term=${term}`);
-    if (mine === searches) drawFound(page);
-  } catch (error) {
-    if (mine === searches) $("#found-words").textContent = error.message;
-  }
-}
-
-function drawFound({ backends, availableBackends: count }) {
-  const more = count > backends.length ? ` The first ${backends.length} are shown.` : "";
-  $("#found-words").textContent = `${counted(count, "backend fits", "backends fit")}.${more}`;
-  $("#found").replaceChildren(...backends.map((entry) => {
-    const name = make("strong", { textContent: entry.name });
-    const about = make("span", { className: "about", textContent: entry.description, title: entry.description });
-    const tags = [entry.gallery, entry.installed && "installed"].filter(Boolean)
-      .map((textContent) => make("span", { className: "tag", textContent }));
-    const button = make("button", { type: "button" }, "Install…", make("span", { className: "unseen", textContent: ` ${entry.name}` }));
-    Object.assign(button.dataset, { act: "install", backend: entry.name });
-    return make("li", {}, make("div", {}, name, " ", ...tags, about), button);
-  }));
-}
-
 if (admin) {
-  let pause = 0;
-  $("#add").addEventListener("click", () => {
-    openPanel($("#install"), $("#term"));
-    search();
-  });
-  $("#term").addEventListener("input", () => {
-    clearTimeout(pause);
-    pause = setTimeout(search, 200);
+  setUpSearch({
+    async ask(term) {
+      const page = await call("GET", `/api/backends?items=20&term=${encodeURIComponent(term)}`);
+      return { items: page.backends, count: page.availableBackends };
+    },
+    item: (entry) => foundLine(entry, [entry.gallery, entry.installed && "installed"],
+      actOn("Install…", entry.name, { act: "install", backend: entry.name })),
+    words: (count) => counted(count, "backend fits", "backends fit"),
   });
   $("#own").addEventListener("submit", (event) => {
     event.preventDefault();

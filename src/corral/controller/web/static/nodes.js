@@ -130,7 +130,22 @@ function place(entry) {
     else high = middle;
   }
   order.splice(low, 0, entry);
-  table.insertBefore(entry.row, order[low + 1]?.row ?? null);
+  const next = order[low + 1]?.row;
+  if (!stands(entry.row, order[low - 1]?.row, next)) table.insertBefore(entry.row, spotFor(entry.node.name, next));
+}
+
+/** Before the next one that is known, and before those that were drawn and will be told of later. */
+function spotFor(name, next) {
+  const later = [...drawn.values()].find((row) => $(".name", row).textContent > name);
+  if (!later || !next) return later ?? next ?? null;
+  return later.compareDocumentPosition(next) & Node.DOCUMENT_POSITION_FOLLOWING ? later : next;
+}
+
+/** A row the server drew stays where it is: whoever moves it takes the focus out of it. */
+function stands(row, before, after) {
+  if (row.parentNode !== table) return false;
+  const follows = !before || before.compareDocumentPosition(row) & Node.DOCUMENT_POSITION_FOLLOWING;
+  return follows && (!after || after.compareDocumentPosition(row) & Node.DOCUMENT_POSITION_PRECEDING);
 }
 
 on("node", (view) => change(view.id, view));

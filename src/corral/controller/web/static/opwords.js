@@ -25,13 +25,15 @@ export const whatOf = ({ kind, backend }) => `${kind === "rollback" ? "roll back
 
 export function whereOf({ scope, scope_value: value }) {
   if (scope === "node") return `on ${value}`;
+  if (scope === "controller") return "to the controller";
   return scope === "selector" ? `on nodes with ${value}` : "on every node";
 }
 
 export const totalOf = (view) =>
   Object.values(view.counts ?? {}).reduce((sum, count) => sum + count, 0) || (view.nodes ?? []).length;
 
-export const handleOf = (view) => counted(totalOf(view), "node", "nodes");
+export const handleOf = (view) =>
+  view.scope === "controller" ? "the controller" : counted(totalOf(view), "node", "nodes");
 
 export function countsOf(counts = {}) {
   return Object.keys(STATUSES).filter((status) => counts[status])

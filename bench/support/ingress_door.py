@@ -1,0 +1,68 @@
+"""A worker's ingress in front of one process. Run: `ingress_door.py PORT HOST:PORT`.
+
+The real door with the real relay: tokens are verified, requests counted, the process is found by its id. Only the
+supervisor is left out: its table has one row that never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from corral.contract.access import AccessClaims, Scope
+from corral.contract.codec import encode
+from corral.inference.request_files import LocalFiles
+from corral.kit.log import configure_logging
+from corral.kit.signing import Signer
+from corral.relay import RelayServer, UpstreamPool
+from corral.worker.agent.standing import Standing
+from corral.worker.ingress.door import Door
+from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.metrics import WorkerMetrics
+from corral.worker.supervisor.logs import LogBook
+from corral.worker.supervisor.table import Running
+
+NODE, PROCESS = "n1", "p1"
+_SIGNER = Signer("YmVuY2gtYmVuY2gtYmVuY2gtYmVuY2gtYmVuY2gtYmU")  # it opens nothing but this bench
+
+
+def token() -> str:
+    claims = AccessClaims(sub="gateway", aud=NODE, scope=(Scope.REPLICAS.value,), exp=int(time.time()) + 3000)
+    return _SIGNER.sign(encode(claims))
+
+
+class OneProcess:
+    """What the ingress asks of a supervisor."""
+
+    def __init__(self, port: int) -> None:
+        self.logs = LogBook()
+        self._running = Running(PROCESS, "k", "bench", 0, "bench", "r", "d", "openai", port, "secret", slots=10_000)
+
+    def find(self, process_id: str) -> Running | None:
+        return self._running if process_id == PROCESS else None
+
+
+async def serve(port: int, upstream: int) -> None:
+    configure_logging(role="worker")  # as a worker does
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = TokenCheck(time.time)
+        tokens.trust(_SIGNER.public_key, NODE)
+        standing = Standing("boot", "bench", node_id=NODE)
+        processes = OneProcess(upstream)
+        door = Door(standing, tokens, WorkerMetrics(), processes, LocalFiles(Path(folder)))
+        server = RelayServer(door, pool=UpstreamPool(), shortcut=door.shortcut)
+        await server.listen("127.0.0.1", port)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2].rpartition(":")[2])))
+
+
+if __name__ == "__main__":
+    main()

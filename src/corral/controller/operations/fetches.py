@@ -1,0 +1,117 @@
+"""Fetching a model's files to the controller, as an operation people watch and steer like any other.
+
+It has one row, which stands for the controllers: whichever of them loads models does the work
+(`controller/files/fetches.py`). There is no rule behind it; the row says it all. What a row becomes is pure.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from corral.blobs.errors import is_final
+from corral.contract.messages.backends import Phase
+from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
+from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
+from corral.controller.operations.views import FETCH
+from corral.kit.errors import CorralError, Denied
+from corral.store import operation_nodes, operations, revisions
+from corral.store.api import Transaction
+from corral.store.backend_rules import Asked
+from corral.store.models import Model
+from corral.store.operation_nodes import CONTROLLER
+from corral.store.operations import Operation, OperationRequest
+
+KIND = FETCH
+SCOPE = "controller"
+COUNTER = "operations"
+MODEL_GONE = "the model was deleted"
+_SHOWN_REVISION = 12
+
+
+def version_of(revision: str) -> str:
+    """As a row names the revision of the model whose files it is about."""
+    return revision[:_SHOWN_REVISION]
+
+
+def begun(row: Row, revision: str) -> Row:
+    """The next attempt; what came in an earlier one is found on the disk, and counted again."""
+    return replace(
+        row,
+        status=RowStatus.DOWNLOADING,
+        reason="",
+        phase=Phase.RESOLVING,
+        file_name="",
+        percentage=0.0,
+        current_bytes=0,
+        total_bytes=0,
+        rate=0.0,
+        attempt=row.attempt + 1,
+        seq=0,
+        next_try_at=None,
+        version=version_of(revision),
+    )
+
+
+def fetched(row: Row, size_bytes: int) -> Row:
+    return replace(
+        settle(row, RowStatus.SUCCESS), phase="", file_name="", current_bytes=size_bytes, total_bytes=size_bytes
+    )
+
+
+def failed(row: Row, error: CorralError, now: datetime, *, first_s: float, cap_s: float) -> Row:
+    """Tried again later and later, for ever; but what only a person can mend waits for one."""
+    failures = row.failures + 1
+    wait_s = min(cap_s, first_s * 2.0 ** min(failures - 1, 32))
+    parked = is_final(error) or isinstance(error, Denied)
+    next_try_at = None if parked else now + timedelta(seconds=wait_s)
+    return replace(settle(row, RowStatus.ERROR, error.message), failures=failures, next_try_at=next_try_at)
+
+
+def is_due(row: Row, revision: str, now: datetime) -> bool:
+    """Whether somebody should be at it. An edit of the model may have mended what failed."""
+    if row.status in TERMINAL:
+        return False
+    if row.status is not RowStatus.ERROR or row.version != version_of(revision):
+        return True
+    return row.next_try_at is not None and row.next_try_at <= now
+
+
+async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
+    """The one that is under way, or a new one. Whoever calls it holds the counter of rules, as all do who write
+    operations, and tells others afterwards."""
+    last = await operations.find_last(tx, kind=KIND, backend=model.id)
+    if last is not None and last.finished_at is None:
+        return last
+    now = await tx.now()
+    opened = Operation(
+        str(uuid.uuid4()), KIND, model.id, SCOPE, "", 0, now, OperationRequest(Asked(model.id)), created_by=by
+    )
+    await operations.insert(tx, opened)
+    row = Row(CONTROLLER, CONTROLLER, version=version_of(model.revision))
+    await operation_nodes.put(tx, [record_of(opened.id, row, now)])
+    await revisions.bump(tx, COUNTER)
+    return opened
+
+
+async def find_taken_back(tx: Transaction, model: Model) -> Operation | None:
+    """The last fetch for this very revision, if a person cancelled it: nothing automatic fetches it then."""
+    last = await operations.find_last(tx, kind=KIND, backend=model.id)
+    if last is None or last.outcome != "cancelled":
+        return None
+    row = await read_row(tx, last.id)
+    return last if row is not None and row.version == version_of(model.revision) else None
+
+
+async def read_row(tx: Transaction, operation_id: str) -> Row | None:
+    rows = await operation_nodes.list_(tx, operation_id)
+    return row_of(rows[0]) if rows else None
+
+
+async def write_row(tx: Transaction, operation: Operation, row: Row) -> None:
+    now = await tx.now()
+    await operation_nodes.put(tx, [record_of(operation.id, row, now)])
+    await finish_or_reopen(tx, [operation], now)
+    await revisions.bump(tx, COUNTER)

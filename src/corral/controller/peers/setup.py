@@ -1,0 +1,102 @@
+"""The parts that serve LocalAI workers, put together: what `main.py` opens, starts and mounts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corral.controller.desired.catalogue import Catalogue
+from corral.controller.peers.bridges import Bridges
+from corral.controller.peers.calls import PeerTimes, WorkerCalls
+from corral.controller.peers.door import PeerDoor
+from corral.controller.peers.file_server import FileServers
+from corral.controller.peers.load import PeerLoads
+from corral.controller.peers.needs import PeerNeeds
+from corral.controller.peers.orders import PeerOrders
+from corral.controller.peers.request_files import RequestFiles
+from corral.controller.peers.staging import Staging
+from corral.controller.peers.starting import Starting
+from corral.controller.peers.sweeping import Sweeping
+from corral.controller.peers.table import PeerTable
+from corral.controller.peers.watching import Watching
+from corral.controller.replicas.calls import Orders
+from corral.kit.clock import Clock
+from corral.kit.tasks import run_every
+
+_TIDY_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    token: str = field(repr=False)  # the registration token all LocalAI workers share
+    folder: Path  # for files of requests that pass through
+    instance: str
+    lease: str  # of whoever orders replicas: the same looks after these
+    check_every_s: float = 5.0
+    times: PeerTimes = field(default_factory=PeerTimes)
+
+
+@dataclass(frozen=True)
+class Peers:
+    orders: PeerOrders
+    parts: tuple[Any, ...]  # each has a name and a `run`
+    around: Callable[[Any], Any]  # the controller's application, and the door of replicas before it
+
+
+@contextlib.asynccontextmanager
+async def open_peers(own: Orders, needs: PeerNeeds, settings: PeerSettings) -> AsyncIterator[Peers]:
+    """`own`: orders to workers that take them."""
+    store, bus, clock = needs.store, needs.bus, needs.clock
+    table = PeerTable(store, needs.leadership, needs.watch, clock, lease=settings.lease)
+    calls = WorkerCalls(bus, clock, settings.times, galleries=lambda: _galleries(needs.catalogue))
+    async with contextlib.AsyncExitStack() as opened:
+        servers = await opened.enter_async_context(FileServers(settings.token, clock))
+        requests = await opened.enter_async_context(RequestFiles(servers, calls, clock, settings.folder))
+        loads = PeerLoads(
+            bus,
+            clock,
+            settings.instance,
+            leads=lambda: table.leads,
+            node_of=lambda process_id: row.node_id if (row := table.known().get(process_id)) is not None else None,
+        )
+        starting = Starting(calls, Staging(servers, needs.files), needs.files, table, needs.logs, clock, settings.token)
+        orders = await opened.enter_async_context(
+            PeerOrders(
+                own,
+                store,
+                bus,
+                calls,
+                starting,
+                table,
+                loads,
+                clock,
+                token=settings.token,
+                not_reached=needs.not_reached,
+            )
+        )
+        watching = Watching(store, calls, table, clock, token=settings.token, every_s=settings.check_every_s)
+        sweeping = Sweeping(store, calls, servers, needs.files, requests, table, clock)
+        bridges = Bridges(store, requests, settings.token, table.known)
+        opened.push_async_callback(bridges.close)
+        door = PeerDoor(table, bridges, loads, clock, needs.public_key, doubt=watching.doubt)
+        yield Peers(orders, (table, loads, watching, sweeping, _Tidying(bridges, clock)), door.around)
+
+
+class _Tidying:
+    name = "bridges of peers"
+
+    def __init__(self, bridges: Bridges, clock: Clock) -> None:
+        self._bridges = bridges
+        self._clock = clock
+
+    async def run(self) -> None:
+        await run_every(self.name, _TIDY_EVERY_S, self._bridges.tidy, clock=self._clock)
+
+
+def _galleries(catalogue: Catalogue) -> str:
+    return msgspec.json.encode(list(catalogue.galleries())).decode()

@@ -1,0 +1,92 @@
+"""What every page of the fleet does: ask who it is, send strangers away, show the header and the strip of what goes on.
+Pages hand in what is their own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Any
+
+from litestar import Response
+from litestar.di import Provide
+from litestar.params import Parameter
+
+from corral.contract.admin import Cluster
+from corral.controller.access.keys import Access
+from corral.controller.access.principal import Principal, Role
+from corral.controller.api.auth import SESSION_COOKIE, principal_of
+from corral.controller.operations.service import Operations
+from corral.controller.overview import Overview
+from corral.controller.web import door as doors
+from corral.controller.web.attention import facts_of
+from corral.controller.web.door import AnyRequest, Door
+from corral.controller.web.looks import Look
+from corral.controller.web.operations import work_of
+from corral.controller.web.pages import load_pages, see_other, trouble
+
+ENDED = "/login?why=ended"
+Page = Response[str] | Response[bytes]
+Shown = dict[str, Any]
+Fill = Callable[[], Awaitable[Shown]]
+
+
+class Inside:
+    def __init__(
+        self, request: AnyRequest, access: Access, overview: Overview, operations: Operations, door: Door
+    ) -> None:
+        self._request = request
+        self._access = access
+        self._overview = overview
+        self._operations = operations
+        self._door = door
+
+    def now(self) -> datetime:
+        return self._door.now()
+
+    async def page(self, template: str, here: str, part: str, fill: Fill) -> Page:
+        """`here`: its address; `part`: where its script finds what changes; `fill`: what only this one shows."""
+        who = await doors.signed_in(self._request, self._access)
+        if who is None:
+            return send_away(self._request, here)
+        shown = await fill()
+        head = self._head(who, shown.pop("cluster", None) or await self._overview.read())
+        work, more = work_of(await self._operations.list_views(rows=False))
+        return load_pages().page(template, here=here, part=part, work=work, work_more=more, **head, **shown)
+
+    async def part(self, template: str, fill: Fill) -> Page:
+        """For the script; a guard has asked who it is."""
+        shown = await fill()
+        head = self._head(principal_of(self._request), shown.pop("cluster", None) or await self._overview.read())
+        return load_pages().page(template, **head, **shown)
+
+    def _head(self, who: Principal, cluster: Cluster) -> Shown:
+        admin = who.role is Role.ADMIN
+        return {"who": who, "admin": admin, "now": self.now().isoformat(), "facts": facts_of(cluster)}
+
+
+def send_away(request: AnyRequest, wanted: str) -> Page:
+    if SESSION_COOKIE in request.cookies:
+        response = see_other(ENDED)
+        doors.drop_session(response)
+        return response
+    # A strict cookie stays at home when somebody follows a link from another site. Our own page asking again brings it.
+    if request.headers.get("sec-fetch-site") == "cross-site" and "again" not in request.query_params:
+        return trouble(200, "One moment", "Opening Corral.", refresh=f"0; url={wanted}?again")
+    return see_other("/login" if wanted == "/" else f"/login?next={wanted}")
+
+
+async def _inside(
+    request: AnyRequest, access: Access, overview: Overview, operations: Operations, door: Door
+) -> Inside:
+    return Inside(request, access, overview, operations, door)
+
+
+async def _look(
+    only: Annotated[str, Parameter(max_length=20)] = "",
+    find: Annotated[str, Parameter(max_length=255)] = "",
+    at: Annotated[int, Parameter(ge=0, le=1_000_000)] = 0,
+) -> Look:
+    return Look(only, find, at)
+
+
+DEPENDENCIES = {"inside": Provide(_inside), "look": Provide(_look)}

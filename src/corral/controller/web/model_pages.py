@@ -1,0 +1,124 @@
+"""`/fleet/models`, `/fleet/requests`, and the parts of them that their scripts fetch: models with their replicas, why a
+model is where it is, its definition as text, requests. They read what the admin API reads, and fill a page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import Response, get
+from litestar.di import Provide
+from litestar.params import Parameter
+
+from corral.contract.codec import Message, encode
+from corral.contract.why import DECISIONS, said_once
+from corral.controller.api.auth import viewers
+from corral.controller.loads.service import Loads
+from corral.controller.models.service import Models
+from corral.controller.receipts import ReceiptBook
+from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.web.inside import Inside, Page, Shown
+from corral.controller.web.looks import Look
+from corral.controller.web.models import catalogue_of
+from corral.controller.web.pages import SAFE_HEADERS, load_pages
+from corral.controller.web.requests import RequestLook, request_lines
+from corral.controller.web.words import size
+from corral.controller.why import Why
+from corral.kit.yaml_text import as_yaml
+
+MODELS = "/fleet/models"
+REQUESTS = "/fleet/requests"
+_REQUESTS_SHOWN = 50
+_NODES_SHOWN = 100  # in the dialog that says why; best first
+Name = Annotated[str, Parameter(max_length=255)]
+
+
+class Written(Message, frozen=True, omit_defaults=False):
+    """A model's definition for the field it is edited in."""
+
+    text: str
+    row_version: int
+    file: str  # that defines it, and is to be changed instead
+
+
+class Cataloguing:
+    """What the list of models is made of."""
+
+    def __init__(self, models: Models, loads: Loads, replica_rows: ReplicaRows, inside: Inside, look: Look) -> None:
+        self._models = models
+        self._loads = loads
+        self._rows = replica_rows
+        self._inside = inside
+        self.look = look
+
+    async def fill(self) -> Shown:
+        views, loads = await self._models.list_views(), await self._loads.list_(past=True)
+        return {"catalogue": catalogue_of(views, loads, await self._rows.list_(), self.look, self._inside.now())}
+
+
+@get(MODELS)
+async def models_page(inside: Inside, cataloguing: Cataloguing) -> Page:
+    return await inside.page("models.html", MODELS, f"/page/models{cataloguing.look.query()}", cataloguing.fill)
+
+
+@get("/page/models", guards=[viewers])
+async def models_part(inside: Inside, cataloguing: Cataloguing) -> Page:
+    return await inside.part("models_part.html", cataloguing.fill)
+
+
+@get("/page/why", guards=[viewers])
+async def why_part(models: Models, explaining: Why, model: Name) -> Page:
+    """Of what an alias stands for: that is what has replicas."""
+    told = await explaining.model(await models.meant(model))
+    decision = DECISIONS.get(told.decision, told.decision)
+    shown: Shown = {"why": told, "decision": decision, "said_once": said_once, "size": size, "most": _NODES_SHOWN}
+    return load_pages().page("why_part.html", **shown)
+
+
+@get("/page/definition", guards=[viewers])
+async def definition_part(models: Models, model: Name) -> Response[bytes]:
+    view = await models.view(model)
+    file = view.source.partition("/")[2] if view.origin == "file" else ""
+    written = Written(as_yaml(view.definition), view.row_version, file)
+    headers = {**SAFE_HEADERS, "Cache-Control": "no-store"}
+    return Response(encode(written), media_type="application/json", headers=headers)
+
+
+@get(REQUESTS)
+async def requests_page(inside: Inside, receipts: ReceiptBook, asked: RequestLook) -> Page:
+    part = f"/page/requests{asked.query()}"
+    return await inside.page("requests.html", REQUESTS, part, lambda: _requests(receipts, asked, inside))
+
+
+@get("/page/requests", guards=[viewers])
+async def requests_part(inside: Inside, receipts: ReceiptBook, asked: RequestLook) -> Page:
+    return await inside.part("requests_part.html", lambda: _requests(receipts, asked, inside))
+
+
+async def _requests(receipts: ReceiptBook, asked: RequestLook, inside: Inside) -> Shown:
+    found = await receipts.list_views(
+        limit=_REQUESTS_SHOWN,
+        failed=asked.failed,
+        model=asked.model,
+        key="",
+        node="",
+        since=None,
+        before=asked.before,
+    )
+    return {"lines": request_lines(found.requests, inside.now()), "asked": asked, "older": found.next}
+
+
+async def _cataloguing(
+    models: Models, loads: Loads, replica_rows: ReplicaRows, inside: Inside, look: Look
+) -> Cataloguing:
+    return Cataloguing(models, loads, replica_rows, inside, look)
+
+
+async def _asked(
+    model: Name = "", failed: bool = False, before: Annotated[str, Parameter(max_length=300)] = ""
+) -> RequestLook:
+    return RequestLook(model, failed, before)
+
+
+PAGES = (models_page, requests_page)
+PARTS = (models_part, why_part, definition_part, requests_part)
+DEPENDENCIES = {"cataloguing": Provide(_cataloguing), "asked": Provide(_asked)}

@@ -1,0 +1,115 @@
+// The page of models: the list is fetched as the server words it; what is asked of a model goes through the admin API.
+
+import { admin, allow, call, closePanel, guarded, openMenu, respond, say, sure } from "./acts.js";
+import { $ } from "./dom.js";
+import { setUpEditing } from "./definitions.js";
+import { actOn, foundLine, setUpSearch } from "./galleries.js";
+import { isOpen, on } from "./live.js";
+import { setUpLooking } from "./looking.js";
+import { start } from "./page.js";
+import { refresh, refreshSoon } from "./parts.js";
+import { setUpScaling } from "./scaling.js";
+import { setUpUse } from "./use.js";
+import { setUpWhy } from "./why.js";
+import { counted } from "./words.js";
+
+const LOOK_MS = 3_000; // how busy replicas are raises no counter
+const FOUND = 30;
+
+setUpLooking("models");
+for (const kind of ["node-removed", "operation-removed"]) on(kind, refreshSoon);
+setInterval(() => document.hidden || !isOpen() || !$(".replicas") || refresh(), LOOK_MS);
+
+const path = (model, verb = "") => `/api/models/${encodeURIComponent(model)}${verb}`;
+const lineOf = (model) => [...document.querySelectorAll(".model")].find((line) => line.dataset.model === model);
+const sentence = (words) => `${words}${/[.!?]$/.test(words) ? "" : "."}`;
+
+function tell({ message, notes = [], pending_cleanup: pending }) {
+  const words = [message, ...notes];
+  if (pending) words.push("Replicas of it as it was are still there; they go by themselves");
+  say(words.map(sentence).join(" "), notes.length > 0);
+  refreshSoon();
+}
+
+const edit = setUpEditing(path, tell);
+respond({ why: setUpWhy(), use: setUpUse(), definition: edit });
+
+allow({
+  "model-menu"({ model, may }, button) {
+    const given = Object.fromEntries(may.split(" ").map((act) => [act, true]));
+    openMenu(button, { requests: true, delete: given.edit, ...given }, { model });
+  },
+  async load({ model }) {
+    const told = await call("POST", path(model, "/load"));
+    if (told.state === "failed") {
+      const wait = told.retry_after_s > 0 ? ` It is not tried again for ${Math.ceil(told.retry_after_s)} s.` : "";
+      throw new Error(`${model} failed a moment ago: ${sentence(told.error || "nobody says why")}${wait}`);
+    }
+    say(told.state === "loaded" ? `${model} is ready.` : `${model} is being loaded.`);
+    refreshSoon();
+  },
+  async unload({ model }) {
+    const text = "Its replicas finish what they have, and end. The next request for it loads it again.";
+    if (!(await sure(`Unload ${model}?`, text, "Unload"))) return;
+    tell(await call("POST", path(model, "/unload")));
+  },
+  async delete({ model }) {
+    const text = "It is taken out of the catalogue, with its schedule: nobody can ask for it any more. Its replicas end their work first.";
+    if (!(await sure(`Delete ${model}?`, text, "Delete", true))) return;
+    try {
+      tell(await call("DELETE", path(model)));
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      if (await sure(`Delete ${model} all the same?`, sentence(error.message), "Delete", true)) {
+        tell(await call("DELETE", path(model, "?force=true")));
+      }
+    }
+  },
+  requests: ({ model }) => location.assign(`/fleet/requests?model=${encodeURIComponent(model)}`),
+  "close-install": () => closePanel($("#install")),
+});
+
+if (admin) {
+  const scale = setUpScaling(tell);
+  allow({ scale: ({ model }) => scale(model, lineOf(model)?.dataset.schedule ?? ""), edit });
+  setUpInstalling();
+}
+
+function setUpInstalling() {
+  const search = setUpSearch({
+    async ask(term) {
+      const found = await call("GET", `/api/models/available?term=${encodeURIComponent(term)}`);
+      return { items: found.slice(0, FOUND), count: found.length };
+    },
+    item(entry) {
+      const tags = [entry.gallery, entry.backend, entry.size, entry.installed && "installed"];
+      const act = entry.installed ? [] : [actOn("Install", entry.name, { act: "install", model: entry.id })];
+      return foundLine(entry, tags, ...act);
+    },
+    words: (count) => counted(count, "model fits", "models fit"),
+  });
+  allow({
+    async install({ model }) {
+      tell(await call("POST", "/api/models", { model, fetch: true }));
+      await search();
+    },
+  });
+  const form = $("#own");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wrong = $("#own-error");
+    guarded(event.submitter, async () => {
+      wrong.hidden = true;
+      try {
+        tell(await call("POST", "/api/models", { text: form.elements.text.value, fetch: true }));
+        form.reset();
+      } catch (error) {
+        wrong.textContent = sentence(error.message);
+        wrong.hidden = false;
+        form.elements.text.focus();
+      }
+    });
+  });
+}
+
+start();

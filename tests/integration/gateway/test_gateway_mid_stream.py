@@ -1,0 +1,90 @@
+"""What becomes of a stream when something happens in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from corral.gateway.main import Gateway
+from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
+from tests.integration.gateway.house import CHAT, House, open_house
+from tests.integration.gateway.scripted_controller import ScriptedController
+from tests.support.waiting import until
+
+HALF = b'data: {"choices":[{"delta":{"content":"0"}}]}\n\ndata: {"choices":[{"delta":{"content":"1"}}]}\n\n'
+
+
+@pytest.fixture
+async def house(
+    controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
+) -> AsyncIterator[House]:
+    async with open_house(controller, open_one, http) as house:
+        yield house
+
+
+async def streaming(house: House, gateway: Gateway) -> aiohttp.ClientResponse:
+    """A stream of which half has come, the rest waiting for `paused`."""
+    body = {"model": "small", "stream": True}
+    answer = await house.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), json=body)
+    assert (answer.status, await answer.content.readexactly(len(HALF))) == (200, HALF)
+    return answer
+
+
+async def test_a_key_revoked_in_mid_stream_finishes_it_and_gets_no_other(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1", slots=8)])
+    gateway = await house.gateway()
+    house.one.paused = asyncio.Event()
+    answer = await streaming(house, gateway)
+    house.controller.change(keys=[row for row in KEYS if row["id"] != f"id-{USER}"])
+    await gateway.keeper.look()
+    assert (await house.ask(gateway))[0] == 401
+    house.one.paused.set()
+    assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+    assert [(row["status"], row.get("ending")) for row in await house.receipts(1)] == [(200, None)]
+
+
+async def test_a_process_that_dies_in_mid_stream_cuts_the_answer_and_no_other(house: House) -> None:
+    house.both(slots=8)
+    gateway = await house.gateway()
+    house.one.paused = house.two.paused = asyncio.Event()
+    answers = [await streaming(house, gateway) for _ in range(4)]
+    house.one.cut = True
+    house.one.paused.set()
+    whole = 0
+    for answer in answers:
+        with contextlib.suppress(aiohttp.ClientPayloadError):  # what was not sent whole does not look whole
+            whole += (await answer.read()).endswith(b"data: [DONE]\n\n")
+    assert whole == 2
+    assert [row.get("ending") for row in await house.receipts(4)].count("upstream_broke") == 2
+    house.one.paused = house.two.paused = None
+    assert await house.who(gateway) in ("p1", "p2")
+
+
+async def test_a_process_that_hangs_without_closing_is_given_up_after_a_while(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway(replica_idle_s=0.3, replica_first_byte_s=0.4)
+    house.one.paused = asyncio.Event()
+    answer = await streaming(house, gateway)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await answer.read()
+    house.one.held = asyncio.Event()  # the next hangs before it has said a word
+    status, told, _ = await house.ask(gateway)
+    assert (status, told["error"]["code"]) == (504, "upstream_failed")
+    house.one.held = None
+    assert await house.who(gateway) == "p1", "its slot is free"
+    endings = [(row["status"], row.get("ending")) for row in await house.receipts(3)]
+    assert endings[:2] == [(200, "upstream_broke"), (504, None)]
+
+
+async def test_a_client_that_leaves_in_mid_stream_stops_the_generation(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    gateway = await house.gateway()
+    house.one.paused = asyncio.Event()
+    answer = await streaming(house, gateway)
+    answer.close()
+    await until(lambda: house.one.running["p1"] == 0, "the process is told")
+    assert [row.get("ending") for row in await house.receipts(1)] == ["client_left"]

@@ -1,0 +1,102 @@
+"""A hub of models on this machine: the interface of the real one, as far as repositories and their files go.
+
+async with FakeHub() as hub:
+    hub.repositories["org/name"] = Repository({"config.json": b"{}", "model.safetensors": b"..."})
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+LARGE = 1000  # bytes; from there on a file is kept apart, and its digest is told
+
+
+@dataclass
+class Repository:
+    files: dict[str, bytes]
+    commit: str = "c0ffee" + "0" * 34
+    token: str = ""  # what opens it
+    branches: dict[str, str] = field(default_factory=dict)  # names of commits besides main
+
+
+@dataclass
+class FakeHub:
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    shown: list[tuple[str, str]] = field(default_factory=list)  # path, and the Authorization that came with it
+    busy: int = 0  # so many answers are 503
+    url: str = ""
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeHub:
+        app = web.Application(middlewares=[self._noted])
+        app.router.add_get("/api/models/{owner}/{name}/revision/{revision}", self._info)
+        app.router.add_get("/{owner}/{name}/resolve/{revision}/{path:.+}", self._resolve)
+        app.router.add_get("/cdn/{owner}/{name}/{path:.+}", self._cdn)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.asked.append(request.path_qs)
+        self.shown.append((request.path, request.headers.get("Authorization", "")))
+        if self.busy:
+            self.busy -= 1
+            return web.Response(status=503)
+        answered: web.StreamResponse = await handler(request)
+        return answered
+
+    def _find(self, request: web.Request) -> Repository:
+        found = self.repositories.get(f"{request.match_info['owner']}/{request.match_info['name']}")
+        if found is None or (found.token and request.headers.get("Authorization") != f"Bearer {found.token}"):
+            raise web.HTTPUnauthorized(text='{"error":"Repository not found"}')  # so the real one says of both
+        known = {"main": found.commit, found.commit: found.commit} | found.branches
+        if request.match_info.get("revision", "main") not in known:
+            raise web.HTTPNotFound(text='{"error":"Invalid rev id"}')
+        return found
+
+    async def _info(self, request: web.Request) -> web.Response:
+        repository = self._find(request)
+        siblings = [_sibling(path, content) for path, content in repository.files.items()]
+        if request.query.get("blobs") != "true":
+            siblings = [{"rfilename": each["rfilename"]} for each in siblings]
+        name = f"{request.match_info['owner']}/{request.match_info['name']}"
+        told = {"_id": "6", "id": name, "modelId": name, "sha": repository.commit, "private": False, "gated": False}
+        return web.json_response(told | {"siblings": siblings, "usedStorage": 1})
+
+    async def _resolve(self, request: web.Request) -> web.Response:
+        repository, path = self._find(request), request.match_info["path"]
+        if path not in repository.files:
+            raise web.HTTPNotFound(text="Entry not found")
+        content = repository.files[path]
+        headers = {"X-Repo-Commit": repository.commit}
+        if len(content) < LARGE:
+            return web.Response(body=content, headers=headers | {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+        digest = hashlib.sha256(content).hexdigest()
+        where = f"/cdn/{request.match_info['owner']}/{request.match_info['name']}/{path}"
+        linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{digest}"', "Location": where}
+        return web.Response(status=302, headers=headers | linked)
+
+    async def _cdn(self, request: web.Request) -> web.Response:
+        name = f"{request.match_info['owner']}/{request.match_info['name']}"
+        return web.Response(body=self.repositories[name].files[request.match_info["path"]])
+
+
+def _sibling(path: str, content: bytes) -> dict[str, Any]:
+    blob_id = hashlib.sha1(content).hexdigest()
+    told: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": blob_id}
+    if len(content) >= LARGE:
+        digest = hashlib.sha256(content).hexdigest()
+        told["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
+    return told

@@ -1,0 +1,22 @@
+"""A model an earlier release took and this one cannot mean: people are told, and not twice a second."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from structlog.testing import capture_logs
+
+from corral.controller.models.views import definition_of, view_models
+from corral.store.models import Model
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_it_is_told_once_for_each_revision() -> None:
+    with capture_logs() as told:
+        for revision in ("r1", "r1", "r2", "r2"):
+            odd = Model("odd", {"name": "odd", "backend": "not a name"}, revision, "person", NOW, NOW)
+            assert definition_of(odd) is None
+            view_models([odd], {})
+    assert [line["model"] for line in told] == ["odd", "odd"]
+    assert all("backend 'not a name'" in line["error"] for line in told)
