@@ -1,11 +1,13 @@
-"""Bodies that are kept in memory while their requests are served: how much of them there may be at once.
+"""Bodies that are kept while their requests are served, in memory or on disk: how much of them there may be at once.
 
 A body is read before its model is known, and kept until its answer has ended, so that it can be sent to another replica
 where the first cannot be reached. One is bounded by itself; all of them together are bounded here, or a few hundred
-clients with large ones would take the memory of everybody's gateway.
+clients with large ones would take the memory, or the disk, of everybody's gateway.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from corral.contract.http import Body, BodyTooLarge
 
@@ -23,6 +25,11 @@ class BodyRoom:
         return Share(self)
 
 
+class Rooms(NamedTuple):
+    memory: BodyRoom
+    disk: BodyRoom  # for those with files in them
+
+
 class Share:
     """What one request has of the room. Closed when it is over."""
 
@@ -38,6 +45,10 @@ class Share:
             raise NoRoom
         room.taken_bytes += size_bytes
         self._bytes += size_bytes
+
+    def another(self) -> Share:
+        """Of the same room."""
+        return self._room.share()
 
     def close(self) -> None:
         self._room.taken_bytes -= self._bytes

@@ -22,7 +22,7 @@ from corral.bus.api import BusTls
 from corral.contract.http import Patience, Target
 from corral.contract.view import FleetView
 from corral.gateway.admission import FleetSource
-from corral.gateway.bodies import BodyRoom
+from corral.gateway.bodies import BodyRoom, Rooms
 from corral.gateway.controller_relay import ControllerRelay
 from corral.gateway.cors import Cors
 from corral.gateway.door import Door
@@ -180,7 +180,10 @@ class State:
         self.in_flight = InFlight()
         self.ring = ReceiptRing(settings.receipts_limit)
         self.limiters = Limiters()
-        self.room = BodyRoom(max(settings.bodies_limit_bytes, settings.body_limit_bytes))
+        self.rooms = Rooms(
+            memory=BodyRoom(max(settings.bodies_limit_bytes, settings.body_limit_bytes)),
+            disk=BodyRoom(max(settings.spool_limit_bytes, settings.multipart_limit_bytes)),
+        )
         self.ejection = Ejection(
             self.in_flight,
             lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
@@ -224,12 +227,15 @@ def build_door(
         "ejections": ("Times a replica was left alone because it was not reached.", lambda: state.ejection.count),
         "receipts_lost": ("Receipts that found no room.", lambda: state.ring.lost),
     }
-    metrics.gauges["body_bytes"] = ("JSON bodies of requests under way.", lambda: state.room.taken_bytes)
+    metrics.gauges |= {
+        "body_bytes": ("JSON bodies of requests under way.", lambda: state.rooms.memory.taken_bytes),
+        "spooled_bytes": ("Bodies with files in them of requests under way.", lambda: state.rooms.disk.taken_bytes),
+    }
     v1 = V1(
         fleets,
         serving,
         state.limiters,
-        state.room,
+        state.rooms,
         clock,
         cors=cors,
         body_limit_bytes=settings.body_limit_bytes,

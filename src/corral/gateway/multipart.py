@@ -1,6 +1,7 @@
 """Bodies with files in them (`multipart/form-data`): kept on disk while they come, read for the field `model` alone.
 
-Nothing is decoded and nothing is kept in memory: the body goes on as it came.
+Nothing is decoded and nothing is kept in memory: the body goes on as it came. What all of them take of the disk is
+bounded as it is for bodies in memory (`bodies.py`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import contextlib
 import mmap
 import re
 import tempfile
-from collections.abc import AsyncIterator
 from typing import IO, NamedTuple
 
-from corral.contract.http import BodyTooLarge
+from corral.contract.http import Body, BodyTooLarge
+from corral.gateway.bodies import Share
 from corral.gateway.fields import LONGEST_MODEL, BadBody
 from corral.kit.header_values import read_parameters
 
@@ -35,8 +36,9 @@ class Named(NamedTuple):
 class Spooled:
     """A body on disk, in a file that has no name any more. Close it when the request is over."""
 
-    def __init__(self, file: IO[bytes], folder: str | None = None) -> None:
+    def __init__(self, file: IO[bytes], share: Share, folder: str | None = None) -> None:
         self._file = file
+        self._share = share  # of the disk; ours from here on
         self._folder = folder
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._renamed: dict[str, Spooled] = {}
@@ -50,40 +52,51 @@ class Spooled:
         return self._map
 
     async def view_for(self, model: str) -> memoryview:
-        """The body as that model is to see it: with its own name, whatever the client called it. OSError where the disk
-        does not take it."""
+        """The body as that model is to see it: with its own name, whatever the client called it. `NoRoom` or OSError
+        where there is no place for it."""
         named = self.named
         if named is None or named.model == model:
             return self.view()
         renamed = self._renamed.get(model)
         if renamed is None:
             # A second file rather than a body in pieces: it is read as often as the request is sent.
-            file = await _make_file(self._folder)
+            share = self._share.another()
+            share.take(len(self._map))
+            file = None
             try:
+                file = await _make_file(self._folder)
                 await asyncio.to_thread(_rename, self._map, named, model, file)
-                renamed = self._renamed[model] = Spooled(file)
+                renamed = self._renamed[model] = Spooled(file, share)
             except BaseException:
-                file.close()
+                _give_up(file, share)
                 raise
         return renamed.view()
 
     def close(self) -> None:
         for renamed in self._renamed.values():
             renamed.close()
-        self._file.close()
+        _give_up(self._file, self._share)
         with contextlib.suppress(BufferError):  # a connection that was cut still holds it; it goes with that
             self._map.close()
 
 
-async def spool(pieces: AsyncIterator[bytes], limit_bytes: int, folder: str | None) -> Spooled:
-    """Raises `BodyTooLarge`, `BadBody` for an empty one, OSError where the disk does not take it."""
-    file = await _make_file(folder)
+async def spool(body: Body, limit_bytes: int, share: Share, folder: str | None) -> Spooled:
+    """Raises `BodyTooLarge` and `NoRoom` as `read_whole` does, `BadBody` for an empty one, OSError where the disk does
+    not take it."""
+    file = None
     try:
+        if body.length is not None:
+            if body.length > limit_bytes:
+                raise BodyTooLarge(f"the body is over {limit_bytes} bytes")
+            share.take(body.length)
+        file = await _make_file(folder)
         total, pending = 0, bytearray()
-        async for piece in pieces:
+        async for piece in body.chunks():
             total += len(piece)
             if total > limit_bytes:
                 raise BodyTooLarge(f"the body is over {limit_bytes} bytes")
+            if body.length is None:
+                share.take(len(piece))
             pending += piece
             if len(pending) >= _WRITE_BYTES:
                 whole, pending = pending, bytearray()
@@ -91,10 +104,16 @@ async def spool(pieces: AsyncIterator[bytes], limit_bytes: int, folder: str | No
         if not total:
             raise BadBody("the body is empty")
         await asyncio.to_thread(_finish, file, bytes(pending))
-        return Spooled(file, folder)
+        return Spooled(file, share, folder)
     except BaseException:
-        file.close()
+        _give_up(file, share)
         raise
+
+
+def _give_up(file: IO[bytes] | None, share: Share) -> None:
+    share.close()
+    if file is not None:
+        file.close()
 
 
 async def _make_file(folder: str | None) -> IO[bytes]:

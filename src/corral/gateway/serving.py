@@ -26,6 +26,7 @@ from corral.contract.models import LONGEST_NAME
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource
 from corral.gateway.answers import Answer
+from corral.gateway.bodies import NoRoom
 from corral.gateway.cors import Cors
 from corral.gateway.fields import FieldReader
 from corral.gateway.heads import HIDDEN_FROM_REPLICA, for_replica
@@ -147,7 +148,7 @@ class Serving:
                 request.extra["node"] = route.replica.node_name  # for the line in the log
             try:
                 trip.result = await self._relay(request, responder, trip, ask, route)
-            except OSError as error:
+            except (NoRoom, OSError) as error:
                 log.error("a body could not be kept on disk", reason=str(error))
                 return await self._send(request, responder, answers.no_room("on its disk", self._options.retry_after_s))
             except UpstreamFailed as failure:

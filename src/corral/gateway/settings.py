@@ -177,6 +177,12 @@ class GatewaySettings:
     multipart_limit_bytes: int = setting(
         "largest body with files in it under /v1/; kept on disk", default=256 * MIB, check=_positive
     )
+    spool_limit_bytes: int = setting(
+        "all such bodies together whose requests are under way; one more waits outside (503). At least one fits",
+        default=8192 * MIB,
+        check=_positive,
+        advanced=True,
+    )
     spool_folder: Path | None = setting(
         "where such bodies are kept; empty = the system's folder for temporary files", default=None, advanced=True
     )

@@ -16,7 +16,7 @@ from corral.contract.http import BodyBroken, BodyTooLarge, Errand, KnownHead, Re
 from corral.gateway import answers
 from corral.gateway.admission import FleetSource, admit_lately
 from corral.gateway.answers import Answer
-from corral.gateway.bodies import BodyRoom, NoRoom, Share, read_whole
+from corral.gateway.bodies import NoRoom, Rooms, Share, read_whole
 from corral.gateway.cors import Cors
 from corral.gateway.fields import BadBody, FieldReader, Fields
 from corral.gateway.limits import KeyLimiter, Limiters
@@ -99,7 +99,7 @@ class V1:
         fleets: FleetSource,
         server: Server,
         limiters: Limiters,
-        room: BodyRoom,
+        rooms: Rooms,
         clock: Clock,
         *,
         cors: Cors,
@@ -111,7 +111,7 @@ class V1:
         self._fleets = fleets
         self._server = server
         self._limiters = limiters
-        self._room = room
+        self._rooms = rooms
         self._clock = clock
         self._cors = cors
         self._body_limit_bytes = body_limit_bytes
@@ -128,7 +128,7 @@ class V1:
         if isinstance(entered, Answer):
             return await self._send(request, responder, entered)
         fleet, client, limiter = entered
-        share, ask = self._room.share(), None
+        share, ask = self._rooms.memory.share(), None
         try:
             read = await self._read(request, fleet, client, share, named=named)
             if isinstance(read, Answer):
@@ -226,7 +226,7 @@ class V1:
                 return answers.unknown_route(request.method, request.route)
             return answers.openai_error(400, error.message, param=error.param)
         except NoRoom:
-            return answers.no_room("in its memory", self._retry_after_s)
+            return answers.no_room("on its disk" if in_parts else "in its memory", self._retry_after_s)
         except OSError as error:
             log.error("a body could not be kept on disk", reason=str(error))
             return answers.no_room("on its disk", self._retry_after_s)
@@ -238,10 +238,8 @@ class V1:
 
     async def _spool(self, request: Request, kind: bytes) -> tuple[Spooled, Fields]:
         boundary = boundary_of(kind)
-        length = request.body.length
-        if length is not None and length > self._multipart_limit_bytes:
-            raise BodyTooLarge(f"the body is over {self._multipart_limit_bytes} bytes")
-        spooled = await spool(request.body.chunks(), self._multipart_limit_bytes, self._spool_folder)
+        share = self._rooms.disk.share()
+        spooled = await spool(request.body, self._multipart_limit_bytes, share, self._spool_folder)
         try:
             spooled.named = await asyncio.to_thread(read_model, spooled.data, boundary)
             return spooled, Fields(spooled.named.model)

@@ -102,6 +102,33 @@ async def test_bodies_together_are_bounded(house: House, *, chunked: bool) -> No
     await until(lambda: "corral_gateway_body_bytes 0.0" in rendered(gateway), "none of it is kept")
 
 
+@pytest.mark.parametrize("asked", ["small", "whisper"])
+async def test_bodies_with_files_together_are_bounded(house: House, asked: str) -> None:
+    """On disk as in memory; the copy that is made for a model asked for by another name counts, too."""
+    house.controller.change(
+        replicas=[house.one.replica("p1", slots=8)], models=[SMALL, {"id": "whisper", "alias": "small"}]
+    )
+    gateway = await house.gateway(multipart_limit_bytes=2 * MIB, spool_limit_bytes=5 * MIB)
+    house.one.held = asyncio.Event()
+
+    async def ask() -> tuple[int, dict[str, object]]:
+        form = aiohttp.FormData({"model": asked}, default_to_multipart=True)
+        form.add_field("file", io.BytesIO(b"x" * (2 * MIB - 1000)), filename="a.wav")
+        url = f"{gateway.url}/v1/audio/transcriptions"
+        async with house.http.post(url, headers=bearer(USER), data=form) as answer:
+            return answer.status, await answer.json()
+
+    fit = 2 if asked == "small" else 1
+    served = [asyncio.create_task(ask()) for _ in range(fit)]
+    await until(lambda: len(house.one.came) == fit, "they are being served")
+    status, answer = await ask()
+    assert (status, answer["error"]["code"]) == (503, "no_room")  # type: ignore[index]
+    house.one.held.set()
+    assert [status for status, _ in await asyncio.gather(*served)] == [200] * fit
+    assert (await ask())[0] == 200, "the room is free again"
+    await until(lambda: "corral_gateway_spooled_bytes 0.0" in rendered(gateway), "none of it is kept")
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_of_100_mb_is_refused_and_not_kept(house: House, *, declared: bool) -> None:
     """With the usual limits: before a byte of it is read where it says how long it is, else once it is too long."""
