@@ -21,7 +21,8 @@ class Work:
         self.tidied = 0
         self.go = asyncio.Event()
         self.error: Exception | None = None
-        self.tidy_s = 0.0
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def __call__(self, tell: Tell) -> str:
         self.started += 1
@@ -30,7 +31,7 @@ class Work:
             await self.go.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
-            await asyncio.sleep(self.tidy_s)
+            await self.may_end.wait()
             raise
         finally:
             self.tidied += 1
@@ -95,7 +96,7 @@ async def test_when_the_last_leaves_the_work_has_ended_before_the_leaving_has() 
 async def test_who_comes_while_it_is_given_up_gets_a_new_run_after_the_old_has_tidied() -> None:
     runs: SharedRuns[str, str] = SharedRuns()
     work = Work()
-    work.tidy_s = 0.05
+    work.may_end.clear()
     first = asyncio.create_task(runs.join("k", work))
     await settle()
     first.cancel()
@@ -103,6 +104,7 @@ async def test_who_comes_while_it_is_given_up_gets_a_new_run_after_the_old_has_t
     second = asyncio.create_task(runs.join("k", work))
     await settle()
     assert (work.started, work.tidied) == (1, 0)
+    work.may_end.set()
     work.go.set()
     assert await second == "done"
     assert work.started == 2
