@@ -16,11 +16,12 @@ from corral.kit.settings import read_settings
 from corral.worker.addresses import Told
 from corral.worker.agent.bus_access import BusOpener
 from corral.worker.agent.describe import describe
-from corral.worker.agent.machine import Machine
+from corral.worker.agent.machine import Machine, in_daemon_thread
 from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.waiting import alongside, unless_set
 from corral.worker.settings import WorkerSettings
+from tests.support.waiting import until
 
 
 def settings(data: Path, **env: str) -> WorkerSettings:
@@ -75,31 +76,61 @@ def test_readiness(status: str, leaving: bool, bus: bool, why: str | None) -> No
 
 
 class StuckProbe:
-    """A driver that hangs inside its first call, and is left out of the second."""
+    """A driver that hangs inside its first call, and is left out of those after it."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.hanging = threading.Lock()
         self.let_go = threading.Event()
+        self.asked: list[str] = []
 
     def full(self) -> HardwareReport:
-        self.calls += 1
-        if self.calls == 1:
-            self.let_go.wait(30)
-        return HardwareReport(os="linux", arch="amd64", total_ram=self.calls)
+        self.asked.append("full")
+        if self.hanging.acquire(blocking=False):
+            self.let_go.wait(60)
+            return HardwareReport(os="linux", arch="amd64", total_ram=1)
+        return HardwareReport(os="linux", arch="amd64", total_ram=2)
 
     def refresh(self, report: HardwareReport) -> HardwareReport:
+        self.asked.append("refresh")
         raise RuntimeError("the driver is gone")
 
 
 async def test_a_hanging_driver_holds_up_nobody() -> None:
     probe = StuckProbe()
     machine = Machine(probe, SystemClock(), refresh_every_s=0.001, patience_s=0.05)
-    await machine.look()
-    assert machine.report.total_ram == 2
-    async with alongside(machine.run()):  # every refresh fails from now on
-        await asyncio.sleep(0.02)
-    assert machine.report.total_ram == 2
-    probe.let_go.set()
+
+    async def looked() -> bool:
+        await machine.look()
+        return machine.report.total_ram == 2
+
+    try:
+        await machine.look()
+        await until(lambda: probe.asked == ["full", "full"], "a second try within the same look")
+        await until(looked, "a report")  # a busy machine may need longer than our patience for the best of probes
+        async with alongside(machine.run()):
+            await until(lambda: probe.asked.count("refresh") > 2, "refreshes, all of which fail")
+        assert machine.report.total_ram == 2
+    finally:
+        probe.let_go.set()
+
+
+def test_a_driver_that_answers_when_all_is_over_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do so in the very moment the loop is closed."""
+    let_go, failures = threading.Event(), list[object]()
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+
+    async def give_up() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "is_closed", lambda: False)  # it was not, when it was asked
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await in_daemon_thread(lambda: let_go.wait(60))
+
+    before = set(threading.enumerate())
+    asyncio.run(give_up())
+    [late] = [each for each in threading.enumerate() if each not in before and each.name == "hardware probe"]
+    let_go.set()
+    late.join(60)
+    assert failures == []
 
 
 async def test_work_ends_when_told_to() -> None:

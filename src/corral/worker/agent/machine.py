@@ -4,6 +4,7 @@ hangs inside a call ever delays a heartbeat, or the end of the process."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
@@ -86,7 +87,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as failure:  # handed to whoever waits, whatever it is
             error = failure
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps since a moment ago: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
     context = contextvars.copy_context()  # so that its log lines carry what ours do
