@@ -30,7 +30,7 @@ class FakeMachine:
         self.ram = RAM
         (root / "models").mkdir(parents=True)
 
-    def host(self, command_timeout_s: float = 5.0) -> Host:
+    def host(self, command_timeout_s: float = 30.0) -> Host:
         return Host(self.env, self.root, self.system, self.machine, command_timeout_s)
 
     def probe(self, *, ram: Callable[[], Space] | None = None, patience_s: float = 2.0) -> HardwareProbe:
