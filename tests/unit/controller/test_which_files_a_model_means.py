@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -144,11 +146,14 @@ def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     made = make_ca("test", now)
     crt, key = tmp_path / "crt", tmp_path / "key"
+    written_s = itertools.count(1_800_000_000)
 
     def write() -> None:
         issued = Ca(made.certificate_pem, made.key_pem).issue_server(["x"], now, life=timedelta(days=1))
-        key.write_text(issued.key_pem)
-        crt.write_text(issued.certificate_pem)
+        for path, text in ((key, issued.key_pem), (crt, issued.certificate_pem)):
+            path.write_text(text)
+            at = next(written_s)  # a file system's own clock may not have moved since the last one
+            os.utime(path, (at, at))
 
     with pytest.raises(BadSettings):
         Certificate(crt, None)
