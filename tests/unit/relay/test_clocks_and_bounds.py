@@ -15,7 +15,7 @@ from tests.support.waiting import until
 class Watched:
     def __init__(self, wheel: Wheel, span_s: float) -> None:
         self.wheel = wheel
-        self.started = time.monotonic()
+        self.started = min(time.monotonic(), wheel.now + wheel.tick_s)  # a loop that stood still knows no later time
         self.deadline = wheel.deadline(span_s)
         self.expired_after_s = 0.0
 
