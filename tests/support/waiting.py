@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-NOT_YET = (AssertionError, OSError, KeyError, ValueError)
+NOT_YET = (AssertionError, OSError, LookupError, ValueError)
 
 
 def promised(seconds: float) -> float:
