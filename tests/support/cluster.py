@@ -111,8 +111,14 @@ class Cluster:
         return {node["name"]: node for node in answer.json()}
 
     def wait_status(self, member: Member, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
-        wait_for(lambda: self.nodes(member)[name]["status"] == status, f"{status} node {name}", timeout_s)
-        return self.nodes(member)[name]
+        """The node as it was when it was so."""
+
+        def look() -> dict[str, Any]:
+            node = self.nodes(member)[name]
+            assert node["status"] == status, node
+            return node
+
+        return wait_for(look, f"{status} node {name}", timeout_s)
 
     def token(self, member: Member, **asked: object) -> str:
         answer = self.api(member, "POST", "/api/tokens", asked)
@@ -141,5 +147,5 @@ class Cluster:
         return self.root / f"{self._logs:02}-{name}.log"
 
     def _bus_listens(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.bus_port), timeout=1):
+        with socket.create_connection(("127.0.0.1", self.bus_port), timeout=DEADLINE_S):
             return True

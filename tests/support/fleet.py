@@ -71,11 +71,12 @@ def http(
         data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, data=data, timeout=TIMEOUT_S, context=trust) as answer:
+        try:
+            answer = urllib.request.urlopen(request, data=data, timeout=TIMEOUT_S, context=trust)
+        except urllib.error.HTTPError as refusal:
+            answer = refusal
+        with answer:
             return Answer(answer.status, answer.read(), dict(answer.headers))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, error.read(), dict(error.headers))
     except HTTPException as error:  # it died in the middle of its answer
         raise ConnectionError(f"{url}: {error!r}") from error
 
@@ -195,8 +196,14 @@ class Fleet:
         return str(self.nodes()[name]["status"])
 
     def wait_status(self, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
-        wait_for(lambda: self.status(name) == status, f"{status} node {name}", timeout_s)
-        return self.nodes()[name]
+        """The node as it was when it was so."""
+
+        def look() -> dict[str, Any]:
+            node = self.nodes()[name]
+            assert node["status"] == status, node
+            return node
+
+        return wait_for(look, f"{status} node {name}", timeout_s)
 
     def token(self, *options: str) -> str:
         made = self.cli("token", "create", "--json", *options)
