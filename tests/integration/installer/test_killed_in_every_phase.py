@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,16 +34,16 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def installing(
-    folder: Path, wanted: InstallRequest, env: dict[str, str] | None = None
+    folder: Path, wanted: InstallRequest, *until: str, env: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """`until`: the phase, and the bytes, at which it dies."""
     with tempfile.TemporaryFile() as order:
         order.write(encode(wanted))
         order.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.install_driver", str(folder)],
+            [sys.executable, "-m", "tests.support.install_driver", str(folder), *until],
             cwd=ROOT,
             stdin=order,
-            stdout=subprocess.PIPE,
             env=env,
         )
     try:
@@ -50,20 +51,6 @@ def installing(
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def kill_in(process: subprocess.Popen[bytes], phase: str, least_bytes: int = 0) -> None:
-    """Kill it as soon as it says that it is there."""
-    assert process.stdout is not None
-    for text in process.stdout:
-        said, _, count = text.decode().strip().partition(" ")
-        if said == phase and int(count) >= least_bytes:
-            process.kill()
-            process.wait()
-            return
-    pytest.fail(f"it never came to {phase}")
 
 
 @pytest.fixture
@@ -82,9 +69,9 @@ async def test_killed_in_this_phase(folder: Path, registry: ImageRegistry, line:
     push_image(registry.url, "killed/phases", "1", made)
     wanted = request("demo", image(f"{line.host}/killed/phases:1"), digest=made.digest)
     line.bytes_per_s = 8_000_000
-    with installing(folder, wanted) as process:
-        # Written in blocks of a mebibyte, or each half second: of two that came, at least one is on the disk.
-        await asyncio.to_thread(kill_in, process, phase, 2_200_000 if phase == "downloading" else 0)
+    # Written in blocks of a mebibyte, or each half second: of two that came, at least one is on the disk.
+    with installing(folder, wanted, phase, "2200000" if phase == "downloading" else "0") as process:
+        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL, f"it never came to {phase}"
     line.bytes_per_s = 0
     line.passed = 0
     async with open_installer(folder) as (installer, means):
@@ -113,7 +100,7 @@ async def test_a_tool_that_builds_an_environment_dies_with_the_worker(folder: Pa
         wheel = Wheel("x-1-py3-none-any.whl", server.put("/x", data), hashlib.sha256(data).hexdigest(), len(data))
         manifest = Manifest(protocol="openai", command=("serve",))
         wanted = request("demo", Source("pypi", "x", wheels=(wheel,)), manifest=manifest, force=True)
-        with installing(folder, wanted, env) as process:
+        with installing(folder, wanted, env=env) as process:
             await until(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
             pid = int((folder / "pid").read_text())
             assert alive(pid)
