@@ -20,7 +20,7 @@ def crash(scenario: str, folder: Path) -> list[dict[str, Any]]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
