@@ -15,6 +15,7 @@ from tests.compat.localai_backends import Build
 from tests.compat.localai_worker import LocalAIWorker
 from tests.support.backend_images import gallery_of
 from tests.support.cluster import Cluster
+from tests.support.fleet import PATIENT
 from tests.support.ordering import mock_copy
 from tests.support.waiting import until
 
@@ -35,7 +36,7 @@ class Yard:
             CORRAL_REGISTRATION_TOKEN=SHARED,
             CORRAL_BACKEND_INSTALL_TIMEOUT="4s",
             CORRAL_BACKEND_UPGRADE_TIMEOUT="4s",
-            **(self.publish("1") | {"CORRAL_GALLERY_FRESH": "1ms"}),
+            **(PATIENT | self.publish("1") | {"CORRAL_GALLERY_FRESH": "1ms"}),
         )
 
     def publish(self, version: str) -> dict[str, str]:

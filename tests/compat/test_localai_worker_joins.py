@@ -16,7 +16,8 @@ from corral.contract.messages.backends import LIST_BACKENDS, ListBackends
 from tests.compat.localai_backends import Build
 from tests.compat.localai_worker import LocalAIWorker
 from tests.support.cluster import Cluster
-from tests.support.waiting import until
+from tests.support.fleet import PATIENT
+from tests.support.waiting import DEADLINE_S, until
 
 SHARED = "the-shared-registration-token"
 
@@ -29,7 +30,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         members=1,
         CORRAL_COMPAT_LOCALAI="true",
         CORRAL_REGISTRATION_TOKEN=SHARED,
-        CORRAL_BUS_CREDENTIAL_TTL="20s",
+        CORRAL_BUS_CREDENTIAL_TTL="60s",
+        **PATIENT,
     )
     try:
         yield cluster.start()
@@ -47,7 +49,7 @@ async def controllers_bus(cluster: Cluster) -> AsyncIterator[NatsBus]:
     )
     bus = NatsBus([cluster.bus_url], FixedCredentials(minted.credentials()), inbox_prefix=minted.inbox)
     async with bus:
-        await bus.wait_connected(10)
+        await bus.wait_connected(DEADLINE_S)
         yield bus
 
 
@@ -76,10 +78,10 @@ async def test_it_registers_is_approved_heartbeats_refreshes_and_answers_on_the_
         assert node["labels"]["gpu.vram"] == "24GB"
 
         async with controllers_bus(cluster) as bus:
-            reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=5, node=worker.node_id)
+            reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=DEADLINE_S, node=worker.node_id)
             assert reply.backends == ()
             worker.backends.folders["vllm"] = Build("vllm", version="1")
-            reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=5, node=worker.node_id)
+            reply = await bus.call(LIST_BACKENDS, ListBackends(), timeout_s=DEADLINE_S, node=worker.node_id)
             assert [backend.name for backend in reply.backends] == ["vllm"]
 
         before = worker.node_id

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fleet import Fleet
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import grown_fleet
 from tests.support.processes import CORRAL
 
@@ -26,7 +26,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with grown_fleet(tmp_path_factory.mktemp("first"), *WORKERS) as fleet:
+    with grown_fleet(tmp_path_factory.mktemp("first"), *WORKERS, env=PATIENT) as fleet:
         yield fleet
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.backend_images import gallery_of, line_to, mock_image, openai_entry
-from tests.support.fleet import Fleet
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import ask_ingress, grown_fleet, order
 from tests.support.image_registry import ImageRegistry, push_image, registry
 from tests.support.waiting import wait_for
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(folder: Path) -> Iterator[Fleet]:
-    with grown_fleet(folder, *WORKERS, env=gallery_of(folder / "galleries")) as fleet:
+    with grown_fleet(folder, *WORKERS, env=gallery_of(folder / "galleries") | PATIENT) as fleet:
         yield fleet
 
 

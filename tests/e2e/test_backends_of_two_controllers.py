@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.backend_images import SteadyLine, gallery_of, line_to, mock_image, openai_entry
 from tests.support.cluster import Cluster, Member
+from tests.support.fleet import PATIENT
 from tests.support.image_registry import ImageRegistry, push_image, registry
 from tests.support.postgres import Postgres, postgres
 from tests.support.processes import CORRAL, Process
@@ -37,7 +38,7 @@ def line(registry: ImageRegistry) -> Iterator[SteadyLine]:
 @pytest.fixture
 def cluster(tmp_path: Path, postgres: Postgres, line: SteadyLine) -> Iterator[Cluster]:
     env = gallery_of(tmp_path / "galleries", openai_entry("farm-mock", f"oci://{line.host}/farm/mock:1"))
-    cluster = Cluster(tmp_path, postgres.new_database(), members=2, **env)
+    cluster = Cluster(tmp_path, postgres.new_database(), members=2, **env, **PATIENT)
     try:
         cluster.start()
         for name, member in zip(NODES, cluster.members, strict=True):

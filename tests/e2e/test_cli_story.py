@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fleet import Fleet, http
+from tests.support.fleet import PATIENT, Fleet, http
 from tests.support.processes import CORRAL, Process, free_port
 from tests.support.waiting import wait_for
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Without a worker of its own: machines come and go by name here."""
-    fleet = Fleet(tmp_path_factory.mktemp("story"), "--no-worker")
+    fleet = Fleet(tmp_path_factory.mktemp("story"), "--no-worker", **PATIENT)
     try:
         fleet.start()
         fleet.join_line()  # its greeting, and so its `local.json`, are there

@@ -16,13 +16,14 @@ from nats.aio.client import Client
 
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
+from tests.support.fleet import PATIENT
 from tests.support.waiting import promised, until, wait_for
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     root = tmp_path_factory.mktemp("closed")
-    cluster = Cluster(root, f"sqlite:///{root}/corral.db", members=1, CORRAL_STALE_AFTER="10m")
+    cluster = Cluster(root, f"sqlite:///{root}/corral.db", members=1, **PATIENT)
     try:
         yield cluster.start()
     finally:

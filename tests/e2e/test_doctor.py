@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.processes import alive
 from tests.support.waiting import wait_for
 
@@ -47,7 +47,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """What ends stays away for a while: the doctor shall see it."""
     root = tmp_path_factory.mktemp("doctor")
     assert shutil.disk_usage(root).free > 2 * GIB, "the doctor would rightly complain about this machine's disk"
-    fleet = Fleet(root, *request.param, CORRAL_RESTART_FIRST="10m", CORRAL_RESTART_CAP="10m")
+    fleet = Fleet(root, *request.param, CORRAL_RESTART_FIRST="10m", CORRAL_RESTART_CAP="10m", **PATIENT)
     try:
         fleet.start()
         fleet.join_line()

@@ -16,6 +16,7 @@ from corral.bus.binary import find_nats_server
 from corral.kit.certificates import Ca, make_ca
 from tests.e2e.test_closed_by_default import Intruder, knock, register
 from tests.support.cluster import Cluster, Member
+from tests.support.fleet import PATIENT
 from tests.support.processes import CORRAL, Process, free_port
 from tests.support.waiting import until, wait_for
 
@@ -29,7 +30,7 @@ class ExternalBus(Cluster):
     """A controller that is told about the bus by a person. `config` is the server's, without its address."""
 
     def __init__(self, root: Path, config: str, *, user: str = "", scheme: str = "nats", **told: str) -> None:
-        super().__init__(root, f"sqlite:///{root}/corral.db", members=1)
+        super().__init__(root, f"sqlite:///{root}/corral.db", members=1, **PATIENT)
         self.config = config
         self.scheme = scheme
         self.user = user

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.fleet import Fleet
+from tests.support.fleet import STALE_S, Fleet
 from tests.support.processes import Process
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
-STALE_S = 2.0
 ROLES = ("nats-server", "controller", "gateway", "worker")
 # Root may write anywhere; without its capabilities it is a user like any other.
 LIKE_ANYBODY = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
@@ -108,7 +107,7 @@ def test_a_full_disk_under_a_running_fleet_is_a_503_until_there_is_room(fleet: F
     assert "database or disk is full" in refused.json()["error"]["message"]
     assert refused.headers["retry-after"]
     assert fleet.api("GET", "/v1/models").status == 200, "what is warm goes on"
-    until = time.monotonic() + 2 * STALE_S  # long enough to blame a node for what we could not write down
+    until = time.monotonic() + 1.5 * STALE_S  # long enough to blame a node for what we could not write down
     wait_for(lambda: time.monotonic() > until, "end of the shortage")
 
     disk.make_room()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.fleet import Fleet, http
+from tests.support.fleet import PATIENT, Fleet, http
 from tests.support.processes import Process
 from tests.support.waiting import wait_for
 
@@ -22,7 +22,7 @@ USUAL_INGRESS_PORT = 50050
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     root = tmp_path_factory.mktemp("line")
-    fleet = Fleet(root)
+    fleet = Fleet(root, **PATIENT)
     fleet.data = root / "home" / ".local" / "share" / "corral"  # where it is when nobody says --data
     try:
         yield fleet.start()

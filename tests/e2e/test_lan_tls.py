@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from corral.kit.certificates import fingerprint
-from tests.support.fleet import Fleet, http
+from tests.support.fleet import PATIENT, Fleet, http
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("lan"), "--lan")
+    fleet = Fleet(tmp_path_factory.mktemp("lan"), "--lan", **PATIENT)
     try:
         yield fleet.start()
     finally:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from corral.controller.scheduler.gguf import read_head
-from tests.support.fleet import Fleet
+from tests.support.fleet import PATIENT, Fleet
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is a corral?"}]
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(400)  # an engine and weights come from the pac
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path_factory.mktemp("chat"))
+    fleet = Fleet(tmp_path_factory.mktemp("chat"), **PATIENT)
     try:
         fleet.start()
         fleet.wait_status(fleet.own_node(), "healthy")

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.fleet import Fleet
+from tests.support.fleet import PATIENT, Fleet
 from tests.support.grown_fleet import grown_fleet
 
 POLLY = """
@@ -25,7 +25,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters":
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with grown_fleet(tmp_path_factory.mktemp("grpc")) as fleet:
+    with grown_fleet(tmp_path_factory.mktemp("grpc"), env=PATIENT) as fleet:
         file = fleet.root / "polly.yaml"
         file.write_text(POLLY)
         ran = fleet.cli("models", "install", "-f", str(file))

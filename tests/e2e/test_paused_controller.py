@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_outages import STALE_S, join_healthy
+from tests.e2e.test_outages import LONG_S, join_healthy
 from tests.support.cluster import Cluster
+from tests.support.fleet import STALE_S
 from tests.support.postgres import Postgres, postgres
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE_S, wait_for
 
 __all__ = ["postgres"]
 
@@ -30,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def rest(seconds: float) -> None:
     end = time.monotonic() + seconds
-    wait_for(lambda: time.monotonic() > end, "end of the pause", seconds + 5)
+    wait_for(lambda: time.monotonic() > end, "end of the pause", seconds + DEADLINE_S)
 
 
 def never_left(cluster: Cluster) -> None:
@@ -47,7 +48,7 @@ def test_the_only_controller_is_stopped_for_longer_than_a_node_may_be_silent(clu
     for _ in range(2):  # whatever line it was stopped at
         member.controller.signal(signal.SIGSTOP)
         try:
-            rest(1.5 * STALE_S)
+            rest(LONG_S)
         finally:
             member.controller.signal(signal.SIGCONT)
         wait_for(lambda: cluster.api(member, "GET", "/api/nodes").status == 200, "awake controller")
@@ -69,13 +70,13 @@ def test_one_of_two_is_stopped_and_comes_back_with_yesterdays_news(tmp_path: Pat
         try:
             # The bus keeps handing the sleeper its share of heartbeats until it gives up on it, so what the other hears
             # has gaps; the limit here is short, so only what happens after the sleep is asserted.
-            rest(2 * STALE_S)
+            rest(LONG_S)
         finally:
             one.controller.signal(signal.SIGCONT)
         wait_for(lambda: cluster.api(one, "GET", "/api/nodes").status == 200, "awake controller")
         for name in NAMES:
             cluster.wait_status(two, name, "healthy")
-        rest(2 * STALE_S)
+        rest(LONG_S)
         assert {node["status"] for node in cluster.nodes(two).values()} == {"healthy"}
     finally:
         cluster.close()

@@ -18,9 +18,10 @@ from typing import Any
 from tests.support.processes import CORRAL, Process, clean_env, free_port
 from tests.support.waiting import DEADLINE_S, wait_for
 
+STALE_S = 4.0  # ten heartbeats and more: on a busy machine a process may stand still for a second or two
 SHORT = {
     "CORRAL_HEARTBEAT_INTERVAL": "300ms",
-    "CORRAL_STALE_AFTER": "2s",
+    "CORRAL_STALE_AFTER": f"{STALE_S:g}s",
     "CORRAL_HEALTH_INTERVAL": "300ms",
     "CORRAL_HEARTBEAT_FLUSH": "200ms",
     "CORRAL_WATCH_INTERVAL": "200ms",
@@ -40,6 +41,8 @@ SHORT = {
     "CORRAL_MODEL_GALLERIES": "[]",
     "CORRAL_MODELS_FOLDER_INTERVAL": "200ms",
 }
+# Where nobody is meant to fall silent, and a single glance must find everybody there.
+PATIENT = {"CORRAL_STALE_AFTER": "10m"}
 TIMEOUT_S = 30.0  # of one request: a slow machine is no failure
 
 
