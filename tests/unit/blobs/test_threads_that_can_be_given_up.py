@@ -9,6 +9,7 @@ import time
 import pytest
 
 from corral.blobs.threads import Stop, in_thread, to_the_end
+from tests.support.waiting import DEADLINE_S
 
 
 async def test_the_result_comes_back() -> None:
@@ -37,7 +38,7 @@ async def test_cancelled_work_has_ended_when_the_waiter_is_told() -> None:
             ended.set()
 
     task = asyncio.create_task(in_thread(work))
-    await asyncio.to_thread(running.wait, 5)
+    assert await asyncio.to_thread(running.wait, DEADLINE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -49,11 +50,11 @@ async def test_a_second_cancel_does_not_cut_the_end_short() -> None:
 
     def work() -> None:
         running.set()
-        go.wait(10)
+        go.wait(DEADLINE_S)
         ended.set()
 
     task = asyncio.create_task(to_the_end(work))
-    await asyncio.to_thread(running.wait, 5)
+    assert await asyncio.to_thread(running.wait, DEADLINE_S)
     task.cancel()
     await asyncio.sleep(0)
     task.cancel()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from corral.bus.lanes import Delivery, Lane, LaneLimits
+from tests.support.waiting import DEADLINE_S
 
 
 class Counted(Delivery):
@@ -82,7 +83,7 @@ async def test_stopping_works_off_what_waits_within_the_grace() -> None:
     lane = Lane("s", handle, concurrency=2, limits=LaneLimits())
     for delivery in deliveries(10):
         lane.offer(delivery)
-    await lane.stop(5)
+    await lane.stop(DEADLINE_S)
     assert len(handled) == 10
     assert Counted.settled == 10
 
@@ -118,5 +119,5 @@ async def test_a_handler_that_never_waits_leaves_room_for_others() -> None:
         lane.offer(delivery)
     await asyncio.sleep(0)
     assert 0 < handled < 5_000
-    await lane.stop(5)
+    await lane.stop(DEADLINE_S)
     assert handled == 5_000

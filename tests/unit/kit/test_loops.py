@@ -10,6 +10,7 @@ import structlog.testing
 
 from corral.kit.errors import Conflict, Unavailable
 from corral.kit.tasks import Wake, leaves, run_every
+from tests.support.waiting import DEADLINE_S
 
 
 class JumpingClock:
@@ -43,7 +44,7 @@ async def test_a_failing_step_is_backed_off_and_the_loop_goes_on() -> None:
             raise outcome
 
     loop = asyncio.create_task(run_every("test", 300.0, step, clock=clock, worst_wait_s=10.0))
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), DEADLINE_S)
     loop.cancel()
     ok, first, second, third, after = clock.slept[:5]
     assert ok == after == 300.0
@@ -63,7 +64,7 @@ async def test_a_trouble_that_lasts_is_told_when_it_begins_and_when_it_is_over()
 
     with structlog.testing.capture_logs() as lines:
         loop = asyncio.create_task(run_every("test", 1.0, step, clock=JumpingClock()))
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), DEADLINE_S)
         await asyncio.sleep(0)
         loop.cancel()
     told = [(line["event"], line.get("error")) for line in lines if line["log_level"] != "debug"]
@@ -83,7 +84,7 @@ async def test_a_wake_makes_the_loop_look_at_once_and_many_count_as_one() -> Non
 
     loop = asyncio.create_task(run_every("test", 3600.0, step, clock=JumpingClock(), wake=wake))
     for expected in (1, 2, 3):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while looks < expected:  # noqa: ASYNC110 - the loop under test has no event to offer
                 await asyncio.sleep(0)
         wake.set()

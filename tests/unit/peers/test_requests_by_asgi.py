@@ -11,7 +11,7 @@ import pytest
 
 from corral.contract.http import BodyTooLarge, Request
 from corral.controller.peers.asgi import AsgiResponder, answer, raw_path
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 Handle = Callable[[Request, AsgiResponder], Awaitable[None]]
 
@@ -89,7 +89,7 @@ async def test_whoever_leaves_ends_the_stream_and_what_feeds_it() -> None:
     asking = asyncio.create_task(client.ask(stream))
     await until(lambda: client.text == b"one", "first piece")
     client.left.set()
-    await asyncio.wait_for(asking, 5)
+    await asyncio.wait_for(asking, DEADLINE_S)
     assert ended.is_set()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corral.relay.runner import Park, Runner
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 DOOR = Park()
 OTHER = Park()
@@ -96,7 +96,7 @@ async def test_it_waits_for_futures_tasks_and_sleeps() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)
         assert list(await asyncio.gather(asyncio.sleep(0.001, 1), asyncio.sleep(0, 2))) == [1, 2]
-        assert await asyncio.wait_for(asyncio.sleep(0, 3), 1) == 3
+        assert await asyncio.wait_for(asyncio.sleep(0, 3), DEADLINE_S) == 3
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 / 0)
         async with asyncio.TaskGroup() as group:

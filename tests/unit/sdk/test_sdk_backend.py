@@ -12,6 +12,7 @@ import pytest
 from corral.sdk import Backend, Chat, ChatMessage, Unsupported
 from corral.sdk.backend import pieces
 from corral.sdk.grpc_server import why_refused
+from tests.support.waiting import DEADLINE_S
 
 
 class Awaiting(Backend):
@@ -57,7 +58,7 @@ async def test_whoever_stops_listening_closes_the_generator() -> None:
         async with contextlib.aclosing(pieces(backend, Chat(prompt="a b c"))) as heard:
             assert await anext(heard) == "a"
     assert awaiting.closed
-    assert await asyncio.to_thread(blocking.closed.wait, 5)
+    assert await asyncio.to_thread(blocking.closed.wait, DEADLINE_S)
 
 
 async def test_what_is_not_filled_in_is_not_supported() -> None:

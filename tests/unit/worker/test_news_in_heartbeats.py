@@ -10,6 +10,7 @@ from corral.contract.messages.replicas import ReplicaProcess
 from corral.kit.tasks import Wake
 from corral.worker.agent import news as room
 from corral.worker.agent.news import EVERY, News, Told
+from tests.support.waiting import DEADLINE_S
 
 
 class Disk:
@@ -88,7 +89,7 @@ async def test_a_disk_that_hangs_keeps_no_heartbeat_waiting(monkeypatch: Any) ->
         assert (told.inventory, told.orders) == (None, None)
     assert world.disk.looks == 1  # nobody asks twice while the first is under way
     world.disk.answers.set()
-    assert await world.wake.wait(5.0)
+    assert await world.wake.wait(DEADLINE_S)
     assert (await world.beat()).inventory == world.disk.rows
     await world.news.close()
 
