@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -159,7 +159,19 @@ def test_a_port_in_use_names_the_flag_and_who_has_it() -> None:
             machine.check_port("127.0.0.1", port, "--bus-port")
         with pytest.raises(Failed, match="is in use"):
             machine.check_port("0.0.0.0", port, "--port")
-    machine.check_port("127.0.0.1", port, "--bus-port")
+
+
+def test_ports_that_were_let_go_are_free() -> None:
+    with ExitStack() as held:
+        others = [held.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(5)]
+        ports = [other.getsockname()[1] for other in others]
+    taken = 0
+    for port in ports:
+        try:
+            machine.check_port("127.0.0.1", port, "--bus-port")
+        except Failed:  # the system may have given it to somebody else meanwhile, but not all of them
+            taken += 1
+    assert taken < len(ports)
 
 
 def test_an_address_that_is_not_ours() -> None:
