@@ -7,7 +7,6 @@ import base64
 import hashlib
 import io
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,9 +24,10 @@ from corral.contract.sources import Source, Wheel
 from corral.kit.errors import Failed, Invalid, NotFound
 from tests.support.blob_server import BlobServer
 from tests.support.installing import names_in, open_means
+from tests.support.uv import path_with_uv
 from tests.support.waiting import until
 
-HAS_UV = shutil.which("uv") is not None
+WITH_UV = dict(os.environ, PATH=path_with_uv())
 
 
 def make_wheel(name: str, version: str, text: str, *, needs: str = "", script: str = "") -> bytes:
@@ -86,11 +86,11 @@ async def build(means: Means, source: Source, target: Path) -> list[Progress]:
     return told
 
 
-@pytest.mark.parametrize("use_uv", [pytest.param(True, marks=pytest.mark.skipif(not HAS_UV, reason="no uv")), False])
+@pytest.mark.parametrize("use_uv", [True, False])
 async def test_an_environment_that_runs(tmp_path: Path, server: BlobServer, use_uv: bool) -> None:
     target = tmp_path / "versions" / ("sha256-" + "a" * 64)
     target.mkdir(parents=True)
-    async with open_means(tmp_path, tools=WheelTools(use_uv=use_uv, timeout_s=55)) as means:
+    async with open_means(tmp_path, tools=WheelTools(WITH_UV, use_uv=use_uv, timeout_s=55)) as means:
         source = locked(server)
         told = await build(means, source, target)
     assert names_in(target) == ["venv"]
@@ -170,7 +170,7 @@ async def test_what_the_tools_say_when_they_fail(tmp_path: Path, server: BlobSer
     data = b"not a zip file"
     wheel = Wheel("bad-1.0-py3-none-any.whl", server.put("/bad", data), hashlib.sha256(data).hexdigest())
     (tmp_path / "t").mkdir()
-    async with open_means(tmp_path, tools=WheelTools(use_uv=HAS_UV, timeout_s=55)) as means:
+    async with open_means(tmp_path, tools=WheelTools(WITH_UV, timeout_s=55)) as means:
         with pytest.raises(Failed, match="installing wheels failed"):
             await build(means, Source("pypi", "bad", wheels=(wheel,)), tmp_path / "t")
     assert ".wheels" not in names_in(tmp_path / "t")
@@ -195,8 +195,8 @@ async def test_building_can_be_cancelled(tmp_path: Path, server: BlobServer) -> 
 
 
 async def test_settings_of_somebodys_shell_change_nothing(tmp_path: Path, server: BlobServer) -> None:
-    env = dict(os.environ, UV_INDEX_URL="http://127.0.0.1:1/", PIP_TARGET="/nowhere", PYTHONPATH="/nowhere")
+    env = dict(WITH_UV, UV_INDEX_URL="http://127.0.0.1:1/", PIP_TARGET="/nowhere", PYTHONPATH="/nowhere")
     (tmp_path / "t").mkdir()
-    async with open_means(tmp_path, tools=WheelTools(env=env, use_uv=HAS_UV, timeout_s=55)) as means:
+    async with open_means(tmp_path, tools=WheelTools(env=env, timeout_s=55)) as means:
         await build(means, locked(server), tmp_path / "t")
     assert (tmp_path / "t" / "venv" / "bin" / "engine-serve").exists()

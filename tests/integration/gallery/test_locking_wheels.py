@@ -26,6 +26,7 @@ from corral.gallery.pypi.tools import run_tool, tool_environment
 from corral.gallery.pypi.uv import UvLocker
 from corral.gallery.pypi.wheels import digest_of_lock
 from corral.kit.errors import Failed, NotFound, Unreachable
+from tests.support.uv import path_with_uv
 from tests.support.waiting import until
 
 
@@ -97,6 +98,7 @@ def environment(shelf: Shelf, tmp_path: Path) -> dict[str, str]:
     """The index comes from the tools' own configuration, here from their environment."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PIP_"))}
     return plain | {
+        "PATH": path_with_uv(),
         "UV_DEFAULT_INDEX": shelf.url,
         "PIP_INDEX_URL": shelf.url,
         "PIP_NO_CACHE_DIR": "1",
@@ -110,8 +112,7 @@ def environment(shelf: Shelf, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def uv(shelf: Shelf, tmp_path: Path) -> UvLocker:
     locker = find_locker(environment(shelf, tmp_path), cache_folder=tmp_path / "cache")
-    if not isinstance(locker, UvLocker):
-        pytest.skip("uv is not installed on this machine")
+    assert isinstance(locker, UvLocker)
     return locker
 
 
