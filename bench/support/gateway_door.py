@@ -6,6 +6,7 @@ Only the fleet is fixed: one key, one model, one replica. Run: `gateway_door.py 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from corral.gateway.router import ReplicaRouter, RouterOptions
 from corral.gateway.settings import GatewaySettings
 from corral.gateway.view import Fleet, prepare_fleet
 from corral.kit.clock import SystemClock
+from corral.kit.memory import settle_after_start
 from corral.kit.secrets import digest
 from corral.relay import Limits, RelayServer, UpstreamPool
 
@@ -72,6 +74,7 @@ async def serve(port: int, view: FleetView) -> None:
     door = build_door(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
     server = RelayServer(door, Limits(), pool=pool, shortcut=door.shortcut)
     await server.listen("127.0.0.1", port)
+    settle_after_start(asyncio.get_running_loop())  # as a gateway does
     counts = metrics.routes[RouteClass.INFERENCE]
     sender = ReceiptSender(state.ring, counts, desk, clock, fleets.server_now, router.waiting, interval_s=1.0)
     await sender.run()
