@@ -20,6 +20,8 @@ from corral.kit.errors import Denied, Unreachable
 from tests.support.nats import NatsServer
 from tests.support.waiting import until
 
+WAIT_S = 30.0
+
 
 class Wire:
     """The NATS protocol by hand: what an attacker would type."""
@@ -29,8 +31,10 @@ class Wire:
         self._writer = writer
 
     async def line(self) -> str:
-        async with asyncio.timeout(5):
-            return (await self._reader.readline()).decode().strip()
+        async with asyncio.timeout(WAIT_S):
+            while (line := (await self._reader.readline()).decode().strip()) == "PING":  # after two seconds, to anybody
+                self._writer.write(b"PONG\r\n")
+            return line
 
     async def say(self, *commands: str) -> list[str]:
         """Send, and return all the server says up to the answer to a PING sent behind."""
@@ -176,10 +180,10 @@ async def test_a_localai_worker_answers_calls_without_any_inbox(nats_server: Nat
     """What nats.go does to answer (publish to the reply subject) works by `allow_responses` alone."""
     worker = nats_server.node("w", localai=True)
     async with nats_server.bus(nats_server.service()) as controller, wire(nats_server, worker) as node:
-        await controller.wait_connected(5)
+        await controller.wait_connected(WAIT_S)
         assert await node.say("SUB nodes.w.backend.install 1") == []
         order = asyncio.create_task(
-            controller.call(INSTALL_BACKEND, InstallBackend(backend="vllm"), timeout_s=5, node="w")
+            controller.call(INSTALL_BACKEND, InstallBackend(backend="vllm"), timeout_s=WAIT_S, node="w")
         )
         header = await node.line()
         assert header.startswith("MSG nodes.w.backend.install 1 _INBOX_service.")
@@ -232,15 +236,15 @@ async def test_a_request_that_wants_its_answer_outside_an_inbox_gets_none(nats_s
         ordered.append(tokens["node"])
 
     async with nats_server.bus(nats_server.service()) as controller, nats_server.bus(nats_server.node("v")) as victim:
-        await controller.wait_connected(5)
-        await victim.wait_connected(5)
+        await controller.wait_connected(WAIT_S)
+        await victim.wait_connected(WAIT_S)
         await controller.serve(INSTALL_BACKEND, serve, node="c")
         await victim.subscribe_bytes(STOP_NODE, hear, node="v")
         async with wire(nats_server, nats_server.service()) as attacker:
             await attacker.say("PUB nodes.c.backend.install nodes.v.stop 2\r\n{}")
             await asked.wait()
         # A later message on the same way proves that the forged one would have arrived by now.
-        await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="c")
+        await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=WAIT_S, node="c")
         await controller.publish(STOP_NODE, StopNode(), node="v")
         await until(lambda: ordered, "the honest message")
         assert ordered == ["v"]
@@ -251,15 +255,15 @@ async def test_our_own_bus_tells_the_caller_what_it_may_not(nats_server: NatsSer
         return InstallReply(success=True)
 
     async with nats_server.bus(nats_server.node("a")) as a, nats_server.bus(nats_server.node("b")) as b:
-        await a.wait_connected(5)
-        await b.wait_connected(5)
+        await a.wait_connected(WAIT_S)
+        await b.wait_connected(WAIT_S)
         await b.serve(INSTALL_BACKEND, serve, node="b")
         with pytest.raises(Denied):
             await a.serve(INSTALL_BACKEND, serve, node="b")
         with pytest.raises(Denied):
-            await a.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="b")
+            await a.call(INSTALL_BACKEND, InstallBackend(), timeout_s=WAIT_S, node="b")
         assert a.connected
         async with nats_server.bus(nats_server.service()) as controller:
-            await controller.wait_connected(5)
+            await controller.wait_connected(WAIT_S)
             with pytest.raises(Unreachable):  # the denied subscription is no responder
-                await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=5, node="a")
+                await controller.call(INSTALL_BACKEND, InstallBackend(), timeout_s=WAIT_S, node="a")
