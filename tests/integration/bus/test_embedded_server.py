@@ -27,6 +27,8 @@ from tests.support.nats import NatsServer
 from tests.support.processes import free_port
 from tests.support.waiting import until
 
+WAIT_S = 30.0
+
 
 def is_alive(pid: int) -> bool:
     try:
@@ -146,7 +148,7 @@ async def test_half_an_account_file_is_made_whole(nats_server: NatsServer, tmp_p
     account.write_text(account.read_text()[:100])
     await nats_server.server.start()
     async with nats_server.bus(nats_server.node("a")) as node:
-        await node.wait_connected(5)
+        await node.wait_connected(WAIT_S)
 
 
 async def test_an_account_the_operator_did_not_sign_is_refused(nats_server: NatsServer) -> None:
