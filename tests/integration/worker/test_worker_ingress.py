@@ -32,7 +32,7 @@ from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import free_port
 from tests.support.running_worker import RunningWorker, running_worker
 from tests.support.scripted_controller import ScriptedController
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 __all__ = ["nats_server"]
 
@@ -88,6 +88,10 @@ async def test_no_process_runs_yet(controller: ScriptedController, worker: Runni
 
 
 async def test_metrics_need_their_scope(controller: ScriptedController, worker: RunningWorker) -> None:
+    node = controller.named("w1")
+    await until(
+        lambda: node.beats and "bus" not in node.beats[-1]
+    )  # it knows that the bus is up, and has said so there
     assert (await worker.get("/metrics", controller.ingress_token(scope="probe")))[0] == 403
     await worker.get("/corral/hello")
     status, body = await worker.get("/metrics", controller.ingress_token(scope="logs"))
@@ -107,7 +111,8 @@ async def test_clocks_half_an_hour_apart(nats_server: NatsServer, tmp_path: Path
         assert (await worker.get("/corral/hello", controller.ingress_token(life_s=60)))[0] == 200
         assert (await worker.get("/corral/hello", controller.ingress_token(life_s=-60)))[0] == 401
         controller.skew_s = 0.0  # somebody mends the controller's clock
-        await until(lambda: len(controller.named("w1").beats) >= len(controller.named("w1").registrations) + 2)
+        before = len(controller.named("w1").beats)
+        await until(lambda: len(controller.named("w1").beats) >= before + 2)  # so the first was answered and read
         assert (await worker.get("/corral/hello", controller.ingress_token(life_s=60)))[0] == 200
 
 
@@ -176,7 +181,7 @@ async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer,
         controller.certificate_life = timedelta(days=30)
         given = controller.credentials_given
         await until(lambda: controller.credentials_given > given)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while True:
                 if await _serial(worker, trust) != first:
                     break
@@ -256,7 +261,7 @@ async def test_a_pem_file_and_a_controller_that_comes_late(nats_server: NatsServ
 
 async def _answers(worker: RunningWorker, base: str, trust: ssl.SSLContext, *, status: int = 200) -> None:
     """Until `/readyz` says so over TLS."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
                 if (await worker.get("/readyz", base=base, tls=trust))[0] == status:
