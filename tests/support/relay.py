@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
+from corral.relay.wheel import Wheel
 from tests.support.waiting import until
 
 QUICK = False  # whether rigs have a shortcut: set by the suite's conftest
@@ -313,10 +315,34 @@ async def ok(served: Served) -> None:
         await served.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(asked.start), asked.start))
 
 
+class HeldClock:
+    """The time that relays go by, in a test's hands: while it is held it passes only as the test says, and no deadline
+    comes for a machine that was slow. Fixture `clock`."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._let_go_at: float | None = None
+
+    def monotonic(self) -> float:
+        return self._at if self._let_go_at is None else self._at + time.monotonic() - self._let_go_at
+
+    def hold(self) -> None:
+        self._at, self._let_go_at = self.monotonic(), None
+
+    def let_go(self) -> None:
+        """From here on it passes by itself."""
+        self._at, self._let_go_at = self.monotonic(), time.monotonic()
+
+    async def forward(self, seconds: float, wheel: Wheel) -> None:
+        """So much later, as those on that wheel have seen."""
+        self._at += seconds
+        await until(lambda: wheel.now >= self._at, "tick")
+
+
 def quick(**timeouts: float) -> Timeouts:
     """Timeouts that no test reaches by accident, save those given."""
-    plain = dict.fromkeys(("head_s", "keep_alive_s", "body_idle_s", "body_grace_s", "write_stall_s"), 30.0)
-    return Timeouts(**{"linger_s": 0.2, **plain, **timeouts})  # type: ignore[arg-type]
+    names = ("head_s", "keep_alive_s", "body_idle_s", "body_grace_s", "write_stall_s", "linger_s")
+    return Timeouts(**{**dict.fromkeys(names, 30.0), **timeouts})  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager

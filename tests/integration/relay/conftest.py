@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+from tests.support.relay import HeldClock
+
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
@@ -30,3 +32,12 @@ def _ways_of_relaying(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """The answers are the same, byte for byte, whichever way they took: no test knows which it is."""
     if "quick" in request.node.name:
         monkeypatch.setattr("tests.support.relay.QUICK", True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
+    """Held from the start: relays made in the test go by it."""
+    clock = HeldClock()
+    monkeypatch.setattr("corral.relay.wheel.time", clock)
+    monkeypatch.setattr("corral.relay.quick._monotonic", clock.monotonic)
+    return clock

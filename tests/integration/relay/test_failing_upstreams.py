@@ -10,7 +10,7 @@ import pytest
 from corral.contract.http import Patience, Request, Responder, Target, UpstreamFailed
 from corral.relay import PoolLimits
 from tests.support.processes import free_port
-from tests.support.relay import Everything, Served, answering, ok, rig
+from tests.support.relay import WAIT_S, Everything, HeldClock, Served, answering, ok, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -346,11 +346,12 @@ async def test_a_streamed_body_is_spent_when_the_upstream_breaks() -> None:
 # Patience
 
 
-async def test_the_first_byte_has_a_deadline() -> None:
+async def test_the_first_byte_has_a_deadline(clock: HeldClock) -> None:
     handler = Catches()
 
     async def script(served: Served) -> None:
         await served.request()
+        clock.let_go()
         await served.closed()
 
     limits = PoolLimits(patience=Patience(first_byte_s=0.05, idle_s=None))
@@ -364,13 +365,14 @@ async def test_the_first_byte_has_a_deadline() -> None:
         assert r.server.counters.upstream_timeouts == 1
 
 
-async def test_the_first_byte_counts_from_the_end_of_the_request() -> None:
+async def test_the_first_byte_counts_from_the_end_of_the_request(clock: HeldClock) -> None:
     limits = PoolLimits(patience=Patience(first_byte_s=0.2, idle_s=None))
     async with rig(ok, pool_limits=limits) as r:
         client = await r.client()
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n")
+        await r.until(lambda: r.upstream.connections)
         for _ in range(8):
-            await asyncio.sleep(0.06)
+            await clock.forward(0.06, r.pool.wheel)
             await client.send(b"x")
         assert (await client.answer()).status == 200
 
@@ -424,10 +426,11 @@ async def test_without_a_deadline_silence_is_not_death() -> None:
 # The pool
 
 
-async def test_idle_connections_are_closed_after_a_while() -> None:
+async def test_idle_connections_are_closed_after_a_while(clock: HeldClock) -> None:
     async with rig(pool_limits=PoolLimits(idle_s=0.05)) as r:
         await (await r.client()).ask(GET)
         assert r.pool.idle_count(r.upstream.target) == 1
+        clock.let_go()
         await r.until(lambda: r.upstream.ended)
         assert r.pool.idle_count(r.upstream.target) == 0
 
@@ -435,7 +438,7 @@ async def test_idle_connections_are_closed_after_a_while() -> None:
 async def test_old_connections_are_closed_even_when_used() -> None:
     async with rig(pool_limits=PoolLimits(max_age_s=0.1)) as r:
         client = await r.client()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while len(r.upstream.connections) < 3:
                 assert (await client.ask(GET)).status == 200
 

@@ -13,7 +13,7 @@ import pytest
 
 from corral.contract.http import ClientGone, Patience, Request, Responder
 from corral.relay import Limits, PoolLimits
-from tests.support.relay import Client, Everything, Served, ok, quick, rig
+from tests.support.relay import Client, Everything, HeldClock, Rig, Served, ok, quick, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 BIG = 40_000_000  # far more than socket buffers hold
@@ -32,7 +32,7 @@ def resume(client: Client) -> None:
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "eof"])
-async def test_a_slow_client_slows_the_upstream_down(framing: str) -> None:
+async def test_a_slow_client_slows_the_upstream_down(framing: str, clock: HeldClock) -> None:
     sent = 0
 
     async def script(served: Served) -> None:
@@ -60,7 +60,8 @@ async def test_a_slow_client_slows_the_upstream_down(framing: str) -> None:
         assert sent < BIG / 2
         conn = next(iter(r.server._connections))
         assert conn.transport.get_write_buffer_size() < 2_000_000
-        await asyncio.sleep(0.4)  # longer than the upstream may be silent: it is not the one who waits
+        await r.until(lambda: all(upstream._held for upstream in r.pool._open))
+        await clock.forward(0.4, r.pool.wheel)  # longer than the upstream may be silent: it is not the one who waits
         resume(client)
         answer = await client.answer()
         assert len(answer.body) == BIG
@@ -69,7 +70,7 @@ async def test_a_slow_client_slows_the_upstream_down(framing: str) -> None:
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_slow_upstream_slows_the_upload_down(framing: str) -> None:
+async def test_a_slow_upstream_slows_the_upload_down(framing: str, clock: HeldClock) -> None:
     gate = asyncio.Event()
 
     async def script(served: Served) -> None:
@@ -105,7 +106,10 @@ async def test_a_slow_upstream_slows_the_upload_down(framing: str) -> None:
                 last = sent
                 await asyncio.sleep(0.15)
             assert sent < BIG / 2
-            await asyncio.sleep(0.4)  # longer than a body may pause: the client is not the one who waits
+            await r.until(lambda: all(conn._holds for conn in r.server._connections))
+            await clock.forward(
+                0.4, r.server.wheel
+            )  # longer than a body may pause: the client is not the one who waits
             gate.set()
         assert (await client.answer()).body == b"%08d" % BIG
 
@@ -155,7 +159,7 @@ async def test_a_whole_answer_waits_for_a_slow_client_before_the_next_request() 
             assert len((await client.answer()).body) == 10_000_000
 
 
-async def test_a_body_nobody_asks_for_stays_with_the_client() -> None:
+async def test_a_body_nobody_asks_for_stays_with_the_client(clock: HeldClock) -> None:
     gate = asyncio.Event()
 
     class Waits:
@@ -172,7 +176,7 @@ async def test_a_body_nobody_asks_for_stays_with_the_client() -> None:
         await r.until(lambda: r.server._connections)
         conn = next(iter(r.server._connections))
         await r.until(lambda: conn._holds)
-        await asyncio.sleep(0.3)  # longer than a body may pause, but nobody waits for it
+        await clock.forward(0.3, r.server.wheel)  # longer than a body may pause, but nobody waits for it
         assert conn._body is not None
         assert conn._body.buffered < 1_000_000
         gate.set()
@@ -192,17 +196,17 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     async with rig(script, limits=Limits(timeouts=quick(write_stall_s=0.2))) as r:
         client = await slow_client(r)
         await client.send(GET)
-        await r.until(lambda: r.upstream.ended)
+        await r.until(lambda: r.upstream.ended and r.handler.results)
         assert r.server.counters.client_timeouts == 1
         assert r.handler.results[0].client_gone
 
 
-async def test_a_client_that_takes_a_little_now_and_then_is_not() -> None:
-    async with rig(handler=_Big(BIG), limits=Limits(timeouts=quick(write_stall_s=1.5))) as r:
+async def test_a_client_that_takes_a_little_now_and_then_is_not(clock: HeldClock) -> None:
+    async with rig(handler=_Big(BIG), limits=Limits(timeouts=quick(write_stall_s=0.3))) as r:
         client = await slow_client(r)
         await client.send(GET)
         for _ in range(10):  # in all longer than the limit, each time far within it
-            await asyncio.sleep(0.2)
+            await clock.forward(0.05, r.server.wheel)
             resume(client)
             await client.exactly(BIG // 12)  # more than the kernel gives out before it asks us for more
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -253,20 +257,24 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
         await (await r.client()).closed()
 
 
-async def test_half_a_head_gets_408() -> None:
+async def test_half_a_head_gets_408(clock: HeldClock) -> None:
     async with rig(limits=Limits(timeouts=quick(head_s=0.1))) as r:
         client = await r.client()
         await client.send(b"GET / HTTP/1.1\r\nHost")
+        await r.until(lambda: any(conn._buffer for conn in r.server._connections))
+        clock.let_go()
         answer = await client.answer()
         assert (answer.status, answer.get(b"connection")) == (408, b"close")
         await client.closed()
         assert r.server.counters.client_timeouts == 1
 
 
-async def test_a_head_dripping_in_byte_by_byte_has_one_deadline() -> None:
+async def test_a_head_dripping_in_byte_by_byte_has_one_deadline(clock: HeldClock) -> None:
     async with rig(limits=Limits(timeouts=quick(head_s=0.3))) as r:
         client = await r.client()
         dripping = asyncio.create_task(_drip(client, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 10_000, 0.02))
+        await r.until(lambda: any(conn._buffer for conn in r.server._connections))
+        clock.let_go()
         assert (await client.answer()).status == 408
         dripping.cancel()
 
@@ -277,14 +285,15 @@ async def _drip(client: Client, data: bytes, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
 
 
-async def test_the_head_of_a_later_request_has_its_own_deadline() -> None:
+async def test_the_head_of_a_later_request_has_its_own_deadline(clock: HeldClock) -> None:
     async with rig(limits=Limits(timeouts=quick(head_s=0.15))) as r:
         client = await r.client()
         for _ in range(3):
-            await asyncio.sleep(0.1)
+            await clock.forward(0.1, r.server.wheel)
             assert (await client.ask(GET)).status == 200
-        await asyncio.sleep(0.3)  # idle, not sending a head: another clock
+        await clock.forward(0.3, r.server.wheel)  # idle, not sending a head: another clock
         await client.send(b"GET /")
+        clock.let_go()
         assert (await client.answer()).status == 408
 
 
@@ -326,24 +335,32 @@ async def test_a_body_of_a_byte_now_and_then_is_cut_off() -> None:
         dripping.cancel()
 
 
-async def test_a_steady_body_is_not() -> None:
+async def test_a_steady_body_is_not(clock: HeldClock) -> None:
     limits = Limits(timeouts=quick(body_idle_s=5, body_grace_s=0.1, body_floor_bytes_per_s=10))
     async with rig(limits=limits) as r:
         client = await r.client()
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n")
-        await _drip(client, b"x" * 30, 0.02)
+        for number in range(10):  # in all far longer than the grace
+            await r.until(lambda count=number * 3: _received(r) == count)  # type: ignore[misc]
+            await clock.forward(0.06, r.server.wheel)
+            await client.send(b"xxx")
         assert (await client.answer()).status == 200
+
+
+def _received(r: Rig) -> int:
+    """How much of the body of the only request there is."""
+    (conn,) = r.server._connections
+    return conn._body.received if conn._body is not None else -1
 
 
 async def test_a_slow_client_does_not_slow_others_down() -> None:
     async with rig() as r:
-        slow = await r.client()
-        dripping = asyncio.create_task(_drip(slow, GET, 0.02))
-        client = await r.client()
-        for _ in range(200):
-            assert (await client.ask(GET)).status == 200
-        assert not dripping.done()
-        await dripping
+        slow, client = await r.client(), await r.client()
+        for at in range(len(GET)):  # byte by byte, and each time others are served while it is at it
+            await slow.send(GET[at : at + 1])
+            for _ in range(8):
+                if at < len(GET) - 1:
+                    assert (await client.ask(GET)).status == 200
         assert (await slow.answer()).status == 200
 
 

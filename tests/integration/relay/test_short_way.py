@@ -15,7 +15,7 @@ from corral.contract.http import Errand, KnownHead, Patience, Request, Responder
 from corral.relay import Limits, PoolLimits, RelayServer
 from corral.relay.quick import QuickConnection, QuickUpstream
 from tests.integration.relay.test_fuzz import CUTS, split, stage
-from tests.support.relay import Client, Everything, Rig, Script, Served, answering, ok, quick, rig
+from tests.support.relay import Client, Everything, HeldClock, Rig, Script, Served, answering, ok, quick, rig
 
 POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nX-Own: yes\r\n\r\nbody"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Own: no\r\n\r\nhi"
@@ -163,11 +163,12 @@ async def silent(served: Served) -> None:
     await served.rest()
 
 
-async def test_a_silent_upstream_is_given_up(way: bool) -> None:
+async def test_a_silent_upstream_is_given_up(way: bool, clock: HeldClock) -> None:
     handler = Everything()
-    handler.options["patience"] = Patience(first_byte_s=0.1)
     async with rig(then(silent), handler=handler, pool_limits=PoolLimits(idle_s=0.4), quick_way=way) as r:
         client = await warm(r)
+        clock.let_go()
+        handler.options["patience"] = Patience(first_byte_s=0.1)
         answer = await client.ask(POST)
         assert (answer.status, answer.body) == (
             504,
@@ -253,19 +254,20 @@ async def test_a_server_that_is_cut_off_ends_what_is_under_way(way: bool) -> Non
         assert await client.rest() == b""
 
 
-async def test_waiting_for_an_answer_is_not_idleness(way: bool) -> None:
+async def test_waiting_for_an_answer_is_not_idleness(way: bool, clock: HeldClock) -> None:
     async def slow(served: Served) -> None:
         await served.request()
-        await asyncio.sleep(0.3)  # longer than clients may be idle
+        await clock.forward(0.3, r.server.wheel)  # longer than clients may be idle
         await served.send(OK)
 
     async with rig(then(slow), limits=Limits(timeouts=quick(keep_alive_s=0.1)), quick_way=way) as r:
         client = await warm(r)
         assert (await client.ask(POST)).body == b"hi"
+        clock.let_go()
         await client.closed()  # now it is
 
 
-async def test_the_next_head_has_its_own_deadline(way: bool) -> None:
+async def test_the_next_head_has_its_own_deadline(way: bool, clock: HeldClock) -> None:
     """Also where the connection has never been on the general way."""
     timeouts = quick(head_s=0.2, keep_alive_s=30.0)
     async with rig(answering(OK), limits=Limits(timeouts=timeouts), quick_way=way) as r:
@@ -273,6 +275,7 @@ async def test_the_next_head_has_its_own_deadline(way: bool) -> None:
         client = await r.client()
         assert (await client.ask(POST)).status == 200
         await client.send(POST[:20])
+        clock.let_go()
         assert (await client.answer()).status == 408
         assert r.server.counters.client_timeouts == 1
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from corral.relay import PoolLimits
-from tests.support.relay import Served, rig
+from tests.support.relay import HeldClock, Served, rig
 
 UPGRADE = (
     b"GET /socket HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n"
@@ -146,15 +146,16 @@ async def test_a_tunnel_slows_down_with_its_slowest_end() -> None:
         assert len(await client.rest()) == 40_000_000
 
 
-async def test_a_silent_tunnel_is_closed_after_a_while() -> None:
+async def test_a_silent_tunnel_is_closed_after_a_while(clock: HeldClock) -> None:
     async with rig(echo, pool_limits=PoolLimits(tunnel_idle_s=0.7)) as r:
         r.handler.options["upgrade"] = True
         client = await r.client()
         await client.send(UPGRADE)
         await client.head()
         for _ in range(5):
-            await asyncio.sleep(0.2)  # together longer than a tunnel may be silent, each by far shorter
+            await clock.forward(0.2, r.pool.wheel)  # together longer than a tunnel may be silent, each by far shorter
             await client.send(b"ping")
             assert await client.exactly(4) == b"ping"
+        clock.let_go()
         await client.closed()
         await r.until(lambda: r.handler.results)
