@@ -215,13 +215,17 @@ async def relayed(r: Rig) -> bytes:
 
 
 async def test_timeouts_around_a_relay() -> None:
+    limits: list[asyncio.Timeout] = []
+
     async def script(served: Served) -> None:
         await served.request()
+        limits[-1].reschedule(asyncio.get_running_loop().time())  # now, when the upstream is at work
         await served.closed()
 
     async def action(request: Request, responder: Responder) -> None:
         try:
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
                 await responder.relay(r.upstream.target)
         except TimeoutError:
             await responder.send(503, (), b"too slow")
@@ -235,20 +239,25 @@ async def test_timeouts_around_a_relay() -> None:
 
 
 async def test_a_timeout_in_the_middle_of_an_answer_breaks_the_connection() -> None:
+    limits: list[asyncio.Timeout] = []
+
     async def script(served: Served) -> None:
         await served.request()
         await served.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
         await served.closed()
 
     async def action(request: Request, responder: Responder) -> None:
-        async with asyncio.timeout(0.05):
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
             await responder.relay(r.upstream.target)
 
     async with rig(script, handler=Does(action)) as r:
         client = await r.client()
         await client.send(GET)
         await client.head()
-        assert await client.rest() == b"2\r\nok\r\n"
+        assert await client.exactly(7) == b"2\r\nok\r\n"
+        limits[0].reschedule(asyncio.get_running_loop().time())
+        await client.closed()
 
 
 async def test_a_relay_in_a_task_of_its_own() -> None:
