@@ -82,7 +82,7 @@ async def test_leaving_is_noticed_though_the_client_never_reads() -> None:
         await client.send(GET)
         await client.head()
         client.writer.write_eof()
-        await r.until(lambda: r.upstream.ended)
+        await r.until(lambda: r.upstream.ended and r.handler.results)
         assert r.handler.results[0].client_gone
 
 
@@ -221,11 +221,12 @@ async def test_leaving_after_the_answer_lets_the_handler_finish_its_notes() -> N
 
 async def test_a_connection_closed_by_us_lets_the_handler_finish_its_notes() -> None:
     notes: list[str] = []
+    gate = asyncio.Event()
 
     class Notes(Everything):
         async def handle(self, request: Request, responder: Responder) -> None:
             await super().handle(request, responder)
-            await asyncio.sleep(0.02)
+            await gate.wait()
             notes.append("written")
 
     async with rig(handler=Notes()) as r:
@@ -233,6 +234,7 @@ async def test_a_connection_closed_by_us_lets_the_handler_finish_its_notes() -> 
         await client.ask(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         await client.closed()  # at once, not when the handler returns
         assert not notes
+        gate.set()
         await r.until(lambda: notes)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from corral.contract.http import Request, Responder
 from corral.relay import Limits
-from tests.support.relay import Everything, Served, ok, quick, rig
+from tests.support.relay import WAIT_S, Everything, Served, ok, quick, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -139,7 +139,7 @@ async def test_closing_does_not_wait_for_ever_for_a_stubborn_handler() -> None:
         client = await r.client()
         await client.send(GET)
         await r.until(lambda: r.server.running)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await r.server.close(patience_s=0.05)
         assert r.server.running == 1
         gate.set()
