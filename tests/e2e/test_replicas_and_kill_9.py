@@ -52,6 +52,13 @@ def answering(fleet: Fleet) -> dict[str, dict[str, Any]]:
     return {row["node_name"]: row for row in rows if row["state"] == "loaded" and row["process_state"] == "ready"}
 
 
+def under_way(fleet: Fleet) -> dict[str, int]:
+    """How many streams each node has, once it is all of them."""
+    found = {node: int(row["in_flight"]) for node, row in answering(fleet).items()}
+    assert sum(found.values()) >= STREAMS, found
+    return found
+
+
 def stream(client: openai.OpenAI, asked: Any = SLOW) -> str:
     pieces = client.chat.completions.create(model="herd", messages=asked, stream=True)
     return "".join(piece.choices[0].delta.content or "" for piece in pieces)
@@ -75,8 +82,7 @@ def test_only_its_streams_break_and_the_replica_is_back(fleet: Fleet, client: op
     node = next(name for name in sorted(before) if name in ("barn", "byre"))
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
         running = [pool.submit(stream, client) for _ in range(STREAMS)]
-        wait_for(lambda: sum(row["in_flight"] for row in answering(fleet).values()) >= STREAMS, "fifty streams")
-        on_it = answering(fleet)[node]["in_flight"]
+        on_it = wait_for(lambda: under_way(fleet), "fifty streams")[node]
         if victim == "the whole machine":
             worker = next(process for name, process in fleet.workers.items() if name.startswith(f"{node}-"))
             worker.signal(signal.SIGSTOP)  # so that it cannot start it again before it is gone itself

@@ -16,7 +16,8 @@ from tests.support.fleet import Fleet
 from tests.support.grown_fleet import grown_fleet
 from tests.support.waiting import wait_for
 
-SLOW: Any = [{"role": "user", "content": "[[piece_delay_s=0.15]] a b c d e f g h i j k l"}]
+# Its streams are long enough for all of them to be under way at once, however slowly they begin.
+SLOW: Any = [{"role": "user", "content": "[[piece_delay_s=0.6]] a b c d e f g h i j k l"}]
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -48,10 +49,18 @@ def stream(client: openai.OpenAI, model: str, asked: Any = SLOW) -> str:
     return "".join(piece.choices[0].delta.content or "" for piece in pieces)
 
 
+def answers(client: openai.OpenAI, model: str) -> bool:
+    """A refusal is a reason to look again: who has just come back may not have told where it is."""
+    try:
+        return "hello" in stream(client, model, HELLO)
+    except openai.APIError as error:
+        raise AssertionError(f"{model}: {error}") from error
+
+
 def test_an_edit_under_load_fails_no_request(fleet: Fleet, client: openai.OpenAI) -> None:
     define(fleet, "edited", parallel=32)
     assert "hello" in stream(client, "edited", HELLO)  # installs the backend, starts, answers
-    [before] = replicas(fleet, "edited")
+    [before] = wait_for(lambda: replicas(fleet, "edited"), "its replica")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         running = [pool.submit(stream, client, "edited") for _ in range(8)]
         wait_for(lambda: replicas(fleet, "edited")[0]["in_flight"] >= 8, "eight streams")
@@ -73,7 +82,7 @@ def test_an_edit_under_load_fails_no_request(fleet: Fleet, client: openai.OpenAI
 def test_drain_moves_a_replica_without_a_failed_request(fleet: Fleet, client: openai.OpenAI) -> None:
     define(fleet, "moved", parallel=32)
     assert "hello" in stream(client, "moved", HELLO)
-    [before] = replicas(fleet, "moved")
+    [before] = wait_for(lambda: replicas(fleet, "moved"), "its replica")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         running = [pool.submit(stream, client, "moved") for _ in range(4)]
         wait_for(lambda: replicas(fleet, "moved")[0]["in_flight"] >= 4, "four streams")
@@ -107,14 +116,13 @@ def test_a_worker_killed_and_back_keeps_its_replicas(fleet: Fleet, client: opena
     define(fleet, "kept", parallel=4)
     asked = {"model_name": "kept", "min_replicas": 1, "node_selector": {"node.name": "byre"}}
     assert fleet.api("POST", "/api/nodes/scheduling", asked).status == 200
-    wait_for(lambda: replicas(fleet, "kept"), "a replica on the byre")
-    [before] = replicas(fleet, "kept")
+    [before] = wait_for(lambda: replicas(fleet, "kept"), "a replica on the byre")
     process = fleet.workers["byre-0"]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     fleet.wait_status("byre", "offline")
     fleet.join("byre")
     fleet.wait_status("byre", "healthy")
-    wait_for(lambda: "hello" in stream(client, "kept", HELLO), "an answer")
-    [after] = replicas(fleet, "kept")
+    wait_for(lambda: answers(client, "kept"), "an answer")
+    [after] = wait_for(lambda: replicas(fleet, "kept"), "the replica on the byre")
     assert json.dumps(after["process_id"]) == json.dumps(before["process_id"]), "it was adopted, not started again"
