@@ -77,7 +77,7 @@ def test_a_worker_with_the_environment_of_localai_joins(fleet: Fleet) -> None:
         "CORRAL_DATA": str(data),
     }
     fleet.workers["byre"] = Process((*CORRAL, "worker"), fleet.env | env, fleet.root / "byre.log")
-    assert fleet.wait_status("byre", "healthy", 30)["labels"]["tier"] == "slow"
+    assert fleet.wait_status("byre", "healthy")["labels"]["tier"] == "slow"
 
 
 def test_lists_are_for_people_and_for_scripts(fleet: Fleet, barn: Process) -> None:
@@ -242,7 +242,7 @@ def test_a_machine_is_replaced_and_another_deleted(fleet: Fleet, barn: Process) 
     heir = fleet.paste(line, "heir")
     fleet.wait_status("byre", "pending")
     done(fleet, "nodes", "approve", "byre")
-    assert fleet.wait_status("byre", "healthy", 30)["id"] == before["id"]
+    assert fleet.wait_status("byre", "healthy")["id"] == before["id"]
 
     assert done(fleet, "nodes", "delete", "byre", "--yes") == "byre deleted\n"
     assert heir.wait(60) == 1

@@ -95,4 +95,4 @@ def test_a_name_somebody_insists_on_is_not_changed_behind_their_back(fleet: Flee
     assert f"another machine is already called {own}" in told
     assert f"corral nodes replace {own}" in told
     fleet.paste(f"corral join {fleet.url} --token {token} --name insisted --port 0", "insisted")
-    assert fleet.wait_status("insisted", "pending", 30), "the refusal did not spend the token"
+    assert fleet.wait_status("insisted", "pending"), "the refusal did not spend the token"

@@ -10,7 +10,7 @@ from typing import Any
 from corral.bus.auth import BusKeys
 from corral.bus.embedded import ServerSettings, prepare_server
 from corral.bus.keys import load_or_create_keys
-from tests.support.fleet import SHORT, Answer, http
+from tests.support.fleet import SHORT, START_S, Answer, http
 from tests.support.processes import CORRAL, Process, clean_env, free_port
 from tests.support.waiting import DEADLINE_S, wait_for
 
@@ -61,7 +61,7 @@ class Cluster:
             self.wait_ready(member)  # one after the other: the first makes the files the second reads
             self.start_gateway(member)
         for member in self.members:
-            wait_for(lambda member=member: http("GET", member.url + "/readyz").status == 200, "ready gateway")  # type: ignore[misc]
+            wait_for(lambda member=member: http("GET", member.url + "/readyz").status == 200, "ready gateway", START_S)  # type: ignore[misc]
         return self
 
     def start_bus(self) -> None:
@@ -94,7 +94,7 @@ class Cluster:
         }
         member.gateway = Process((*CORRAL, "gateway"), self.env | told | env, self._log(f"gateway-{member.number}"))
 
-    def wait_ready(self, member: Member, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, member: Member, timeout_s: float = START_S) -> None:
         def ready() -> bool:
             assert member.controller is not None
             assert member.controller.running, member.controller.output()
@@ -110,7 +110,7 @@ class Cluster:
         assert answer.status == 200, answer.body
         return {node["name"]: node for node in answer.json()}
 
-    def wait_status(self, member: Member, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
+    def wait_status(self, member: Member, name: str, status: str, timeout_s: float = START_S) -> dict[str, Any]:
         """The node as it was when it was so."""
 
         def look() -> dict[str, Any]:

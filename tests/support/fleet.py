@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import CORRAL, Process, clean_env, free_port
-from tests.support.waiting import DEADLINE_S, wait_for
+from tests.support.waiting import wait_for
 
 STALE_S = 4.0  # ten heartbeats and more: on a busy machine a process may stand still for a second or two
 SHORT = {
@@ -44,6 +44,7 @@ SHORT = {
 # Where nobody is meant to fall silent, and a single glance must find everybody there.
 PATIENT = {"CORRAL_STALE_AFTER": "10m"}
 TIMEOUT_S = 30.0  # of one request: a slow machine is no failure
+START_S = 60.0  # several processes that start at once, each with all it imports
 
 
 class Answer:
@@ -145,7 +146,7 @@ class Fleet:
             self.wait_ready()
         return self
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = START_S) -> None:
         def ready() -> bool:
             assert self.up is not None
             assert self.up.running, self.up.output()
@@ -191,14 +192,14 @@ class Fleet:
         """The name of the node `up` itself brings."""
         return str(wait_for(lambda: next(iter(self.nodes()), ""), "node of our own"))
 
-    def newcomer(self, *known: str, timeout_s: float = DEADLINE_S) -> str:
+    def newcomer(self, *known: str, timeout_s: float = START_S) -> str:
         """The name of a node that is none of these."""
         return wait_for(lambda: next((name for name in self.nodes() if name not in known), ""), "new node", timeout_s)
 
     def status(self, name: str) -> str:
         return str(self.nodes()[name]["status"])
 
-    def wait_status(self, name: str, status: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
+    def wait_status(self, name: str, status: str, timeout_s: float = START_S) -> dict[str, Any]:
         """The node as it was when it was so."""
 
         def look() -> dict[str, Any]:
