@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
 from tests.support.fleet import PATIENT
-from tests.support.waiting import promised, until, wait_for
+from tests.support.waiting import DEADLINE_S, promised, until, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ class Intruder:
             error_cb=complained,
             closed_cb=ended,
             allow_reconnect=False,
-            connect_timeout=3,
+            connect_timeout=30,
             inbox_prefix=self.told["bus"]["inbox"].encode(),
         )
         return self.client
@@ -86,7 +86,7 @@ async def knock(cluster: Cluster, told: dict[str, Any] | None = None) -> str:
             connect["jwt"] = told["nats_jwt"]
             connect["sig"] = base64.urlsafe_b64encode(signature(told, info["nonce"])).decode().rstrip("=")
         writer.write(b"CONNECT " + json.dumps(connect).encode() + b"\r\nPING\r\n")
-        return (await asyncio.wait_for(reader.readline(), 5)).decode().strip()
+        return (await asyncio.wait_for(reader.readline(), DEADLINE_S)).decode().strip()
     finally:
         writer.close()
         await writer.wait_closed()
