@@ -170,7 +170,7 @@ class LocalAIController:
                 response_deserializer=pb.Reply.FromString,
             )
             try:
-                reply = await health(pb.HealthMessage(), metadata=_token(token), timeout=10)
+                reply = await health(pb.HealthMessage(), metadata=_token(token), timeout=30)
             except grpc.aio.AioRpcError as error:
                 return error.code().name
             return str(reply.message.decode())
@@ -179,10 +179,10 @@ class LocalAIController:
         """Loading is a gRPC call to the process, never a bus message."""
         async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = backend_pb2_grpc.BackendStub(channel)
-            loaded = await stub.LoadModel(pb.ModelOptions(Model=model), metadata=_token(self.token), timeout=20)
+            loaded = await stub.LoadModel(pb.ModelOptions(Model=model), metadata=_token(self.token), timeout=30)
             assert loaded.success, loaded.message
             asked = pb.PredictOptions(Prompt=prompt)
-            reply = await stub.Predict(asked, metadata=_token(self.token), timeout=20)
+            reply = await stub.Predict(asked, metadata=_token(self.token), timeout=30)
             return str(reply.message.decode())
 
     async def running(self, node: str) -> list[tuple[str, int]]:

@@ -91,6 +91,7 @@ class LocalAIWorker:
             user_jwt_cb=user_jwt,
             signature_cb=sign,
             error_cb=failed,
+            connect_timeout=30,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.2,
         )
@@ -101,8 +102,9 @@ class LocalAIWorker:
         while True:
             if self.nats is not None and self.nats.is_connected:
                 beat = {"available_vram": 20000000000, "available_disk": 300000000000}
-                status, _ = await self.post(f"/api/node/{self.node_id}/heartbeat", beat)
-                self.heartbeats.append(status)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # the next one comes all the same
+                    status, _ = await self.post(f"/api/node/{self.node_id}/heartbeat", beat)
+                    self.heartbeats.append(status)
             await asyncio.sleep(self.heartbeat_s)
 
     async def shut_down(self) -> list[int]:
@@ -128,7 +130,7 @@ class LocalAIWorker:
     async def _call(self, method: str, path: str, body: object) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {self.token}"}
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
             http.request(method, self.controller + path, json=body, headers=headers) as answer,
         ):
             return answer.status, await answer.json()
