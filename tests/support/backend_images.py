@@ -102,6 +102,9 @@ class SteadyLine:
     def down(self) -> None:
         self._do(self.line.down())
 
+    def close(self) -> None:
+        self._do(self.line.close())
+
     def _do(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
@@ -115,8 +118,8 @@ def line_to(target_port: int) -> Iterator[SteadyLine]:
     try:
         line.up()
         yield line
-        line.down()
     finally:
+        line.close()
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=30)
         loop.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from dataclasses import dataclass, field
+
+from tests.support.processes import kept_port
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Line:
     cuts: int = 0
     connections: int = 0
     port: int = 0
+    _place: socket.socket | None = None  # keeps the port while it is down
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -40,11 +44,18 @@ class Line:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.down()
+        await self.close()
 
     async def up(self) -> None:
+        if self._place is None:
+            self._place = kept_port()
+            self.port = self._place.getsockname()[1]
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        await self.down()
+        if self._place is not None:
+            self._place.close()
 
     async def down(self) -> None:
         """Nobody listens any more, and what was under way breaks."""

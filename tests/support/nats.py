@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from corral.bus.lanes import LaneLimits
 from corral.bus.link import LinkTimes
 from corral.bus.nats import NatsBus, NatsSettings
 from corral.bus.revocation import push_account
-from tests.support.processes import free_port
+from tests.support.processes import free_port, kept_port
 
 REPLY_TTL_S = 60.0
 
@@ -152,6 +153,7 @@ class Cable:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._server: asyncio.Server | None = None
+        self._place: socket.socket | None = None  # keeps the port while nobody listens there
         self._port = 0
         self._passing = asyncio.Event()
         self._passing.set()
@@ -163,6 +165,8 @@ class Cable:
         return f"nats://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> Cable:
+        self._place = kept_port()
+        self._port = self._place.getsockname()[1]
         await self.heal()
         return self
 
@@ -173,6 +177,8 @@ class Cable:
             task.cancel()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        if self._place is not None:
+            self._place.close()
 
     async def cut(self) -> None:
         """Every connection breaks, and no new one comes about."""
@@ -193,7 +199,6 @@ class Cable:
             self._passing.set()
         if self._server is None:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
-            self._port = self._server.sockets[0].getsockname()[1]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """No coroutine: asyncio logs one that is cancelled, and nobody knows of the line until it runs."""

@@ -39,6 +39,15 @@ def free_port() -> int:
         return _PORTS[turn]
 
 
+def kept_port() -> socket.socket:
+    """A port of 127.0.0.1 that nobody else is given while this is open, for whoever listens there now and then. While
+    nobody does, connections are refused."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as whoever listens there has it
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 class Process:
     """A child with its output in a file. `stop` is kind at first; `kill` is not."""
 
