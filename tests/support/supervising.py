@@ -44,6 +44,8 @@ if "silent" in want:
 for number in range(int(want.get("slow", 0))):
     print("still loading", flush=True)
     time.sleep(0.1)
+while "when" in want and not os.path.exists(want["when"]):
+    time.sleep(0.02)
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *words): pass
     def do_GET(self):
@@ -51,6 +53,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             print(self.path[5:], file=sys.stderr, flush=True)
         if self.path.startswith("/take/"):
             time.sleep(float(self.path[6:]))
+        if self.path.startswith("/when/"):  # there is such a file; another one tells that we were asked
+            open(self.path[5:] + ".asked", "w").close()
+            while not os.path.exists(self.path[5:]):
+                time.sleep(0.01)
         if self.path == "/exit":
             os._exit(7)
         body = json.dumps({"pid": os.getpid(), "authorization": self.headers.get("Authorization", "")}).encode()
@@ -76,7 +82,7 @@ def settings(folder: Path, **changed: Any) -> SupervisorSettings:
 
 
 def tiny(folder: Path, want: str = "", **changed: Any) -> ProcessSpec:
-    """An openai backend. `want` is what it should do: lines=3 crash=1 deaf=1 children=2 silent=1 slow=5."""
+    """An openai backend. `want` is what it should do: lines=3 crash=1 deaf=1 children=2 silent=1 slow=5 when=FILE."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tiny.py").write_text(TINY)
     manifest = Manifest(

@@ -46,27 +46,31 @@ async def test_an_openai_replica_is_started_reached_and_stopped(nats_server: Nat
 
 
 async def test_what_is_under_way_ends_before_the_process_does(nats_server: NatsServer, tmp_path: Path) -> None:
-    async with ordered_worker(nats_server, tmp_path) as fleet:
+    async with ordered_worker(nats_server, tmp_path, drain_timeout="60s") as fleet:
         assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
         token = fleet.controller.ingress_token(scope="replicas")
 
-        async def take(process_id: str, seconds: float) -> int:
-            return (await fleet.worker.get(f"/replicas/{process_id}/take/{seconds}", token))[0]
+        async def take(process_id: str, path: str) -> int:
+            return (await fleet.worker.get(f"/replicas/{process_id}{path}", token))[0]
+
+        async def takes_no_more() -> bool:
+            return await take("p1", "/") == 410
 
         async with asyncio.TaskGroup() as tasks:
             assert (await start(fleet, "p1"))["success"]
-            late = tasks.create_task(take("p1", 1.0))  # it comes when the order is on its way
-            await asyncio.sleep(0.3)
+            late = tasks.create_task(take("p1", f"/when{tmp_path}/one"))
+            await until((tmp_path / "one.asked").exists)
             stopping = tasks.create_task(stop(fleet, "p1"))
-            await asyncio.sleep(0.3)
-            assert await take("p1", 0) == 410, "it takes no more"
+            await until(takes_no_more, "end of new requests")
+            assert not late.done()
+            (tmp_path / "one").touch()
         assert late.result() == 200
         assert stopping.result()["success"]
 
         async with asyncio.TaskGroup() as tasks:
             assert (await start(fleet, "p2"))["success"]
-            cut = tasks.create_task(take("p2", 10.0))
-            await asyncio.sleep(0.3)
+            cut = tasks.create_task(take("p2", f"/when{tmp_path}/two"))
+            await until((tmp_path / "two.asked").exists)
             assert (await stop(fleet, "p2", force=True))["success"]
         assert cut.result() == 502
 
