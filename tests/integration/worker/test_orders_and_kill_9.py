@@ -59,13 +59,24 @@ def start(controller: ScriptedController, tmp_path: Path) -> Iterator[Start]:
             process.close()
 
 
-async def begun(fleet: OrderedFleet, boots: int) -> None:
+def boots(fleet: OrderedFleet) -> list[str]:
+    """Of the workers that were heard, in that order."""
+    return list(dict.fromkeys(beat["boot_id"] for beat in fleet.told("heartbeat")))
+
+
+async def begun(fleet: OrderedFleet, number: int) -> None:
     """Until the so many-th worker is heard."""
-    await until(lambda: len({beat["boot_id"] for beat in fleet.told("heartbeat")}) == boots)
+    await until(lambda: len(boots(fleet)) == number)
+
+
+def last_told(fleet: OrderedFleet, what: str) -> list[dict[str, Any]] | None:
+    """By the last of the workers: words of the one before may come when it is dead."""
+    told = [beat for beat in fleet.told("heartbeat") if what in beat and beat["boot_id"] == boots(fleet)[-1]]
+    return told[-1][what] if told else None
 
 
 def orders(fleet: OrderedFleet) -> dict[str, dict[str, Any]]:
-    return {each["op_id"]: each for each in fleet.last_beat("orders").get("orders", ())}
+    return {each["op_id"]: each for each in last_told(fleet, "orders") or ()}
 
 
 async def test_killed_in_mid_download_it_forgets_the_order_and_goes_on_with_the_bytes(
@@ -82,19 +93,19 @@ async def test_killed_in_mid_download_it_forgets_the_order_and_goes_on_with_the_
         server.pause.clear()
         await until(lambda: "op-1" in orders(fleet))
         worker.kill()
-        said = [event["seq"] for event in fleet.told("backend.install.op-1.progress")]
-        fleet.heard.clear()
         start()
-        await begun(fleet, 1)
-        await until(lambda: "orders" in fleet.last_beat("orders"))
+        await begun(fleet, 2)
+        await until(lambda: last_told(fleet, "orders") is not None)
         assert orders(fleet) == {}  # so whoever ordered knows that it is to be sent again
+        said = [event["seq"] for event in fleet.told("backend.install.op-1.progress")]
         assert await fleet.backends() == {}
         server.pause.set()
         result = await fleet.order("install", "op-1", order)
         assert result["success"], result
         assert server.asked[-1].range.startswith("bytes=")
         # Of the same attempt, and yet nobody takes it for older.
-        assert min(event["seq"] for event in fleet.told("backend.install.op-1.progress")) > max(said)
+        since = [event["seq"] for event in fleet.told("backend.install.op-1.progress")][len(said) :]
+        assert min(since) > max(said)
         assert (await fleet.backends())["big"]["digest"] == order["digest"]
 
 
@@ -106,20 +117,19 @@ async def test_killed_in_mid_upgrade_one_process_serves_and_the_order_can_be_rep
     assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
     replica = {"process_id": "p1", "model": "m", "replica": 0, "backend": "tiny"}
     assert (await fleet.ask("replica.start", replica))["success"]
-    slow = tiny_order("b", "slow=25") | {"op_id": "op-2", "attempt": 1, "accept": True}
-    assert (await fleet.ask("backend.upgrade", slow))["accepted"]
+    slow = tiny_order("b", f"when={tmp_path}/go")
+    assert (await fleet.ask("backend.upgrade", slow | {"op_id": "op-2", "attempt": 1, "accept": True}))["accepted"]
     await until(lambda: len(identities(tmp_path / "w" / "processes")) == 2)
     worker.kill()
-    fleet.heard.clear()
     start()
-    await begun(fleet, 1)
+    await begun(fleet, 2)
 
     def states() -> list[tuple[str, str]]:
-        rows = fleet.last_beat("processes").get("processes", [])
-        return [(row["digest"], row["state"]) for row in rows]
+        return [(row["digest"], row["state"]) for row in last_told(fleet, "processes") or ()]
 
     await until(lambda: states() == [(digest("a"), "ready")])
     assert (await fleet.backends())["tiny"]["digest"] == digest("a")
-    result = await fleet.order("upgrade", "op-2", tiny_order("b", "slow=25"), attempt=2)
+    (tmp_path / "go").touch()
+    result = await fleet.order("upgrade", "op-2", slow, attempt=2)
     assert result["success"], result
     await until(lambda: states() == [(digest("b"), "ready")])
