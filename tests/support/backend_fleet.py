@@ -180,11 +180,16 @@ class Fleet:
             await node_labels.merge(tx, node.id, labels, origin="admin")
         return node.id
 
-    async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
-        """A node with a Corral worker that has told its inventory."""
+    async def machine(self, name: str) -> CorralWorker:
+        """A Corral worker that nobody knows of, and that does not listen yet."""
         worker = self.worker_kind(await self._bus(f"worker-{name}"), f"id-of-{name}")
         self.workers[name] = worker
         self._stack.push_async_callback(worker.stop)
+        return worker
+
+    async def corral(self, name: str, *, joins: bool = True, **known: Any) -> CorralWorker:
+        """A node with a Corral worker that has told its inventory."""
+        worker = await self.machine(name)
         if joins:  # it listens before anybody knows of it, or it would be found silent
             await worker.start()
         await self.node(name, **known)
