@@ -206,7 +206,7 @@ async def test_an_operation_moves_from_nothing_to_done_and_stays_open(person: Wa
 async def test_cancel_and_retry_on_one_node_leave_the_others_alone(person: Watched, corral: Corral) -> None:
     barn, loft, shed = [await corral.worker(name) for name in ("barn", "loft", "shed")]
     hold = barn.script.hold = loft.script.hold = asyncio.Event()
-    shed.script.failures = [{"error": "the registry answered 503"}]
+    shed.script.failures = [{"error": "the registry answered 503"}] * 9  # until somebody asks, however long that takes
     await corral.fleet.install("vllm")
     page = await corral.open(person, "/fleet/operations")
     operation = operation_of(page, "install vllm")
@@ -224,6 +224,7 @@ async def test_cancel_and_retry_on_one_node_leave_the_others_alone(person: Watch
     await until(lambda: bool(barn.orders("cancel")), "the order to stop")
     assert not loft.orders("cancel")
 
+    shed.script.failures = []
     await operation.get_by_role("button", name="Retry on shed").click()
     await expect(failing.locator(".pill")).to_have_text("done")
     await expect(operation.get_by_role("button", name="Retry on shed")).to_be_hidden()
