@@ -23,7 +23,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path, *getattr(request, "param", ()))
+    # What ends stays away for long enough to be missed by whoever looks.
+    fleet = Fleet(tmp_path, *getattr(request, "param", ()), CORRAL_RESTART_FIRST="3s")
     try:
         yield fleet
     finally:
@@ -70,7 +71,7 @@ async def test_a_machine_joins_gets_a_backend_on_the_page_and_outlives_a_control
 async def test_over_tls_the_session_travels_encrypted_only(fleet: Fleet) -> None:
     url = f"https://127.0.0.1:{fleet.port}"
     fleet.start(wait=False)
-    await asyncio.to_thread(wait_for, lambda: _answers(f"{url}/controller/readyz"), "ready fleet", 30.0)
+    await asyncio.to_thread(wait_for, lambda: _answers(f"{url}/controller/readyz"), "ready fleet", 60.0)
     async with chromium() as browser, new_person(browser, ignore_https_errors=True) as person:
         page = await person.tab()
         await sign_in(page, url, fleet.key)
