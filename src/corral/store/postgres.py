@@ -37,7 +37,9 @@ _LOST = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
 )
+_OUT_OF_ORDER = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 def where(url: str) -> str:
@@ -66,6 +68,9 @@ def translated(error: BaseException, place: str) -> BaseException:
         return Invalid(f"the database URL cannot be used: {reason}")
     elif isinstance(error, OSError | TimeoutError | asyncpg.exceptions.TargetServerAttributeNotMatched):
         return Unavailable(f"the database {place} cannot be reached: {reason}")
+    elif isinstance(error, asyncpg.InternalClientError):
+        # The server's last word has been read, and the end of the line has not: the driver is between two states.
+        return Unavailable(f"the database {place} cannot be reached: the server has ended the connection")
     elif isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
         return Invalid(f"this cannot be stored: {reason}")
     elif isinstance(error, asyncpg.InterfaceError) and "another operation" not in reason:
@@ -198,10 +203,10 @@ class PostgresDatabase:
 
     async def _roll_back(self, connection: Any) -> None:
         # A connection that cannot even do that is closed, by its server or by the pool, and that rolls back too.
-        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*_OUT_OF_ORDER):
             await connection.execute("ROLLBACK", timeout=self.options.connect_timeout_s)
 
     async def _release(self, connection: Any) -> None:
         # Whatever is wrong with it, the pool throws it away; what became of the transaction is already told.
-        with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*_OUT_OF_ORDER):
             await self._pool.release(connection, timeout=self.options.connect_timeout_s)
