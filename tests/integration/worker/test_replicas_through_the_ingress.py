@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -161,45 +163,53 @@ async def test_requests_while_a_process_is_killed_again_and_again(site: Worksite
     assert {200, 410} <= seen
 
 
-async def test_a_process_that_is_replaced_takes_nothing_new_and_finishes_what_it_has(site: Worksite) -> None:
-    running = await site.supervisor.start(mock_openai())
-    url = f"{site.url}/replicas/{running.process_id}/v1/chat/completions"
-    prompt = chat("[[piece_delay_s=0.05]] one two three four five six seven eight", stream=True)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(url, headers=site.headers(), json=prompt) as stream,
-    ):
-        await stream.content.readline()
-        assert site.door.inflight.of(running.process_id) == 1
-        assert await site.door.replicas.retire(running.process_id, 0.01) is False
-        status, answer = await site.ask(f"/replicas/{running.process_id}/v1/models")
-        assert (status, answer["error"]["type"]) == (410, "gone")
-        retiring = asyncio.ensure_future(site.door.replicas.retire(running.process_id, 20))
-        assert (await stream.text()).rstrip().endswith("data: [DONE]")  # the stream came to its end
+async def test_a_process_that_is_replaced_takes_nothing_new_and_finishes_what_it_has(
+    site: Worksite, tmp_path: Path
+) -> None:
+    running = await site.supervisor.start(tiny(tmp_path / "tiny"))
+    path = f"/replicas/{running.process_id}"
+    asking = asyncio.ensure_future(site.ask(f"{path}/when{tmp_path}/go"))
+    await until((tmp_path / "go.asked").exists)
+    assert site.door.inflight.of(running.process_id) == 1
+    assert await site.door.replicas.retire(running.process_id, 0.01) is False
+    status, answer = await site.ask(path)
+    assert (status, answer["error"]["type"]) == (410, "gone")
+    retiring = asyncio.ensure_future(site.door.replicas.retire(running.process_id, 20))
+    (tmp_path / "go").touch()
+    status, answer = await asking
+    assert (status, answer["pid"]) == (200, running.pid)  # what was under way came to its end
     assert await retiring is True
     site.door.replicas.take_back(running.process_id)
-    assert (await site.ask(f"/replicas/{running.process_id}/v1/models"))[0] == 200
+    assert (await site.ask(path))[0] == 200
 
 
-async def test_load_is_told_while_it_changes_and_no_more_often_than_it_may(site: Worksite) -> None:
-    running = await site.supervisor.start(mock_openai())
+async def test_load_is_told_while_it_changes_and_no_more_often_than_it_may(
+    site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await site.supervisor.start(tiny(tmp_path / "tiny"))
     told: list[NodeLoad] = []
-    at: list[float] = []
+    at: list[float] = []  # when it was said: it may be heard later
 
     async def hear(load: NodeLoad, _tokens: object) -> None:
         told.append(load)
-        at.append(asyncio.get_running_loop().time())
 
     async with LocalHub(SystemClock()).join("worker") as bus:
+        publish = bus.publish
+
+        async def say(*words: Any, **tokens: str) -> None:
+            at.append(time.monotonic())
+            await publish(*words, **tokens)
+
+        monkeypatch.setattr(bus, "publish", say)
         await bus.subscribe(NODE_LOAD, hear, node="node-1")
         reports = LoadReports(site.door.inflight, boot_id="boot-1", interval_s=0.2, again_s=0.4)
-        path = f"/replicas/{running.process_id}/v1/chat/completions"
+        path = f"/replicas/{running.process_id}/when{tmp_path}/go"
         async with alongside(reports.run(bus, "node-1")):
-            slow = chat("[[piece_delay_s=0.1]] one two three four five six")
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(3):
-                    tasks.create_task(site.ask(path, method="POST", body=slow))
+                    tasks.create_task(site.ask(path))
                 await until(lambda: told and told[-1].in_flight == {running.process_id: 3})
+                (tmp_path / "go").touch()
             await until(lambda: told[-1].in_flight == {})
             last = told[-1]
             await until(lambda: told[-1].seq == last.seq + 1)  # once more, in case that one was lost
@@ -221,6 +231,7 @@ async def test_a_client_that_leaves_takes_its_request_with_it(site: Worksite) ->
 
 async def test_logs_listed_read_and_shortened(site: Worksite, tmp_path: Path) -> None:
     running = await site.supervisor.start(tiny(tmp_path / "tiny", "lines=3", model="llama#1"))
+    await until(lambda: len(site.supervisor.logs.read("llama#1")) == 3)  # it may serve before its shim has read them
     assert await site.ask("/v1/backend-logs", scope="logs") == (200, ["llama#1"])
     status, lines = await site.ask("/v1/backend-logs/llama%231", scope="logs")
     assert status == 200
@@ -240,6 +251,7 @@ async def test_logs_listed_read_and_shortened(site: Worksite, tmp_path: Path) ->
 
 async def test_a_log_is_followed_over_a_websocket(site: Worksite, tmp_path: Path) -> None:
     running = await site.supervisor.start(tiny(tmp_path / "tiny", "lines=2"))
+    await until(lambda: len(site.supervisor.logs.read("m")) == 2)
     url = f"{site.url}/v1/backend-logs/m/ws"
     async with (
         aiohttp.ClientSession(headers=site.headers("logs")) as session,
@@ -253,7 +265,7 @@ async def test_a_log_is_followed_over_a_websocket(site: Worksite, tmp_path: Path
         told = await socket.receive_json()
         assert told["type"] == "line"
         assert (told["line"]["stream"], told["line"]["text"]) == ("stderr", "hello")
-        assert site.ingress.in_flight == 0  # a follower does not keep the worker from leaving
+        await until(lambda: site.ingress.in_flight == 0)  # a follower does not keep the worker from leaving
     async with aiohttp.ClientSession(headers=site.headers("logs")) as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await session.ws_connect(url, headers={"Origin": "http://elsewhere.example"})
@@ -265,6 +277,7 @@ async def test_a_log_is_followed_over_a_websocket(site: Worksite, tmp_path: Path
 async def test_a_log_is_followed_line_by_line(site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "QUIET_S", 0.2)
     running = await site.supervisor.start(tiny(tmp_path / "tiny", "lines=5"))
+    await until(lambda: len(site.supervisor.logs.read("m")) == 5)
     url = f"{site.url}/v1/backend-logs/m?follow=true&tail=1"
     async with (
         aiohttp.ClientSession(headers=site.headers("logs")) as session,
