@@ -14,7 +14,7 @@ from corral.contract.manifest import Manifest
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.supervising import QUICK, get, tiny
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 Open = Callable[..., Any]
 
@@ -30,6 +30,7 @@ def said(supervisor: Supervisor, word: str) -> Callable[[], bool]:
 async def test_both_streams_are_kept_each_in_order_with_their_time(supervisor: Supervisor, tmp_path: Path) -> None:
     """Between the two no order can be promised: they are two pipes."""
     await supervisor.start(tiny(tmp_path / "b", "lines=2 slow=1"))
+    await until(lambda: len(texts(supervisor, "m#0")) == 3)  # it may serve before its shim has read them
     lines = supervisor.logs.read("m#0")
     assert [line.text for line in lines if line.stream == "stderr"] == ["tiny line 1", "tiny line 2"]
     assert [line.text for line in lines if line.stream == "stdout"] == ["still loading"]
@@ -52,7 +53,8 @@ async def test_a_model_merges_its_replicas_and_an_unknown_one_wrote_nothing(
 
 async def test_followers_get_the_past_and_then_each_line(supervisor: Supervisor, tmp_path: Path) -> None:
     first = await supervisor.start(tiny(tmp_path / "b", "lines=1"))
-    async with supervisor.logs.follow("m") as lines, asyncio.timeout(10):
+    await until(said(supervisor, "tiny line 1"))
+    async with supervisor.logs.follow("m") as lines, asyncio.timeout(DEADLINE_S):
         assert [line.text for line in lines.initial] == ["tiny line 1"]
         await asyncio.to_thread(get, first.port, "/say/hello")
         assert (await anext(lines)).text == "hello"
@@ -67,6 +69,7 @@ async def test_what_a_process_said_before_it_crashed_stays(supervisor: Superviso
     await asyncio.to_thread(get, first.port, "/say/last")
     os.kill(first.pid, signal.SIGKILL)
     await until(lambda: supervisor.find_key("m#0") and supervisor.find(first.process_id) is None)
+    await until(lambda: len(texts(supervisor, "m#0")) == 3)
     assert texts(supervisor, "m#0") == ["tiny line 1", "last", "tiny line 1"]
 
 
