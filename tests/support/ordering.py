@@ -29,7 +29,7 @@ from tests.support.waiting import until
 QUICK = {
     "backend_poll": "20ms",
     "backend_grace": "5s",
-    "backend_free_timeout": "2s",
+    "backend_free_timeout": "20s",
     "backend_port_rest": "50ms",
     "galleries": "[]",
     "drain_timeout": "2s",

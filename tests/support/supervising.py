@@ -74,7 +74,7 @@ def settings(folder: Path, **changed: Any) -> SupervisorSettings:
     quick: dict[str, Any] = {
         "ports": PortRange(20000, 29999, begin),
         "poll_s": 0.02,
-        "free_timeout_s": 1.0,
+        "free_timeout_s": 20.0,
         "grace_s": 5.0,
         "kill_wait_s": 5.0,
     }

@@ -73,18 +73,19 @@ async def test_children_of_a_backend_that_died_go_too(supervisor: Supervisor, tm
 
 
 async def test_free_is_asked_first_and_bounded(opened: Open) -> None:
-    supervisor = await opened(free_timeout_s=0.3)
+    supervisor = await opened(free_timeout_s=30.0)
     spec = mock_grpc(load=json.dumps({"Model": "m"}))
     running = await supervisor.start(spec)
     stopped = await supervisor.stop(running.process_id)
     assert (stopped.freed, stopped.terminated, stopped.error) == (True, True, "")
 
+    supervisor = await opened(free_timeout_s=0.3)
     running = await supervisor.start(mock_grpc(load=json.dumps({"Model": "m", "Options": ["free_hangs:1"]})))
     began = time.monotonic()
     stopped = await supervisor.stop(running.process_id, grace_s=1)
     assert (stopped.freed, stopped.terminated) == (False, True)
     assert "DEADLINE_EXCEEDED" in stopped.error
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 25
 
     running = await supervisor.start(mock_grpc(load=json.dumps({"Model": "m", "Options": ["free_hangs:1"]})))
     stopped = await supervisor.stop(running.process_id, force=True)
@@ -185,7 +186,7 @@ async def test_stop_all_is_over_a_snapshot_and_at_once(supervisor: Supervisor, f
 
 
 async def test_a_released_port_rests_and_then_returns_to_its_key(opened: Open, tmp_path: Path) -> None:
-    supervisor = await opened(quarantine_s=0.5, ports=PortRange(25050, 25059))
+    supervisor = await opened(quarantine_s=4.0, ports=PortRange(25050, 25059))
     first = await supervisor.start(tiny(tmp_path / "b"))
     await supervisor.stop(first.process_id)
     released_at = time.monotonic()
@@ -193,7 +194,7 @@ async def test_a_released_port_rests_and_then_returns_to_its_key(opened: Open, t
     assert second.port != first.port
     other = await supervisor.start(tiny(tmp_path / "b", model="other"))
     await supervisor.stop(second.process_id)
-    await until(lambda: time.monotonic() - released_at > 1.2)
+    await until(lambda: time.monotonic() - released_at > 4.2)
     third = await supervisor.start(tiny(tmp_path / "b"))
     assert third.port in (first.port, second.port)
     assert other.port not in (first.port, second.port)
