@@ -64,7 +64,7 @@ async def test_a_start_after_a_kill_waits_for_a_shim_that_has_not_noticed(
     opened: Open, folder: Path, tmp_path: Path
 ) -> None:
     """A busy machine may not let the shim run for a while: what it will say is known from the kernel."""
-    supervisor = await opened(shim_timeout_s=1.0)
+    supervisor = await opened(shim_timeout_s=4.0)
     spec = tiny(tmp_path / "b")
     first = await supervisor.start(spec)
     (identity,) = identities(folder)
