@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 from corral.relay.wheel import Wheel
@@ -337,6 +339,14 @@ class HeldClock:
         """So much later, as those on that wheel have seen."""
         self._at += seconds
         await until(lambda: wheel.now >= self._at, "tick")
+
+
+def hold_clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
+    """Held from the start: relays made in the test go by it."""
+    clock = HeldClock()
+    monkeypatch.setattr("corral.relay.wheel.time", clock)
+    monkeypatch.setattr("corral.relay.quick._monotonic", clock.monotonic)
+    return clock
 
 
 def quick(**timeouts: float) -> Timeouts:

@@ -18,6 +18,7 @@ from corral.gateway.settings import GatewaySettings
 from corral.gateway.v1 import Router
 from corral.kit.clock import SystemClock
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key, running_controller
+from tests.support.relay import HeldClock, hold_clock
 
 ADMIN, VIEWER, USER, LIMITED = "ck_admin", "ck_viewer", "ck_user", "ck_limited"
 KEYS = [
@@ -70,6 +71,11 @@ def open_one(socket: Path) -> OpenGateway:
             yield gateway
 
     return opened
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
+    return hold_clock(monkeypatch)
 
 
 @pytest.fixture

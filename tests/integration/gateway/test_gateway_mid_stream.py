@@ -13,6 +13,7 @@ from corral.gateway.main import Gateway
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.house import CHAT, House, open_house
 from tests.integration.gateway.scripted_controller import ScriptedController
+from tests.support.relay import HeldClock
 from tests.support.waiting import until
 
 HALF = b'data: {"choices":[{"delta":{"content":"0"}}]}\n\ndata: {"choices":[{"delta":{"content":"1"}}]}\n\n'
@@ -64,16 +65,22 @@ async def test_a_process_that_dies_in_mid_stream_cuts_the_answer_and_no_other(ho
     assert await house.who(gateway) in ("p1", "p2")
 
 
-async def test_a_process_that_hangs_without_closing_is_given_up_after_a_while(house: House) -> None:
+async def test_a_process_that_hangs_without_closing_is_given_up_after_a_while(house: House, clock: HeldClock) -> None:
     house.controller.change(replicas=[house.one.replica("p1")])
     gateway = await house.gateway(replica_idle_s=0.3, replica_first_byte_s=0.4)
     house.one.paused = asyncio.Event()
     answer = await streaming(house, gateway)
+    clock.let_go()
     with pytest.raises(aiohttp.ClientPayloadError):
         await answer.read()
+    clock.hold()
     house.one.held = asyncio.Event()  # the next hangs before it has said a word
-    status, told, _ = await house.ask(gateway)
+    asking = asyncio.create_task(house.ask(gateway))
+    await until(lambda: len(house.one.came) == 2, "it is asked")
+    clock.let_go()
+    status, told, _ = await asking
     assert (status, told["error"]["code"]) == (504, "upstream_failed")
+    clock.hold()
     house.one.held = None
     assert await house.who(gateway) == "p1", "its slot is free"
     endings = [(row["status"], row.get("ending")) for row in await house.receipts(3)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from tests.support.relay import HeldClock
+from tests.support.relay import HeldClock, hold_clock
 
 
 def pytest_asyncio_loop_factories(
@@ -36,8 +36,4 @@ def _ways_of_relaying(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
-    """Held from the start: relays made in the test go by it."""
-    clock = HeldClock()
-    monkeypatch.setattr("corral.relay.wheel.time", clock)
-    monkeypatch.setattr("corral.relay.quick._monotonic", clock.monotonic)
-    return clock
+    return hold_clock(monkeypatch)
