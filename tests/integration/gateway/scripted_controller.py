@@ -52,6 +52,7 @@ class ScriptedController:
     seen: list[Seen] = field(default_factory=list)
     view_reads: list[str | None] = field(default_factory=list)  # If-None-Match of each
     streams_open: int = 0
+    hanging: int = 0  # requests that never get an answer
     stream: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     _runner: web.AppRunner | None = None
 
@@ -201,6 +202,7 @@ class ScriptedController:
         return answer
 
     async def _hang(self, request: web.Request) -> web.Response:
+        self.hanging += 1
         await asyncio.Event().wait()
         raise AssertionError("never reached")
 

@@ -128,7 +128,7 @@ async def test_a_controller_that_dies_while_it_answers_is_told(
     gateway: Gateway, controller: ScriptedController, http: aiohttp.ClientSession
 ) -> None:
     waiting = asyncio.ensure_future(http.get(f"{gateway.url}/hang"))
-    await until(lambda: gateway.server.running == 1, "the request is under way")
+    await until(lambda: controller.hanging == 1, "the controller has the request")
     await controller.stop()
     async with await waiting as answer:
         assert answer.status == 502
