@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from tests.integration.gateway.raw_client import connected, exchange, status_of
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.nats import NatsServer, nats_server, running_server
+from tests.support.relay import HeldClock
 from tests.support.waiting import promised, until
 
 __all__ = ["nats_server"]
@@ -113,7 +115,8 @@ async def test_a_revoked_key_is_refused_without_any_bus(
         controller.change(keys=[key for key in KEYS if key["id"] != f"id-{USER}"])
         await until_refused(http, gateway, USER, timeout_s=promised(2))
         assert await status(http, f"{gateway.url}/v1/models", ADMIN) == 200
-        assert controller.view_reads.count(None) == 2  # the rest of the looks cost a 304
+        assert controller.view_reads.count(None) <= 2  # its first look and ours; the rest of the looks cost a 304
+        assert controller.view_reads[-1] is not None
 
 
 async def test_a_fresh_key_is_known_at_once_and_a_guess_is_not_looked_for(
@@ -154,6 +157,12 @@ async def test_a_revoked_key_is_refused_at_a_hint(
         await bus.wait_connected(10)
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
         await until(lambda: gateway.keeper.fleet, "the first view is read")
+
+        async def hints_arrive() -> bool:
+            await bus.publish(VIEW_CHANGED, ViewChanged(kind="nodes", id="n", row_version=1))
+            return gateway.metrics.view.hints > 0
+
+        await until(hints_arrive, "the gateway has subscribed")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         controller.change(keys=[])
         await bus.publish(VIEW_CHANGED, ViewChanged(kind="keys", id="x", row_version=1))
@@ -186,7 +195,7 @@ async def test_what_other_gateways_send_to_a_replica_counts(
         await bus.wait_connected(10)
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
         await gateway.keeper.look()
-        await bus.publish(NODE_LOAD, NodeLoad(boot_id="b", seq=1, in_flight={"p1": 2}), node="n1")
+        reports = itertools.count(1)
 
         async def ask() -> None:
             async with http.post(
@@ -195,6 +204,8 @@ async def test_what_other_gateways_send_to_a_replica_counts(
                 assert answer.status == 200
 
         async def all_by_the_idle_one() -> bool:
+            report = NodeLoad(boot_id="b", seq=next(reports), in_flight={"p1": 2})
+            await bus.publish(NODE_LOAD, report, node="n1")  # as nodes do, again and again: it may be early for one
             before = len(one.came)
             for _ in range(4):
                 await ask()
@@ -251,10 +262,14 @@ async def test_a_bus_that_wants_a_certificate_is_shown_one(
                 assert not gateway.metrics.view.bus_connected
 
 
-async def test_slow_heads_are_cut_off(controller: ScriptedController, open_one: OpenGateway) -> None:
+async def test_slow_heads_are_cut_off(controller: ScriptedController, open_one: OpenGateway, clock: HeldClock) -> None:
     async with open_one(client_head_s=0.3) as gateway, connected(gateway.port) as (reader, writer):
+        first, *rest = b"GET /healthz HTTP/1.1\r\nHost: h\r\nX-Padding: 0123456789\r\n"
+        writer.write(bytes([first]))
+        await until(lambda: any(conn._buffer for conn in gateway.server._connections), "it has begun")
+        clock.let_go()
         async with asyncio.timeout(10):
-            for letter in b"GET /healthz HTTP/1.1\r\nHost: h\r\nX-Padding: 0123456789\r\n":
+            for letter in rest:
                 writer.write(bytes([letter]))
                 await asyncio.sleep(0.02)  # the pace of the client is what is tested
                 if reader.at_eof() or gateway.metrics.relay.client_timeouts:
