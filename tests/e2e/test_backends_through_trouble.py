@@ -221,5 +221,5 @@ def test_a_machine_that_joins_later_gets_what_every_node_should_have(fleet: Flee
     wanted = {"leaving", "orphaned", "silenced"}
     wait_for(lambda: listed() >= wanted, "backends of the new node", 60)
     assert listed() == wanted
-    ran = fleet.cli("ops", "list", "--json")
-    assert json.loads(ran.stdout) == []
+    # The node knows first that it has them all; the controller hears of it.
+    wait_for(lambda: json.loads(fleet.cli("ops", "list", "--json").stdout) == [], "end of all that was under way")
