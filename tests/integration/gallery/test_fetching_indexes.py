@@ -88,8 +88,9 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def fetcher(site: Site, tmp_path: Path) -> AsyncIterator[IndexFetcher]:
-    timeout = aiohttp.ClientTimeout(sock_connect=2, sock_read=0.3)
+async def fetcher(site: Site, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[IndexFetcher]:
+    """Its parameter is how long it waits for an answer."""
+    timeout = aiohttp.ClientTimeout(sock_connect=30, sock_read=getattr(request, "param", 30.0))
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield IndexFetcher(HttpDownload(session, most_bytes=4000), base_folder=tmp_path, github=site.url)
 
@@ -106,15 +107,16 @@ async def test_github(fetcher: IndexFetcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "error"),
+    ("path", "error", "fetcher"),
     [
-        ("/nothing", NotFound),
-        ("/broken", Failed),
-        ("/big", Failed),
-        ("/slow", Unreachable),
-        ("/cut", Unreachable),
-        ("/round", Unreachable),
+        ("/nothing", NotFound, 30.0),
+        ("/broken", Failed, 30.0),
+        ("/big", Failed, 30.0),
+        ("/slow", Unreachable, 0.3),
+        ("/cut", Unreachable, 30.0),
+        ("/round", Unreachable, 30.0),
     ],
+    indirect=["fetcher"],
 )
 async def test_failures(site: Site, fetcher: IndexFetcher, path: str, error: type[CorralError]) -> None:
     with pytest.raises(error):
