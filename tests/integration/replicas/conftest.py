@@ -1,15 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from corral.controller.loads.jobs import Cooldown
 from tests.support.backend_fleet import sqlite_url
 from tests.support.both_kinds import KINDS, on_kind, postgres, postgres_url
-from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet
+from tests.support.replica_fleet import QUICK, ReplicaFleet, open_replica_fleet
 
-__all__ = ["fleet", "local", "postgres", "postgres_url"]
+__all__ = ["fleet", "local", "patient", "patient_fleet", "postgres", "postgres_url"]
+
+# Where it matters what was said a moment ago, or that something is not tried again yet: a moment is longer than this
+# process ever stands still.
+PATIENT = replace(
+    QUICK,
+    loop=replace(QUICK.loop, cooldown=Cooldown(first=timedelta(seconds=3), longest=timedelta(seconds=3))),
+    times=replace(QUICK.times, heard_within_s=2.0),
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -22,4 +33,16 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 async def local(tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
     async with open_replica_fleet(sqlite_url(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture(params=KINDS)
+async def patient_fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
+    async with on_kind(request, tmp_path, open_replica_fleet, settings=PATIENT) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[ReplicaFleet]:
+    async with open_replica_fleet(sqlite_url(tmp_path), settings=PATIENT) as opened:
         yield opened

@@ -94,23 +94,23 @@ async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet)
     ids=["missing file", "out of memory", "an engine that ends"],
 )
 async def test_a_backend_that_crashes_at_load_is_told_then_left_alone_for_a_while(
-    local: ReplicaFleet, cause: str
+    patient: ReplicaFleet, cause: str
 ) -> None:
-    barn = await local.worker("barn", has="llama-cpp")
-    await local.define("m")
+    barn = await patient.worker("barn", has="llama-cpp")
+    await patient.define("m")
     barn.starts.failures = [cause]
-    await local.ask("m")
-    status = await local.until_failed("m")
+    await patient.ask("m")
+    status = await patient.until_failed("m")
     assert cause in status.error
     assert status.retry_after_s > 0
-    assert (await local.ask("m")).state == "failed", "it is not tried again at once"
-    assert await local.rows("m") == []
+    assert (await patient.ask("m")).state == "failed", "it is not tried again at once"
+    assert await patient.rows("m") == []
 
     async def again() -> bool:
-        return (await local.ask("m")).state != "failed"
+        return (await patient.ask("m")).state != "failed"
 
     await until(again)
-    await local.until_ready("m")
+    await patient.until_ready("m")
     assert len(barn.started) == 1
 
 

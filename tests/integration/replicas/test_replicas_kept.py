@@ -74,12 +74,13 @@ async def test_one_on_every_node_that_matches(local: ReplicaFleet) -> None:
     assert len(late.serving("m")) == 1
 
 
-async def test_after_an_edit_the_old_one_serves_until_the_new_one_is_ready(fleet: ReplicaFleet) -> None:
+async def test_after_an_edit_the_old_one_serves_until_the_new_one_is_ready(patient_fleet: ReplicaFleet) -> None:
+    fleet = patient_fleet
     barn = await fleet.worker("barn", has="llama-cpp")
     old = await fleet.define("m")
     await fleet.ask("m")
     [before] = await fleet.until_ready("m")
-    await barn.in_flight(**{before.process_id: 1})
+    busy = asyncio.create_task(_keep_busy(barn, before.process_id))
     barn.starts.hold = asyncio.Event()
     new = await fleet.define("m", context_size=4096)
     await until(lambda: len(barn.processes) == 2)
@@ -95,10 +96,10 @@ async def test_after_an_edit_the_old_one_serves_until_the_new_one_is_ready(fleet
         return "leaving" in [row.stage for row in await fleet.rows("m")]
 
     await until(leaves)
-    for _ in range(5):
-        await barn.in_flight(**{before.process_id: 1})
-        await asyncio.sleep(0.06)
+    await asyncio.sleep(2.5)  # longer than anything said is believed
     assert before.process_id in barn.processes, "it is at work, and is not stopped"
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
     await barn.in_flight()
     await until(lambda: before.process_id not in barn.processes)
 
@@ -182,20 +183,20 @@ async def test_two_models_that_fit_only_one_at_a_time_give_way_to_each_other(loc
     assert await local.shown("b") == []
 
 
-async def test_a_busy_model_is_not_evicted_and_the_other_waits(local: ReplicaFleet) -> None:
-    barn = await local.worker("barn", has="llama-cpp", total_ram=16 * GIB, available_ram=15 * GIB)
-    await local.define("a", memory="10GiB")
-    await local.define("b", memory="10GiB")
-    await local.ask("a")
-    [first] = await local.until_ready("a")
+async def test_a_busy_model_is_not_evicted_and_the_other_waits(patient: ReplicaFleet) -> None:
+    barn = await patient.worker("barn", has="llama-cpp", total_ram=16 * GIB, available_ram=15 * GIB)
+    await patient.define("a", memory="10GiB")
+    await patient.define("b", memory="10GiB")
+    await patient.ask("a")
+    [first] = await patient.until_ready("a")
 
     busy = asyncio.create_task(_keep_busy(barn, first.process_id))
     try:
         await asyncio.sleep(0.05)
-        await local.ask("b")
+        await patient.ask("b")
 
         async def waits() -> bool:
-            status = await local.status("b")
+            status = await patient.status("b")
             return status is not None and "busy" in status.message
 
         await until(waits)
@@ -204,21 +205,21 @@ async def test_a_busy_model_is_not_evicted_and_the_other_waits(local: ReplicaFle
         busy.cancel()
         await asyncio.gather(busy, return_exceptions=True)
     await barn.in_flight()
-    await local.until_ready("b")
+    await patient.until_ready("b")
 
 
-async def test_a_process_that_is_busy_for_long_is_never_reaped(local: ReplicaFleet) -> None:
+async def test_a_process_that_is_busy_for_long_is_never_reaped(patient: ReplicaFleet) -> None:
     """Longer than anything here waits: not for its idle time, nor an edit, nor because nobody wants its model."""
-    barn = await local.worker("barn", has="llama-cpp")
-    await local.define("m", idle_unload="1s")
-    await local.ask("m")
-    [shown] = await local.until_ready("m")
+    barn = await patient.worker("barn", has="llama-cpp")
+    await patient.define("m", idle_unload="1s")
+    await patient.ask("m")
+    [shown] = await patient.until_ready("m")
     busy = asyncio.create_task(_keep_busy(barn, shown.process_id))
     try:
-        await asyncio.sleep(1.5)
-        await local.define("m", idle_unload="1s", context_size=4096)
+        await asyncio.sleep(3.5)
+        await patient.define("m", idle_unload="1s", context_size=4096)
         await asyncio.sleep(0.5)
-        await local.forget("m")
+        await patient.forget("m")
         await asyncio.sleep(1.0)
         assert shown.process_id in barn.processes
         assert not [
