@@ -15,7 +15,7 @@ from tests.compat.localai_files import LocalAIFiles
 from tests.support.processes import free_port
 
 TOKEN = "shared"
-TIMES = TransferTimes(retry_first_s=0.01, retry_cap_s=0.05, budget_s=5.0)
+TIMES = TransferTimes(retry_first_s=0.01, retry_cap_s=0.05, budget_s=60.0)
 CONTENT = bytes(range(256)) * 2000
 DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 

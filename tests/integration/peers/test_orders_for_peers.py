@@ -30,7 +30,7 @@ from tests.support.waiting import until
 
 CLOCK = SystemClock()
 ORDER = StartReplica("op", 1, "op-1", "m", 0, "engine", revision="r", definition={"backend": "engine"}, accept=True)
-TIMES = PeerTimes(install_s=5, running_s=1, second_try_s=0.01, unseen_s=0.01)
+TIMES = PeerTimes(install_s=60, running_s=20, second_try_s=0.01, unseen_s=0.01)
 
 
 class OwnCalls:

@@ -57,6 +57,6 @@ async def test_a_worker_that_names_the_process_of_another_model_is_told_of(tmp_p
         given: Any = (unused, store, bus, calls, Starting(*made), table, unused, CLOCK)
         async with PeerOrders(*given, token="token") as orders:
             await orders.start(node.id, order)
-            await until(lambda: told, "an outcome", timeout_s=5)
+            await until(lambda: told, "an outcome")
     assert not told[0].success
     assert "its worker gave the process of first for that of second" in told[0].error
