@@ -39,9 +39,9 @@ async def open_means(
     room: Room = ROOM,
     logins: FixedLogins | None = None,
     tools: WheelTools | None = None,
-    stall_s: float = 5.0,
+    stall_s: float = 20.0,
 ) -> AsyncIterator[Means]:
-    async with open_session(HttpTimes(connect_s=5.0, stall_s=stall_s)) as session:
+    async with open_session(HttpTimes(connect_s=20.0, stall_s=stall_s)) as session:
         registry = RegistryClient(
             session, credentials=logins, settings=RegistrySettings(tries=limits.tries, first_wait_s=0.01)
         )

@@ -34,7 +34,7 @@ async def server() -> AsyncIterator[BlobServer]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with open_session(HttpTimes(connect_s=2.0, stall_s=2.0)) as session:
+    async with open_session(HttpTimes(connect_s=20.0, stall_s=20.0)) as session:
         yield session
 
 
@@ -221,7 +221,7 @@ async def test_what_is_no_url(fetch: Fetch, url: str) -> None:
 
 
 async def test_a_stalled_line_is_tried_again(server: BlobServer, tmp_path: Path) -> None:
-    async with open_session(HttpTimes(connect_s=1.0, stall_s=0.2)) as session:
+    async with open_session(HttpTimes(connect_s=20.0, stall_s=1.5)) as session:
         fetch = Fetch(session, tmp_path)
         url = server.put("/x", DATA)
         server.pause.clear()

@@ -42,7 +42,7 @@ QUICK = RegistrySettings(tries=2, first_wait_s=0.01)
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with open_session(HttpTimes(connect_s=2.0, stall_s=2.0)) as session:
+    async with open_session(HttpTimes(connect_s=20.0, stall_s=20.0)) as session:
         yield session
 
 

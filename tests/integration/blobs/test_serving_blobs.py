@@ -23,7 +23,7 @@ from corral.blobs.serving.server import BlobListener, Refusal, ServingLimits
 from corral.blobs.store import BlobStore
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Denied, NotFound
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 CONTENT = os.urandom(3_000_000)
 DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -160,7 +160,7 @@ async def test_over_tls(tmp_path: Path) -> None:
 
 
 async def test_silence_and_nonsense_hold_nobody_up(tmp_path: Path) -> None:
-    async with serving(tmp_path, limits=ServingLimits(connections=2, newcomer_s=1.0)) as site:
+    async with serving(tmp_path, limits=ServingLimits(connections=2, newcomer_s=4.0)) as site:
         lines = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(3)]
         (silent, _), (nonsense, says), (full, _) = lines
         assert (await full.read()).startswith(b"HTTP/1.1 503 ")
@@ -214,7 +214,7 @@ async def test_leaving_cuts_those_who_read_slowly(tmp_path: Path, secure: bool) 
         writer.write(f"GET /blobs/{digest} HTTP/1.1\r\nAuthorization: Bearer good\r\n\r\n".encode())
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
     got = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             while piece := await reader.read(1 << 20):
                 got += len(piece)
