@@ -88,15 +88,13 @@ async def test_the_registry_goes_down_in_the_middle_and_comes_back(
 ) -> None:
     installer, means = installed
     made = push(registry, "faults/away", layer({"run.sh": run_file(), "data": os.urandom(MIB)}))
-    line.cut_after = [300_000]
-    told: list[Progress] = []
-    task = asyncio.create_task(
-        installer.install(request("demo", image(f"{line.host}/faults/away:1"), force=True), told.append)
-    )
+    line.cut_after = [300_000, *[10] * 50]  # after the first cut hardly a byte comes until we have taken it down
+    task = asyncio.create_task(installer.install(request("demo", image(f"{line.host}/faults/away:1"), force=True)))
     await until(lambda: line.cuts)
     await line.down()
     with pytest.raises(Unreachable):
         await task
+    line.cut_after.clear()
     await is_as_before(installer)
     partial = list((means.store.folder / "incoming").glob("*.part"))
     assert len(partial) == 1  # for the next try

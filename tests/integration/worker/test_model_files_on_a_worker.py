@@ -96,6 +96,7 @@ async def test_a_transfer_that_is_cut_goes_on(site: Site) -> None:
     async with BlobServer() as server:
         server.put(f"/blobs/{file.digest}", WEIGHTS)
         server.cut_after = [1_000_000]
+        server.hold_after = 1_000_000  # what is left does not come before it is given up
         server.pause.clear()
         asking = asyncio.create_task(site.ensure(file, urls=(server.url(""),)))
         await until(lambda: server.asked)
