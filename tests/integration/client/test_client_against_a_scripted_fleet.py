@@ -119,9 +119,12 @@ async def test_nobody_there_is_told_apart_from_no_answer() -> None:
                 await client.nodes.list()
             with pytest.raises(errors.OutcomeUnknown, match="may or may not"):
                 await client.nodes.drain("attic")
-    async with Client(Endpoint(url, KEY), timeout_s=30) as client:
-        with pytest.raises(errors.Unreachable, match="is the fleet running"):
-            await client.nodes.drain("attic")
+    with closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: nobody else can either
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        async with Client(Endpoint(url, KEY), timeout_s=30) as client:
+            with pytest.raises(errors.Unreachable, match="is the fleet running"):
+                await client.nodes.drain("attic")
 
 
 @pytest.fixture
@@ -226,7 +229,7 @@ async def test_following_gives_up_on_what_waiting_cannot_cure(fleet: ScriptedFle
 
 
 async def test_a_silent_stream_counts_as_broken(fleet: ScriptedFleet) -> None:
-    async with Client(Endpoint(fleet.url, KEY), idle_s=0.1) as client:
+    async with Client(Endpoint(fleet.url, KEY), idle_s=2.0) as client:  # in which even a slow one has begun to answer
         events = client.events()
         assert await anext(events) == Restarted()
         with pytest.raises(errors.Unreachable):
