@@ -98,9 +98,10 @@ def test_what_cannot_be_answered_has_its_status(port: int, path: str, body: Any,
 
 
 def test_health_waits_for_the_model(run: Run) -> None:
-    _, port = run("--http", "--model", "m", MOCK_LOAD_DELAY_S="1.0")
+    _, port = run("--http", "--model", "m", MOCK_LOAD_DELAY_S="3600")
     assert ask(port, "/health") == (503, {"status": "loading model"})
     assert ask(port, "/v1/chat/completions", say("x"))[0] == 503
+    _, port = run("--http", "--model", "m", MOCK_LOAD_DELAY_S="0.2")
     wait_for(lambda: ask(port, "/health")[0] == 200, "health")
 
 
