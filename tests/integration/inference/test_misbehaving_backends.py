@@ -45,7 +45,7 @@ async def test_on_both_protocols(site: Worksite, protocol: str) -> None:
     busy, answer = await mock.ask(CHAT, chat("[[busy]] x"))
     assert (busy, answer["error"]["message"]) == (503, "all slots are taken")
     assert (await mock.ask(CHAT, chat("[[busy]] x", stream=True)))[0] == 503
-    slow = asyncio.ensure_future(mock.ask(CHAT, chat("[[first_delay_s=0.2]] late")))
+    slow = asyncio.ensure_future(mock.ask(CHAT, chat("[[first_delay_s=2]] late")))  # long enough to be seen
     await until(lambda: mock.in_flight == 1)
     assert (await slow)[1]["choices"][0]["message"]["content"] == "mock 1: late"
     running = site.supervisor.find(mock.process_id)
