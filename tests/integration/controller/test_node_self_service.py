@@ -57,6 +57,11 @@ class HandMadeNode:
     def view(self) -> dict[str, Any]:
         return dict(self.admin("GET").json())
 
+    @staticmethod
+    def takes_part(view: dict[str, Any]) -> bool:
+        """Healthy; or it was, and has been found since to be made by hand: nobody listens on the bus in its name."""
+        return view["status"] == "healthy" or view["status_reason"] == "does not answer on the bus"
+
 
 def test_a_new_node_is_pending_and_gets_nothing_but_its_own_token(cluster: Cluster) -> None:
     node = HandMadeNode(cluster)
@@ -135,7 +140,8 @@ def test_approval_cannot_be_bypassed(cluster: Cluster) -> None:
 
 
 def test_refreshing_credentials_changes_nothing_else(cluster: Cluster) -> None:
-    node = HandMadeNode(cluster, pre_approved=True)
+    """Nor does the controller by itself: there is no ingress for it to look for, and nobody asks who is drained."""
+    node = HandMadeNode(cluster, pre_approved=True, ingress=None, address="127.0.0.1:1")
     node.register()
     assert node.admin("POST", "/drain").status == 200
     before = node.view
@@ -153,7 +159,7 @@ def test_a_persons_drain_survives_a_restart_of_the_worker(cluster: Cluster) -> N
     assert node.call("resume").status == 409
     assert node.register().json()["status"] == "draining"
     assert node.admin("POST", "/resume").status == 200
-    assert node.view["status"] == "healthy"
+    assert node.takes_part(node.view)
 
 
 def test_a_clean_goodbye_stays_offline_although_a_heartbeat_is_late(cluster: Cluster) -> None:
@@ -190,7 +196,7 @@ def test_one_nodes_token_opens_nothing_of_anothers(cluster: Cluster) -> None:
         assert one.call(call, token=other.token).status == 401, call
     assert http("GET", f"{one.url}/api/node/{one.id}/models", key=other.token).status == 401
     assert http("GET", f"{one.url}/api/node/{one.id}/models", key=one.token).json() == []
-    assert one.view["status"] == "healthy"
+    assert one.takes_part(one.view)
 
 
 def test_unknown_ids_say_so_only_to_those_who_hold_a_token(cluster: Cluster) -> None:
