@@ -54,6 +54,7 @@ from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import WorkerFiles
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import ImageRegistry, layer, make_artifact, make_image, push_image, registry
+from tests.support.processes import free_port
 from tests.support.waiting import until
 
 __all__ = ["registry"]  # a fixture
@@ -63,6 +64,7 @@ DIGEST = "sha256:" + hashlib.sha256(WEIGHTS).hexdigest()
 
 
 QUICK = FetchLimits(tries=9, first_wait_s=0.01, cap_wait_s=0.1)
+PATIENT = FetchLimits(tries=1000, first_wait_s=0.01, cap_wait_s=0.1)
 
 
 class OneWheel:
@@ -366,7 +368,7 @@ async def test_a_file_that_was_lost_is_brought_back_when_it_is_asked_for(site: S
     site.blobs.discard(DIGEST)
     (site.folder / "worker").mkdir()
     async with door(site, files) as url:
-        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock(), limits=QUICK)
+        worker = WorkerFiles(site.folder / "worker", site.session, SystemClock(), limits=PATIENT)
         _, token = files.sources_for("node-1")
         await worker.ensure([file], [url], token)
         assert (site.folder / "worker" / file.path).read_bytes() == WEIGHTS
@@ -440,8 +442,8 @@ async def test_a_port_that_somebody_else_was_quicker_to_take(site: Site) -> None
         told = DoorSettings(port=port, url="http://{host}:{port}", moves=moves)
         return open_door(told, site.blobs, site.tokens.public_key, SystemClock(), coming=lambda _digest: False)
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()  # nobody else's a moment later
+    with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(BadSettings, match=f"--blob-port: 127.0.0.1:{port} cannot be used"):
             async with door(moves=False):
                 pass
