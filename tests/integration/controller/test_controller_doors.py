@@ -19,7 +19,7 @@ from tests.support.cluster import Cluster
 from tests.support.fleet import http
 from tests.support.postgres import Postgres, postgres
 from tests.support.processes import free_port
-from tests.support.waiting import wait_for
+from tests.support.waiting import promised, wait_for
 
 __all__ = ["postgres"]
 
@@ -133,7 +133,7 @@ def test_a_controller_starts_before_its_database_and_stops_without_it(
         wait_for(lambda: http("GET", member.url + "/controller/readyz").status == 503, "not ready")
         told = http("GET", member.url + "/controller/readyz").body.decode()
         assert told == "not ready: the database does not answer\n"
-        assert controller.stop(15) == 0, controller.output()
+        assert controller.stop(promised(15)) == 0, controller.output()
     finally:
         postgres.start()
 
