@@ -112,7 +112,7 @@ def mock_grpc(**changed: Any) -> ProcessSpec:
     return ProcessSpec(directory=str(MOCK), manifest=LOCALAI, **told)
 
 
-def get(port: int, path: str = "/", timeout_s: float = 5.0, token: str = "") -> dict[str, Any]:
+def get(port: int, path: str = "/", timeout_s: float = 20.0, token: str = "") -> dict[str, Any]:
     """What a backend answers; an OSError when it does not."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
     if token:

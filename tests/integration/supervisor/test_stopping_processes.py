@@ -61,7 +61,7 @@ async def test_children_of_a_backend_that_goes_willingly_go_too(supervisor: Supe
     family = [child.pid for child in psutil.Process(running.pid).children()]
     began = time.monotonic()
     await supervisor.stop(running.process_id, grace_s=30)
-    assert time.monotonic() - began < 10, "nobody waits for the grace when all have gone"
+    assert time.monotonic() - began < 25, "nobody waits for the grace when all have gone"
     assert not any(alive(pid) for pid in (running.pid, *family))
 
 
