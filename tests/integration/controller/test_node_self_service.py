@@ -60,7 +60,7 @@ class HandMadeNode:
     @staticmethod
     def takes_part(view: dict[str, Any]) -> bool:
         """Healthy; or it was, and has been found since to be made by hand: nobody listens on the bus in its name."""
-        return view["status"] == "healthy" or view["status_reason"] == "does not answer on the bus"
+        return bool(view["status"] == "healthy" or view["status_reason"] == "does not answer on the bus")
 
 
 def test_a_new_node_is_pending_and_gets_nothing_but_its_own_token(cluster: Cluster) -> None:
