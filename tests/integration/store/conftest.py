@@ -21,12 +21,13 @@ from tests.support.postgres import Postgres, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
 
-QUICK = StoreOptions(
-    turn_wait_s=10.0,
-    busy_timeout_s=5.0,
-    connect_timeout_s=5.0,
-    statement_timeout_s=5.0,
-    lock_timeout_s=5.0,
+PATIENT = StoreOptions(
+    turn_wait_s=30.0,
+    busy_timeout_s=30.0,
+    connect_timeout_s=30.0,
+    statement_timeout_s=30.0,
+    lock_timeout_s=30.0,
+    idle_in_transaction_s=30.0,
 )
 
 
@@ -108,7 +109,7 @@ async def store(url: str, inline_file: InlineFile | None) -> AsyncIterator[Store
     if inline_file is not None:
         yield inline_file.store(_turns)
         return
-    async with open_store(url, options=QUICK) as opened:
+    async with open_store(url, options=PATIENT) as opened:
         yield opened
 
 
@@ -118,5 +119,5 @@ async def other(url: str, inline_file: InlineFile | None) -> AsyncIterator[Store
     if inline_file is not None:
         yield inline_file.store(_turns)
         return
-    async with open_store(url, options=QUICK) as opened:
+    async with open_store(url, options=PATIENT) as opened:
         yield opened

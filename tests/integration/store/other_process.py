@@ -6,11 +6,13 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 
-from corral.store import open_store, settings_kv
+from corral.store import StoreOptions, open_store, settings_kv
+
+PATIENT = StoreOptions(busy_timeout_s=30.0, turn_wait_s=30.0, lock_timeout_s=30.0)  # SQLite keeps no order of turns
 
 
 async def count(url: str, times: str) -> None:
-    async with open_store(url) as store:
+    async with open_store(url, options=PATIENT) as store:
         for _ in range(int(times)):
             async with store.write() as tx:
                 value = await settings_kv.find(tx, "counter", int)

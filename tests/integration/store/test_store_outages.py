@@ -326,7 +326,7 @@ async def test_a_process_killed_amid_a_transaction_leaves_nothing_behind(url: st
 
 
 async def test_two_processes_and_this_one_lose_nothing(url: str) -> None:
-    async with open_store(url) as store:
+    async with open_store(url, options=PATIENT) as store:
         await count_up(store)
         others = [processes.start("count", url, "30") for _ in range(2)]
         try:

@@ -24,7 +24,7 @@ async def claim(store: Store, holder: str, ttl_s: float = LONG_S, name: str = "h
 
 async def held(store: Store, holder: str, ttl_s: float = LONG_S) -> Lease:
     """Ask until it is ours, as a controller's loop does."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (lease := await claim(store, holder, ttl_s)) is None:
         assert time.monotonic() < deadline, "the lease never came free"
         await asyncio.sleep(0.01)
