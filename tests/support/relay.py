@@ -104,7 +104,9 @@ class Wire:
         self.writer.close()
 
     def abort(self) -> None:
-        self.writer.transport.abort()
+        # Where it was closed with bytes still to be sent and they have gone since, asyncio's loop of 3.11 stumbles.
+        with contextlib.suppress(AttributeError):
+            self.writer.transport.abort()
 
     async def closed(self) -> None:
         """The other side has closed, and said nothing more."""
