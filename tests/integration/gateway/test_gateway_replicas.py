@@ -144,7 +144,7 @@ async def test_a_busy_model_is_waited_for_by_only_so_many(house: House) -> None:
     assert (status, answer["error"]["code"]) == (503, "queue_full")
     assert "Retry-After" in headers
     house.one.held.set()
-    assert await asyncio.gather(first, second) == ["p1", "p1"]
+    assert [await first, await second] == ["p1", "p1"]
 
 
 async def test_a_model_at_its_limit_says_when_to_come_again(house: House) -> None:

@@ -194,7 +194,7 @@ time.sleep(3600)
 """
     parent = Process([sys.executable, "-c", code], clean_env(tmp_path), tmp_path / "parent.log")
     wait_for(lambda: "Listening" in parent.output(), "backend that listens")
-    told = wait_for(lambda: re.search(r"^\d+$", parent.output(), re.MULTILINE), "its pid")  # in either order
+    told = wait_for(lambda: re.findall(r"^\d+$", parent.output(), re.MULTILINE), "its pid")  # in either order
     orphan = int(told[0])
     parent.kill()
     wait_for(lambda: not alive(orphan), "its end")
