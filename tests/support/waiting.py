@@ -18,8 +18,8 @@ NOT_YET = (AssertionError, OSError, LookupError, ValueError)
 
 
 def promised(seconds: float) -> float:
-    """What we promise about time holds on a machine with nothing else to do; a busy one gets longer as it is busier. The
-    system tells late how busy it is, so other tests beside this one count in any case."""
+    """What we promise about time holds on a machine with nothing else to do; a busy one gets longer as it is busier.
+    The system tells late how busy it is, so other tests beside this one count in any case."""
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return seconds * max(1.0, beside, os.getloadavg()[0] / (os.cpu_count() or 1))
 
