@@ -32,6 +32,7 @@ SOCKET_FILE = "handover.sock"
 YOURS, SERVING = b"yours\n", b"serving\n"
 MOST_SOCKETS = 16
 _PR_SET_PDEATHSIG = 1
+_TURNS = 10  # of the loop, by which it has done whatever signals asked for; two or three would do
 
 
 # -- the successor ---------------------------------------------------------------------------------------------------
@@ -190,14 +191,20 @@ class Successors:
         """Nobody hands over to them any more."""
         self.tell(signal.SIGTERM)
 
-    def keep(self) -> int:
-        """Become the keeper of those that run: does not return. The exit code where that is not ours to do."""
+    async def keep(self) -> int:
+        """Become the keeper of those that run: does not return. The exit code where that is not ours to do.
+
+        In the loop, as long as that hears signals: between its end and the keeper's beginning one would be lost, and
+        whoever asked us to stop would wait for ever."""
         if self._keeper:
             return 0
         if not self.pids:
             log.error("the successor is gone")
             return 1
-        signal.pthread_sigmask(signal.SIG_BLOCK, keeper.HEARD)  # stays so through the change: none is lost
+        await asyncio.get_running_loop().shutdown_default_executor()  # its threads would take what waits for the keeper
+        signal.pthread_sigmask(signal.SIG_BLOCK, keeper.HEARD)  # stays so through the change
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)  # what came before that is passed on from here
         words = [sys.executable, "-I", "-S", keeper.__file__, *map(str, self.pids), "--", *self.command]
         sys.stdout.flush()
         sys.stderr.flush()

@@ -242,19 +242,14 @@ def run(settings: WorkerSettings) -> int:
         succeeds = is_successor(os.environ)
         if succeeds:
             successors.bind_to_keeper()
-        handed_over = uvloop.run(_serve_until_signalled(settings, successors, succeeds))
+        return uvloop.run(_serve_until_signalled(settings, successors, succeeds))
     except CannotGoOn as error:
         print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
         return 1
-    if handed_over:
-        log.info("worker has handed over")
-        return successors.keep()
-    successors.send_away()
-    log.info("worker has left")
-    return 0
 
 
-async def _serve_until_signalled(settings: WorkerSettings, successors: Successors, succeeds: bool) -> bool:
+async def _serve_until_signalled(settings: WorkerSettings, successors: Successors, succeeds: bool) -> int:
+    """The exit code; a worker that has handed over may have become a keeper instead."""
     stopped, hurry = asyncio.Event(), asyncio.Event()
     asked = iter((stopped, hurry))  # a stop order over the bus is not the first of two signals
 
@@ -270,4 +265,10 @@ async def _serve_until_signalled(settings: WorkerSettings, successors: Successor
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGUSR2, successors.start)
     async with alongside(successors.watch()):
-        return await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds)
+        handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds)
+    if handed_over:
+        log.info("worker has handed over")
+        return await successors.keep()
+    successors.send_away()
+    log.info("worker has left")
+    return 0
