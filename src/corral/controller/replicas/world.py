@@ -15,7 +15,7 @@ from corral.contract.models import Definition
 from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.inventory import find_installed, names_in
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
-from corral.controller.desired.world import rule_of
+from corral.controller.desired.world import TargetKey, rule_of
 from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
@@ -25,6 +25,7 @@ from corral.controller.scheduler.world import Build, BuildState, Memory, Model, 
 from corral.store import (
     backend_intents,
     backend_rules,
+    backend_targets,
     load_jobs,
     model_files,
     model_schedules,
@@ -108,12 +109,13 @@ async def read_all(
     backends = {model.backend for model in read.models.values()} if curious else _backends_at_stake(read)
     rules = [rule_of(rule) for rule in await backend_rules.list_live(tx)]
     pure = without_overruled(rule for rule in rules if rule.backend in backends)
+    nowhere = await _read_missing(tx, pure)
     for node in found:
         inventory = inventories.get(node.id)
         read.places[node.id] = _place(node, inventory, quiet, accepts=_accepts(node, localai))
         read.process_ids.update(process.process_id for process in read.places[node.id].processes)
         find = localai if localai is not None and node.protocol == 0 else build
-        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, find)
+        seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, find, nowhere)
         vetoes = () if read.places[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
         read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()), vetoes=vetoes)
     await _read_backends(tx, read)
@@ -196,6 +198,18 @@ def _backends_at_stake(read: Read) -> set[str]:
     return {read.models[name].backend for name in names if name in read.models} - {""}
 
 
+async def _read_missing(tx: Transaction, rules: Sequence[Rule]) -> dict[TargetKey, str]:
+    """What these rules mean on kinds of machine for which there is no such build, and why."""
+    targets = sorted({rule.target for rule in rules if rule.target})
+    if not targets:
+        return {}
+    return {
+        TargetKey(row.id, MachineKind(row.capability, row.platform, row.python)): row.reason
+        for row in await backend_targets.list_for(tx, targets)
+        if row.build is None
+    }
+
+
 def _accepts(node: Node, localai: FindBuild | None) -> bool:
     return node.protocol >= 1 or (localai is not None and node.shares_token)
 
@@ -224,6 +238,7 @@ def _node(
     rules: Sequence[Rule],
     backends: set[str],
     build: FindBuild,
+    nowhere: Mapping[TargetKey, str],
 ) -> seen.Node:
     installed = inventory.backends if inventory is not None else ()
     needs_labels = any(rule.scope.kind is ScopeKind.SELECTOR for rule in rules)
@@ -234,14 +249,20 @@ def _node(
         want = folded.get(backend)
         read.wanted[(node.id, backend)] = want
         there = find_installed(installed, backend) is not None
-        if isinstance(want, Unwanted):
-            builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
-        else:
-            known = build(backend, machine)
-            builds[backend] = Build(BuildState.INSTALLED, devices=known.devices) if there else known
         # A LocalAI worker is told to install and to start in one: there is nothing to bring there before.
         brings_itself = node.protocol == 0 and not isinstance(want, Unwanted)
         read.backends[(node.id, backend)] = Ready(backend=there or brings_itself)
+        if isinstance(want, Unwanted):
+            builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
+            continue
+        known = build(backend, machine)
+        builds[backend] = Build(BuildState.INSTALLED, devices=known.devices) if there else known
+        if isinstance(want, Wanted) and not (there or brings_itself):
+            # The galleries may have a build for it, but not of what people want to have there.
+            reason = nowhere.get(TargetKey(want.target, machine))
+            if reason is not None:
+                builds[backend] = Build(BuildState.MISSING, reason)
+                read.backends[(node.id, backend)] = Ready(trouble=f"{backend} cannot be installed there: {reason}")
     return seen.Node(
         node.id,
         node.name,
