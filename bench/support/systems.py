@@ -188,8 +188,8 @@ def install(requirement: str) -> Path | None:
     if whole.exists():
         return python
     try:
-        subprocess.run(["uv", "venv", "-q", "--clear", str(folder)], check=True, timeout=120)
-        command = ["uv", "pip", "install", "-q", "--python", str(python), requirement]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=120)
+        command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", requirement]
         subprocess.run(command, check=True, timeout=900)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"{requirement} cannot be installed here and is left out ({error})")
