@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corral.relay.server import RelayServer
 
-_FEW = 4
+_FEW = 16
 _MANY = 64  # enough to be worth a wake
 _MOST_LOOKS = 4
 
