@@ -1,14 +1,14 @@
 """Requests for models, all the way: gateway and ingress in front of a fast fake engine, beside what others put there.
 
-    scripts/bench models [--seconds 3] [--rounds 3] [--streams N] [--without NAME ...]
+    scripts/bench models [--seconds 1] [--rounds 8] [--streams N] [--without NAME ...]
 
 The way is the real one: the gateway's door with keys, limits, choice of a replica and receipts; the worker's ingress
 with signed tokens and its table of processes. Beside it: nginx → nginx, two hops of the leanest proxy there is;
 sglang-router, a router for engines in Rust, and LiteLLM's proxy, in Python as we are, each one hop. Systems take turns,
-and medians are shown. CPU is that of all hops of a system, per request or per chunk. Targets: 0.7 of nginx → nginx, 1.5
-of sglang-router. LiteLLM gets plain requests over 32 connections only: with 256 it answers hardly any of them in time,
-and it reads streams, which these here are not written for. Then a thousand open streams: what gateway and ingress hold
-in memory; the target is below 300 MB.
+many short ones, because machines are not equally fast all the time, and medians are shown. CPU is that of all hops of a
+system, per request or per chunk. Targets: 0.7 of nginx → nginx, 1.5 of sglang-router. LiteLLM gets plain requests over
+32 connections only: with 256 it answers hardly any of them in time, and it reads streams, which these here are not
+written for. Then a thousand open streams: what gateway and ingress hold in memory; the target is below 300 MB.
 
 On a machine that does other things too only the CPU means something.
 """
@@ -186,8 +186,13 @@ def _mb(process: psutil.Process) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each single measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="each system takes its turn so often")
+    parser.add_argument("--seconds", type=int, default=1, help="of each single measurement")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=8,
+        help="each system takes its turn so often",
+    )
     parser.add_argument("--streams", type=int, default=1000, help="open at once while memory is looked at")
     parser.add_argument("--without", action="append", default=[], choices=[ROUTER, LITELLM], help="leave it out")
     chosen = parser.parse_args()
