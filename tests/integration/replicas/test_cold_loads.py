@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import Failed
 from tests.support.replica_fleet import ReplicaFleet
-from tests.support.scripted_catalogue import build
 from tests.support.waiting import until
 
 
@@ -63,27 +61,6 @@ async def test_while_a_build_is_looked_up_that_is_what_is_told(local: ReplicaFle
     await until(told, "what is being looked up")
     local.fleet.catalogue.slow.set()
     await local.until_ready("m")
-
-
-async def test_a_machine_that_cannot_have_the_build_people_want_is_not_waited_for(local: ReplicaFleet) -> None:
-    """They wanted one of which there was none for it; that the galleries have another by now does not change it."""
-    await local.worker("stall", capability="nvidia")
-    builds = local.fleet.catalogue.builds["llama-cpp"]
-    builds["nvidia"] = NoBuild("it is not made for such machines")
-    operation = await local.fleet.install("llama-cpp")
-    await local.fleet.until_row(operation, "stall", "skipped")
-    builds["nvidia"] = build("cuda-llama-cpp")
-    await local.define("m")
-    await local.ask("m")
-
-    async def told() -> bool:
-        status = await local.status("m")
-        return status is not None and "it is not made for such machines" in status.message + status.error
-
-    await until(told, "why it is not there")
-    await local.worker("barn")
-    await local.ask("m")
-    assert [each.node_id for each in await local.until_ready("m")] == ["id-of-barn"]
 
 
 async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet) -> None:
