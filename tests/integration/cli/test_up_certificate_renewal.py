@@ -19,11 +19,11 @@ from tests.support.waiting import until
 
 NAMES = ("localhost", "127.0.0.1", "192.168.7.5")
 LISTENER = """
-import signal, sys, time
+import signal
 signal.signal(signal.SIGHUP, lambda *_: print("hup", flush=True))
 print("here", flush=True)
 while True:
-    time.sleep(0.05)
+    signal.pause()
 """
 
 
