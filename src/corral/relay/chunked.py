@@ -1,7 +1,8 @@
 """Chunked framing: taken off requests by us, followed in answers by httptools. Pure.
 
 Requests are decoded here because the exact end matters: what follows belongs to the next request. Answers are only
-watched for their end, at C speed, while their bytes pass as they are.
+watched for their end, at C speed, while their bytes pass as they are; tokens of a stream, which come one by one, need
+not even that.
 """
 
 from __future__ import annotations
@@ -22,8 +23,43 @@ _MOST_TRAILER_BYTES = 8192
 _END = b"\r\n\r\n"
 
 
+_PLAIN_SIZE = re.compile(rb"([1-9a-f][0-9a-f]{0,3})\r\n")
+_FEW_BYTES = 2048  # more at once is no token, or many of them: the scanner is quicker
+
+
 def frame(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def _beginnings() -> list[bytes]:
+    known = [b"\n"] * _FEW_BYTES  # no chunk begins like that: there is none of 21 bytes, nor of fewer than six
+    for size in range(1, _FEW_BYTES):
+        line = b"%x\r\n" % size
+        if len(line) + size + 2 < _FEW_BYTES:
+            known[len(line) + size + 2] = line
+    return known
+
+
+_BEGINNINGS = _beginnings()  # of a chunk of so many bytes in all, as nearly everybody writes it
+
+
+def are_whole_chunks(data: bytes) -> bool:
+    """Whether these bytes, which follow a chunk's end or begin a body, are whole chunks. The last chunk is none, and
+    what is written in an unusual way is left to those who know all ways."""
+    size = len(data)
+    if size >= _FEW_BYTES:
+        return False
+    if data.startswith(_BEGINNINGS[size]):
+        return data.endswith(b"\r\n")
+    at = 0
+    while at < size:
+        line = _PLAIN_SIZE.match(data, at)
+        if line is None:
+            return False
+        at = line.end() + int(line[1], 16) + 2
+        if data[at - 2 : at] != b"\r\n":
+            return False
+    return size > 0
 
 
 class ChunkedDecoder:

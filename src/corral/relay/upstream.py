@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import Tap, Target
 from corral.kit.log import get_log
-from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, frame
+from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, are_whole_chunks, frame
 from corral.relay.fields import Malformed
 from corral.relay.head import END_OF_HEAD, AnswerHead, has_no_body, is_hopeless
 from corral.relay.sockets import watch_for_dead_peers
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 # What the next bytes are. Plain numbers: this is asked for every read.
-_NOTHING, _HEAD, _LENGTH, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(6)
+_NOTHING, _HEAD, _LENGTH, _EVENTS, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(7)  # _EVENTS: whole chunks only, so far
 _MOST_INTERIMS = 16
 
 
@@ -74,7 +74,7 @@ class Upstream(asyncio.Protocol):
         self._sent_at = 0.0
         self._held = False
         self._interims = 0
-        self._idle_s: float | None = None
+        self._idle_s = NEVER
         self._deadline = NEVER
         self.expires_at = NEVER
         self._stall_at = NEVER
@@ -126,7 +126,7 @@ class Upstream(asyncio.Protocol):
         self._exchange = exchange
         self._mode = _HEAD
         self._sent = whole
-        first_byte_s, self._idle_s = exchange.patience
+        first_byte_s = self._be_patient(exchange)
         self._deadline = NEVER if first_byte_s is None or not whole else self._wheel.deadline(first_byte_s)
         self._sent_at = time.monotonic()
         exchange.conn.outbox.write(self.transport, wire)
@@ -139,9 +139,14 @@ class Upstream(asyncio.Protocol):
         self._exchange = exchange
         self._mode = _HEAD
         self._sent = True
-        first_byte_s, self._idle_s = exchange.patience
+        first_byte_s = self._be_patient(exchange)
         self._deadline = NEVER if first_byte_s is None else sent_at + first_byte_s
         self._sent_at = sent_at
+
+    def _be_patient(self, exchange: Exchange) -> float | None:
+        first_byte_s, idle_s = exchange.patience
+        self._idle_s = NEVER if idle_s is None else idle_s
+        return first_byte_s
 
     def send_body(self, piece: bytes) -> None:
         exchange = self._exchange
@@ -181,13 +186,23 @@ class Upstream(asyncio.Protocol):
         if mode == _NOTHING or exchange is None:
             self.discard()  # nobody asked: it must never be there for the next client
             return
-        try:
-            out = self._take(data)
-        except Malformed as bad:
-            self._broke(bad.reason)
-            return
-        if self._idle_s is not None:
-            self._deadline = self._wheel.deadline(self._idle_s)
+        if mode == _EVENTS and are_whole_chunks(data):
+            # A token of a stream. Few calls on purpose: the engine has used the caches since the last one, and whatever
+            # is touched here is fetched from memory while it waits.
+            out, tap = data, exchange.tap
+            if tap is not None:
+                try:
+                    tap.data(data)
+                except Exception:
+                    self._drop_tap(exchange)
+        else:
+            try:
+                out = self._take(data)
+            except Malformed as bad:
+                self._broke(bad.reason)
+                return
+        wheel = self._wheel
+        self._deadline = wheel.now + self._idle_s + wheel.tick_s
         exchange.bytes_sent += len(out)
         conn = exchange.conn
         conn.outbox.write(conn.transport, out)
@@ -197,7 +212,7 @@ class Upstream(asyncio.Protocol):
     def _take(self, data: bytes) -> bytes:
         """What goes to the client for these bytes of the body. Sets `_done` at the end."""
         mode = self._mode
-        if mode == _CHUNKED:
+        if mode in (_EVENTS, _CHUNKED):
             return self._take_chunked(data)
         if mode == _LENGTH:
             if len(data) > self._left:  # more than announced: the answer stands, the connection has lost our trust
@@ -214,40 +229,39 @@ class Upstream(asyncio.Protocol):
         return data
 
     def _take_chunked(self, data: bytes) -> bytes:
-        scanner = self._scanner
+        exchange, scanner = self._exchange, self._scanner
+        assert exchange is not None
         assert scanner is not None
-        scanner.feed(data)
-        self._done = scanner.complete
+        if self._mode == _CHUNKED or not are_whole_chunks(data):
+            self._mode = _CHUNKED  # for the rest of this answer: only the scanner knows now where a chunk begins
+            scanner.feed(data)
+            self._done = scanner.complete
         if isinstance(scanner, PieceScanner):
-            exchange = self._exchange
-            assert exchange is not None
             pieces = scanner.take()
-            if exchange.tap is not None:
-                for piece in pieces:
-                    self._look(exchange, exchange.tap, piece)
+            for piece in pieces:
+                self._look(exchange, exchange.tap, piece)
             if not exchange.request_head.minor:
                 return b"".join(pieces)
         else:
-            exchange = self._exchange
-            assert exchange is not None
-            if exchange.tap is not None:
-                self._look(exchange, exchange.tap, data)
+            self._look(exchange, exchange.tap, data)
         return data
 
     def _look_at_head(self, exchange: Exchange, tap: Tap, head: AnswerHead) -> None:
         try:
             tap.head(head.status, head.fields.headers)
         except Exception:
-            log.exception("a tap failed; the answer goes on without it")
-            exchange.tap = None
+            self._drop_tap(exchange)
 
     def _look(self, exchange: Exchange, tap: Tap | None, piece: bytes) -> None:
         try:
             if tap is not None:
                 tap.data(piece)
         except Exception:
-            log.exception("a tap failed; the answer goes on without it")
-            exchange.tap = None
+            self._drop_tap(exchange)
+
+    def _drop_tap(self, exchange: Exchange) -> None:
+        log.exception("a tap failed; the answer goes on without it")
+        exchange.tap = None
 
     def _read_head(self, data: bytes) -> None:
         exchange, pool = self._exchange, self._pool
@@ -314,8 +328,7 @@ class Upstream(asyncio.Protocol):
         if len(data) > self._pool.limits.head_bytes or is_hopeless(data, seen):
             raise Malformed(502, "malformed answer")
         self._buffer = data
-        if self._idle_s is not None:
-            self._deadline = self._wheel.deadline(self._idle_s)
+        self._deadline = self._wheel.deadline(self._idle_s)
 
     def _interim(self, exchange: Exchange, head: AnswerHead, rest: bytes) -> bool:
         """An answer before the answer: never the end of the exchange. True if a tunnel has begun."""
@@ -350,17 +363,16 @@ class Upstream(asyncio.Protocol):
             self._left = length
             framing = b"content-length: %d\r\n" % length
         elif head.chunked:
-            self._mode = _CHUNKED
             tap = exchange.tap
-            self._start_scanner(
-                pieces=(tap is not None and not getattr(tap, "raw", False)) or not exchange.request_head.minor
-            )
+            pieces = (tap is not None and not getattr(tap, "raw", False)) or not exchange.request_head.minor
+            self._mode = _CHUNKED if pieces else _EVENTS
+            self._start_scanner(pieces=pieces)
             framing = exchange.unknown_length()
         else:
             self._mode = _UNTIL_EOF
             self._reusable = False
             framing = exchange.unknown_length()
-        self._deadline = NEVER if self._idle_s is None else self._wheel.deadline(self._idle_s)
+        self._deadline = self._wheel.deadline(self._idle_s)
         if rest or self._mode == _LENGTH:
             try:
                 rest = self._take(rest)
@@ -383,8 +395,7 @@ class Upstream(asyncio.Protocol):
         self._scanner.start()
 
     def send_tunnelled(self, data: bytes) -> None:
-        if self._idle_s is not None:
-            self._deadline = self._wheel.deadline(self._idle_s)
+        self._deadline = self._wheel.deadline(self._idle_s)
         if self._exchange is not None:
             self._exchange.conn.outbox.write(self.transport, data)
 
@@ -452,8 +463,7 @@ class Upstream(asyncio.Protocol):
     def unhold(self) -> None:
         if self._held:
             self._held = False
-            if self._idle_s is not None:
-                self._deadline = self._wheel.deadline(self._idle_s)
+            self._deadline = self._wheel.deadline(self._idle_s)
             self.transport.resume_reading()
 
     def check(self, now: float) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar, cast
 from sqlalchemy import Select, select
 
 from corral.store.compiling import Compiler, Parameters, Row, Statement
-from corral.store.types import now
+from corral.store.types import from_us, now
 
 T = TypeVar("T")
 
@@ -43,6 +43,9 @@ class Session(Protocol):
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None: ...
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]: ...
+
+    def own_clock_us(self) -> int | None:
+        """The database's clock, where it is this process's own; None: it has to be asked."""
 
 
 class Database(Protocol):
@@ -103,6 +106,9 @@ class Transaction:
 
     async def now(self) -> datetime:
         """The database's clock, the only one that all controllers share."""
+        own_us = self._open().own_clock_us()
+        if own_us is not None:
+            return from_us(own_us)
         row = await self.fetch_one(_NOW)
         assert row is not None
         return cast(datetime, row[0])

@@ -111,6 +111,8 @@ async def list_(tx: Transaction, operation_id: str) -> list[OperationNode]:
 async def list_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, list[OperationNode]]:
     """By operation, in name order; those without rows are absent."""
     found: dict[str, list[OperationNode]] = {}
+    if not operation_ids:
+        return found
     for row in records(OperationNode, await tx.fetch_all(_OF, {"ids": operation_ids})):
         found.setdefault(row.operation_id, []).append(row)
     return found

@@ -127,6 +127,9 @@ class _PostgresSession:
         rows: Sequence[Sequence[Any]] = await through(self._place, self._connection.fetch, sql, *arguments)
         return rows
 
+    def own_clock_us(self) -> None:
+        return None
+
 
 class PostgresDatabase:
     kind = "postgresql"

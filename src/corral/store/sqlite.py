@@ -95,11 +95,15 @@ def connect(path: Path, *, busy_timeout_s: float, foreign_keys: bool = True) -> 
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
         connection.execute("PRAGMA journal_size_limit=67108864")
-        connection.create_function(SQLITE_NOW, 0, lambda: time.time_ns() // 1000)
+        connection.create_function(SQLITE_NOW, 0, _clock_us)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _clock_us() -> int:
+    return time.time_ns() // 1000
 
 
 def use_wal(path: Path, *, busy_timeout_s: float) -> None:
@@ -204,6 +208,10 @@ class _SqliteSession:
             return connection.execute(sql, arguments).fetchall()
 
         return await self._lane.do(work)
+
+    def own_clock_us(self) -> int:
+        """Statements see the same one (`connect`); asking for it alone is not worth a hop between threads."""
+        return _clock_us()
 
 
 class SqliteDatabase:

@@ -140,6 +140,63 @@ async def test_an_answer_in_pieces_reaches_the_client_as_it_comes() -> None:
         assert await client.exactly(5) == b"0\r\n\r\n"
 
 
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [b"2\r\nab\r\n", b"2\r\ncd\r\n3\r\nefg\r\n", b"1\r\nh\r\n", b"0\r\n\r\n"],
+        [b"2\r\nab\r\n", b"4\r\nc", b"def\r\n", b"2\r\ngh\r\n", b"0\r\n\r\n"],
+        # The middle of a chunk that looks like a chunk, and like the last one.
+        [b"2\r\nab\r\n", b"f\r\n", b"2\r\nxy\r\n", b"5\r\n", b"0\r\n\r\n", b"\r\n", b"1\r\nz\r\n", b"0\r\n\r\n"],
+        [b"2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n"],
+        [b"2\r\nab\r\n", b"A\r\n0123456789\r\n", b"2;x=y\r\ncd\r\n", b"0\r\nx-t: u\r\n\r\n"],
+    ],
+)
+async def test_chunks_may_come_whole_together_or_torn(reads: list[bytes]) -> None:
+    """Whole ones are passed on without counting; from the first other one on they are counted."""
+    gate = asyncio.Event()
+
+    async def script(served: Served) -> None:
+        for _ in range(2):
+            await served.request()
+            await served.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for read in reads:
+                await gate.wait()
+                gate.clear()
+                await served.send(read)
+
+    async with rig(script) as r:
+        client = await r.client()
+        for _ in range(2):  # the second shows that the first ended where it ends
+            await client.send(GET)
+            await client.head()
+            for read in reads:
+                gate.set()
+                assert await client.exactly(len(read)) == read
+        await r.until(lambda: len(r.handler.results) == 2)
+        assert all(result.complete for result in r.handler.results)
+        assert len(r.upstream.connections) == 1
+
+
+async def test_a_chunk_longer_than_it_says_breaks_the_answer_off() -> None:
+    gate = asyncio.Event()
+
+    async def script(served: Served) -> None:
+        await served.request()
+        await served.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
+        await gate.wait()
+        await served.send(b"2\r\nabc\r\n")
+        await served.closed()
+
+    async with rig(script) as r:
+        client = await r.client()
+        await client.send(GET)
+        await client.head()
+        assert await client.exactly(7) == b"2\r\nab\r\n"
+        gate.set()
+        await client.closed()
+        assert not r.handler.results[0].complete
+
+
 @pytest.mark.parametrize("size", [1, 3, 7])
 async def test_a_head_that_comes_in_small_pieces(size: int) -> None:
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
