@@ -1,0 +1,66 @@
+"""What people want of a backend may have no build for some kinds of machine, though the galleries have another:
+placement must not wait there for what never comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.replicas.life import Quiet, Ready
+from corral.controller.replicas.world import Read, read_all
+from corral.controller.scheduler.world import Build, BuildState, Memory
+from corral.store import Store, backend_rules, backend_targets, load_jobs, models, node_backends, nodes, open_store
+from tests.integration.store.rows import a_job, a_model, a_node, a_rule, a_target, an_inventory
+
+WHY = "no linux/arm64 build"
+MACHINE = {"capability": "cpu", "os": "linux", "arch": "arm64", "python": "3.11", "protocol": 1, "approved": True}
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{tmp_path}/corral.db") as opened:
+        yield opened
+
+
+async def look(store: Store) -> Read:
+    async with store.read() as tx:
+        return await read_all(
+            tx,
+            idle_unload_s=0,
+            build=lambda _backend, _machine: Build(BuildState.INSTALLABLE),
+            quiet=lambda _node, _process: Quiet(),
+            memory=lambda _definition, _files, _seen: Memory(),
+        )
+
+
+async def test_a_machine_without_the_wanted_build_is_no_place_and_says_why(store: Store) -> None:
+    lacking, lucky = a_node(id="n1", **MACHINE), a_node(id="n2", **(MACHINE | {"arch": "amd64"}))
+    missing = a_target(capability="cpu", platform="linux/arm64", build=None, reason=WHY)
+    async with store.write() as tx:
+        for node in (lacking, lucky):
+            await nodes.insert(tx, node)
+        await models.put(tx, a_model())
+        await load_jobs.put(tx, [a_job(state="pending", error="")])
+        await backend_rules.insert(tx, a_rule(backend="llama-cpp"))
+        await backend_targets.add(tx, [missing, a_target(capability="cpu")])
+    read = await look(store)
+    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.MISSING, WHY)}
+    assert read.backends[("n1", "llama-cpp")] == Ready(trouble=f"llama-cpp cannot be installed there: {WHY}")
+    assert read.nodes["n2"].builds == {"llama-cpp": Build(BuildState.INSTALLABLE)}
+    assert read.backends[("n2", "llama-cpp")] == Ready()
+
+
+async def test_one_that_has_it_anyway_serves_with_what_it_has(store: Store) -> None:
+    async with store.write() as tx:
+        await nodes.insert(tx, a_node(id="n1", **MACHINE))
+        await models.put(tx, a_model())
+        await load_jobs.put(tx, [a_job(state="pending", error="")])
+        await backend_rules.insert(tx, a_rule(backend="llama-cpp"))
+        await backend_targets.add(tx, [a_target(capability="cpu", platform="linux/arm64", build=None, reason=WHY)])
+        await node_backends.put(tx, an_inventory("n1", backends=(NodeBackend("llama-cpp", False, True),)))
+    read = await look(store)
+    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.INSTALLED)}
+    assert read.backends[("n1", "llama-cpp")].backend
