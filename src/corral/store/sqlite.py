@@ -15,11 +15,12 @@ import contextlib
 import math
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -32,6 +33,7 @@ from corral.store.types import SQLITE_NOW
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
+_Work = tuple[Callable[[], Any], "asyncio.Future[Any] | None"]  # and who waits for it
 
 _OLDEST = (3, 35, 0)  # RETURNING
 _CONFLICTS = {
@@ -133,31 +135,66 @@ def begin_immediate(connection: sqlite3.Connection, deadline: float) -> None:
 
 
 class _Lane:
-    """One connection and the one thread that touches it. Work is done in the order it was handed in."""
+    """One connection and the one thread that touches it. Work is done in the order it was handed in.
+
+    A thread and a queue of our own: an executor's futures, locks and semaphores cost more than most statements do."""
 
     def __init__(self, path: Path, name: str, opened: Callable[[], sqlite3.Connection]) -> None:
         self._path = path
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {name}")
+        self._name = name
         self._opened = opened
         self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
 
     async def do(self, work: Work[T]) -> T:
         """Raises errors of the house. Cancelled while it still waits for the thread, the work is not done at all."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._hand_in(lambda: self._on_thread(work), answer)
         try:
-            return await asyncio.wrap_future(self._thread.submit(self._on_thread, work))
+            return await answer
         except sqlite3.Error as error:
             found = translated(error, self._path)
             if found is error:
                 raise
             raise found from error
 
-    def post_rollback(self) -> Future[None]:
-        """Handed in for certain, however the caller fares; the future never holds an exception."""
-        return self._thread.submit(self._roll_back)
+    def post_rollback(self) -> None:
+        """Handed in for certain, however the caller fares. Nothing stays open on a closed one."""
+        if not self._closed:
+            self._hand_in(self._roll_back, None)
+
+    async def rolled_back(self) -> None:
+        """The same, and waits for it."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hand_in(self._roll_back, done)
+        await asyncio.shield(done)
 
     async def close(self) -> None:
-        await asyncio.wrap_future(self._thread.submit(self._drop))
-        self._thread.shutdown()
+        """After what was handed in before."""
+        self._closed = True
+        if self._thread is not None:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._work.put((self._drop, done))
+            self._work.put(None)
+            await asyncio.shield(done)
+            self._thread.join()
+
+    def _hand_in(self, work: Callable[[], Any], answer: asyncio.Future[Any] | None) -> None:
+        if self._closed:
+            raise RuntimeError("this store is closed")  # nobody would ever answer
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"sqlite {self._name}", daemon=True)
+            self._thread.start()
+        self._work.put((work, answer))
+
+    def _serve(self) -> None:
+        while (handed_in := self._work.get()) is not None:
+            work, answer = handed_in
+            if answer is None or not answer.cancelled():
+                _do(work, answer)
+            del handed_in, work, answer  # or rows would stay in memory for as long as nothing else is to be done
 
     def _on_thread(self, work: Work[T]) -> T:
         if self._connection is None:
@@ -181,6 +218,27 @@ class _Lane:
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+
+def _do(work: Callable[[], Any], answer: asyncio.Future[Any] | None) -> None:
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        result = work()
+    except BaseException as raised:
+        error = raised
+    if answer is not None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            answer.get_loop().call_soon_threadsafe(_settle, answer, result, error)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if answer.cancelled():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
 
 
 class _SqliteSession:
@@ -246,7 +304,7 @@ class SqliteDatabase:
                 lane.post_rollback()  # behind whatever still runs there, before whatever comes next
                 raise
             except BaseException:
-                await asyncio.shield(asyncio.wrap_future(lane.post_rollback()))
+                await lane.rolled_back()
                 raise
 
     async def close(self) -> None:
