@@ -234,7 +234,8 @@ class ScriptedFleet:
 
 
 @contextmanager
-def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]:
+def scripted_fleet(tls: ssl.SSLContext | None = None, *, bound: socket.socket | None = None) -> Iterator[ScriptedFleet]:
+    """`bound`: where it listens from now on."""
     fleet = ScriptedFleet()
     started, stop = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -245,7 +246,7 @@ def scripted_fleet(tls: ssl.SSLContext | None = None) -> Iterator[ScriptedFleet]
         server = web.Server(fleet.handle, access_log=None)
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
-        door = socket.create_server(("127.0.0.1", 0))
+        door = bound or socket.create_server(("127.0.0.1", 0))
         await web.SockSite(runner, door, ssl_context=tls).start()
         port = runner.addresses[0][1]
         fleet.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,12 +82,33 @@ async def _talk(talk: _Talk) -> int:
     remark("Type a line and press Enter; Ctrl-D ends the talk.")
     while True:
         try:
-            line = await asyncio.to_thread(input, "> ")
+            line = await _typed("> ")
         except EOFError:
             remark("")
             return DONE
         if line.strip():
             await talk.ask(line.strip())
+
+
+async def _typed(prompt: str) -> str:
+    """A line from the terminal, which hands over whole ones. Not from a thread: one that waits for a person cannot be
+    stopped, and Ctrl-C would wait along with it. Raises EOFError."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    loop, terminal, typed = asyncio.get_running_loop(), sys.stdin.fileno(), b""
+    while not typed.endswith(b"\n"):
+        something = asyncio.Event()
+        loop.add_reader(terminal, something.set)
+        try:
+            await something.wait()
+        finally:
+            loop.remove_reader(terminal)
+        piece = os.read(terminal, 65536)
+        if not piece and not typed:
+            raise EOFError
+        if not piece:  # Ctrl-D within a line ends the line
+            break
+        typed += piece
+    return typed.decode(errors="replace")
 
 
 class _Talk:

@@ -7,11 +7,15 @@ import inspect
 import os
 import typing
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from corral.cli.folder import DataFolder
 from corral.cli.options import with_parameters
+from corral.cli.up.lock import holder_of
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -38,7 +42,7 @@ def remote(work: Callable[Concatenate[Client, P], Awaitable[int | None]]) -> Cal
         endpoint = find_endpoint(**{name: given.pop(name) for name in _CONNECTION}, env=os.environ)
 
         async def talk() -> int | None:
-            async with Client(endpoint) as client:
+            async with Client(endpoint, is_minded=partial(_is_minded, endpoint.data)) as client:
                 return await work(client, **given)  # type: ignore[call-arg]
 
         return asyncio.run(talk()) or 0
@@ -55,3 +59,11 @@ def remote(work: Callable[Concatenate[Client, P], Awaitable[int | None]]) -> Cal
         for name, annotation in _CONNECTION.items()
     ]
     return with_parameters(invoke, own + connection, doc=inspect.getdoc(work) or "")
+
+
+def _is_minded(data: str) -> bool:
+    """Whether a `corral up` on this machine keeps the fleet running: a gateway that ended is soon there again."""
+    try:
+        return bool(data) and holder_of(DataFolder(Path(data)).lock) is not None
+    except OSError:
+        return False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -36,6 +36,7 @@ from corral.kit.errors import Failed, Unavailable, Unreachable
 T = TypeVar("T")
 EVERYTHING = "/api/events"
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
+_LOOK_AGAIN_S = 0.2
 
 
 class Me(Message, frozen=True):
@@ -48,11 +49,19 @@ class Client:
     """`async with Client(endpoint) as client: await client.nodes.list()`.
 
     `idle_s` bounds the silence of an event stream: the controller pings well within it, so a longer silence means that
-    the other side is gone without a word.
+    the other side is gone without a word. `is_minded` says whether somebody is there who starts the fleet's processes
+    again: calls then wait up to `restart_s` for a gateway that is just being started.
     """
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout_s: float = 30.0, idle_s: float = 60.0, clock: Clock | None = None
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 30.0,
+        idle_s: float = 60.0,
+        restart_s: float = 10.0,
+        is_minded: Callable[[], bool] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.nodes = Nodes(self)
@@ -68,6 +77,8 @@ class Client:
         self.requests = Requests(self)
         self._timeout_s = timeout_s
         self._idle_s = idle_s
+        self._restart_s = restart_s
+        self._is_minded = is_minded
         self._clock = clock or SystemClock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -119,10 +130,7 @@ class Client:
         patience = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         headers = {"Content-Type": "application/json"} if data is not None else {}
         try:
-            # A redirect is never followed: the key must not travel to a place nobody chose.
-            async with self._open.request(
-                method, self._url(path), data=data, headers=headers, allow_redirects=False, timeout=patience
-            ) as answer:
+            async with await self._ask(method, path, data=data, headers=headers, timeout=patience) as answer:
                 payload = await answer.read()
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=method != "GET") from error
@@ -136,12 +144,12 @@ class Client:
         """The answer to a POST as it comes: it may begin late and take its time. `head` is filled with its headers."""
         patience = aiohttp.ClientTimeout(total=None, connect=self._timeout_s)
         try:
-            async with self._open.post(
-                self._url(path),
+            async with await self._ask(
+                "POST",
+                path,
                 data=encode(body),
                 headers={"Content-Type": "application/json", "Accept": "*/*"},
                 timeout=patience,
-                allow_redirects=False,
             ) as answer:
                 if answer.status != 200:
                     raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
@@ -151,6 +159,25 @@ class Client:
                     yield chunk
         except _BROKEN as error:
             raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def _ask(self, method: str, path: str, **how: Any) -> aiohttp.ClientResponse:
+        """Where nobody took the connection, nobody was asked anything: that may be tried again, whatever it is."""
+        until = self._clock.monotonic() + self._restart_s
+        while True:
+            try:
+                # A redirect is never followed: the key must not travel to a place nobody chose.
+                return await self._open.request(method, self._url(path), allow_redirects=False, **how)
+            except aiohttp.ClientSSLError:
+                raise  # somebody is there
+            except aiohttp.ClientConnectorError as error:
+                if self._is_minded is None or not self._is_minded():
+                    raise
+                if self._clock.monotonic() >= until:
+                    url = self.endpoint.url
+                    raise Unreachable(
+                        f"nothing answers at {url}, though `corral up` runs: see `corral doctor`"
+                    ) from error
+            await self._clock.sleep(_LOOK_AGAIN_S)
 
     async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
         """A GET's answer line by line, for as long as it goes on; the other side says something within `idle_s`."""

@@ -22,6 +22,7 @@ class Endpoint:
     key: str = field(repr=False)
     ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
     source: str = ""  # in words, for messages: who said so
+    data: str = ""  # folder of the fleet, where it is the one that runs on this machine
     # A worker's certificate is for its node id. Where that is not known yet, and no key is shown, the CA has to do.
     any_name: bool = False
 
@@ -46,16 +47,22 @@ def find_endpoint(
             found_key,
             told_ca or (ours.ca_file if ours else ""),
             source="--url" if url else "CORRAL_URL",
+            data=ours.data if ours else "",
         )
     if local is None:
         raise Invalid(_NO_FLEET)
     return Endpoint(
-        local.url, told_key or _local_key(local), told_ca or local.ca_file, source=f"the fleet in {local.data}"
+        local.url,
+        told_key or _local_key(local),
+        told_ca or local.ca_file,
+        source=f"the fleet in {local.data}",
+        data=local.data,
     )
 
 
 def check_url(text: str) -> str:
-    """The URL without a trailing slash; `host:port` alone is taken as http."""
+    """The URL without a trailing slash; `host:port` alone is taken as http. The base URL that OpenAI's
+    clients are given, with `/v1` at its end, means the same fleet."""
     whole = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(whole)
@@ -66,7 +73,7 @@ def check_url(text: str) -> str:
         raise Invalid(f"{text!r} is not a URL such as http://127.0.0.1:8080 or https://fleet.example:8080")
     if parts.username or parts.password:
         raise Invalid("a URL with a user or password in it is not used: give the key with --key or CORRAL_KEY")
-    return whole.rstrip("/")
+    return whole.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def same_place(one: str, other: str) -> bool:

@@ -104,7 +104,10 @@ def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> C
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = reason_of(error.os_error)
         return Unreachable(f"nothing answers at {url} ({reason}): is the fleet running? start it with `corral up`")
-    if isinstance(error, TimeoutError):
+    if isinstance(error, aiohttp.ClientPayloadError):
+        # What aiohttp says of it is about the framing of bytes, and looks like a status.
+        text = f"the connection to {url} broke in the middle of the answer"
+    elif isinstance(error, TimeoutError):
         text = f"{url} did not answer in time"
     else:
         text = f"the connection to {url} broke ({str(error) or type(error).__name__})"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
+import select
+import socket
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from tests.integration.cli.conftest import Corral
-from tests.support.scripted_fleet import refused
+from corral.cli.up.lock import hold, holder_of
+from corral.client import LocalFleet, write_local
+from tests.integration.cli.conftest import Corral, start
+from tests.support.scripted_fleet import refused, scripted_fleet
 
 LOAD = ("POST", "/api/models/tiny/load")
 STATUS = ("GET", "/api/models/tiny/load-status")
@@ -152,3 +161,75 @@ def test_what_a_model_says_does_not_steer_the_terminal(corral: Corral) -> None:
     ran = corral("chat", "tiny", "hello")
     assert ran.out == "a\ufffd[2J\nb\n"
     assert "cut off" in ran.err
+
+
+def test_a_talk_ends_at_once_when_it_is_interrupted_at_its_prompt(corral: Corral) -> None:
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE)}
+    ours, theirs = pty.openpty()
+    talking = start(
+        corral, "chat", "tiny", stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_own_it
+    )
+    os.close(theirs)
+    _read_until(ours, b"\n> ")
+    os.write(ours, b"What is a corral?\n")
+    _read_until(ours, b"horses.\r\n> ")
+    os.write(ours, b"\x03")
+    assert talking.wait(60) == 130
+    os.close(ours)
+
+
+def test_a_talk_ends_with_ctrl_d(corral: Corral) -> None:
+    corral.fleet.answers[LOAD] = load("loaded")
+    ours, theirs = pty.openpty()
+    talking = start(corral, "chat", "tiny", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    _read_until(ours, b"\n> ")
+    os.write(ours, b"\x04")
+    assert talking.wait(60) == 0
+    os.close(ours)
+
+
+def test_a_gateway_that_is_just_started_again_is_waited_for(
+    corral: Corral, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`corral up` holds its folder: what it has lost comes back."""
+    asked: list[Path] = []
+
+    def holder(lock: Path) -> int | None:
+        """Asked when a connection was refused."""
+        asked.append(lock)
+        if len(asked) == 3:
+            fleet = late.enter_context(scripted_fleet(bound=door))
+            fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE)}
+        return holder_of(lock)
+
+    with socket.socket() as door, contextlib.ExitStack() as late:
+        door.bind(("127.0.0.1", 0))  # and does not listen yet
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        write_local(tmp_path / "config" / "local.json", LocalFleet(url=url, data=str(tmp_path)))
+        monkeypatch.setenv("CORRAL_URL", url)
+        ran = corral("chat", "tiny", "hello")
+        assert (ran.code, ran.out) == (1, "")
+        assert "is the fleet running? start it with `corral up`" in ran.err, "nobody holds the folder"
+
+        monkeypatch.setattr("corral.cli.remote.holder_of", holder)
+        with hold(tmp_path / "lock"):
+            ran = corral("chat", "tiny", "hello")
+    assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")
+    assert asked == [tmp_path / "lock"] * 3
+
+
+def _own_it() -> None:
+    """In the child: a terminal sends Ctrl-C to whom it belongs."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_until(terminal: int, words: bytes) -> None:
+    seen, until = b"", time.monotonic() + 60
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, until - time.monotonic()))
+        assert ready, f"not seen: {words!r} in {seen!r}"
+        seen += os.read(terminal, 10_000)

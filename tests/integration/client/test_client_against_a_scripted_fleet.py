@@ -125,6 +125,28 @@ async def test_nobody_there_is_told_apart_from_no_answer() -> None:
         async with Client(Endpoint(url, KEY), timeout_s=30) as client:
             with pytest.raises(errors.Unreachable, match="is the fleet running"):
                 await client.nodes.drain("attic")
+        async with Client(Endpoint(url, KEY), is_minded=lambda: True, restart_s=0.3) as client:
+            with pytest.raises(errors.Unreachable, match="though `corral up` runs: see `corral doctor`"):
+                await client.nodes.drain("attic")
+        minded = iter((True, True, False))  # somebody stops it meanwhile
+        async with Client(Endpoint(url, KEY), is_minded=lambda: next(minded), restart_s=60) as client:
+            with pytest.raises(errors.Unreachable, match="is the fleet running"):
+                await client.nodes.drain("attic")
+
+
+async def test_an_answer_that_breaks_off_is_told_without_words_about_framing(fleet: ScriptedFleet) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nA fen\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Client(Endpoint(f"http://127.0.0.1:{port}", KEY)) as client:
+        with pytest.raises(errors.Unreachable, match=r"broke in the middle of the answer: try again"):
+            async for _ in client.stream("/v1/chat/completions", {}):
+                pass
 
 
 @pytest.fixture

@@ -90,6 +90,17 @@ def test_a_bare_host_is_taken_as_http() -> None:
     assert check_url("fleet:8080/") == "http://fleet:8080"
 
 
+@pytest.mark.parametrize("given", ["http://fleet:8080/v1", "http://fleet:8080/v1/", "fleet:8080//v1//"])
+def test_the_base_url_of_openais_clients_is_the_same_fleet(given: str) -> None:
+    assert check_url(given) == "http://fleet:8080"
+
+
+def test_a_fleet_of_this_machine_is_known_by_its_folder(running: dict[str, str], tmp_path: Path) -> None:
+    assert find_endpoint(env=running).data == str(tmp_path)
+    assert find_endpoint(url="https://localhost:8080/v1", env=running).data == str(tmp_path)
+    assert find_endpoint(url="https://elsewhere:8080", key="ck_other", env=running).data == ""
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
