@@ -27,6 +27,11 @@ class StoredFile(msgspec.Struct, frozen=True):
     size_bytes: int
     fetched_at: datetime = EPOCH  # the database's; `put` writes it
 
+    @property
+    def is_list(self) -> bool:
+        """Of what is in a repository: a note of ours, and no file of the model."""
+        return self.path.endswith("/")
+
 
 table = Table(
     "model_files",

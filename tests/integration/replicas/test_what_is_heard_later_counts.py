@@ -9,7 +9,7 @@ from corral.contract.messages.nodes import BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.desired.inventories import with_boot
 from corral.controller.desired.observations import Looked
-from corral.store import node_backends
+from corral.store import node_backends, nodes
 from tests.support.replica_fleet import ReplicaFleet
 
 
@@ -38,8 +38,8 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
     await local.ask("m")
     [before] = await local.until_ready("m")
     await local.until_settled()
-    await local.fleet.set_node("barn", boot_id="boot-2")
-    async with local.fleet.store.write() as tx:
+    async with local.fleet.store.write() as tx:  # one for all: the worker goes on telling of its first start meanwhile
+        await nodes.set_boot_ids(tx, {"id-of-barn": "boot-2"})
         rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
         await node_backends.put_all(tx, await with_boot(tx, [Looked("id-of-barn", rows)]))
         told = await node_backends.find(tx, "id-of-barn")

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from corral.contract.models import read_definition
 from corral.controller.replicas import reconcile
 from corral.controller.replicas.life import Accepted, Intended, OrderId, Stage
 from corral.controller.replicas.reconcile import ReplicaLoop
-from corral.controller.replicas.world import Read
-from corral.controller.scheduler.world import Memory, Model
+from corral.controller.replicas.world import Read, files_known
+from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
+from corral.store.model_files import StoredFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -91,3 +93,31 @@ def test_pressure_counts_from_the_newest_replica_on() -> None:
     facts = a_loop(pressure=pressure)._facts(Read(NOON, models=models, rows=rows), [], {})
     assert {name: model.pressure for name, model in facts.world.models.items()} == {"m": 4, "other": 0}
     assert asked == {"m": 7.0, "other": math.inf}
+
+
+def a_stored(path: str) -> StoredFile:
+    return StoredFile("m", path, f"file:///{path}", f"file:///{path}", f"sha256:{path}", len(path))
+
+
+@pytest.mark.parametrize(
+    ("definition", "stored", "known"),
+    [
+        ({"parameters": {"model": "w.gguf"}, "download_files": [{"filename": "w.gguf", "uri": "oci://x/w"}]}, [], None),
+        (
+            {"parameters": {"model": "w.gguf"}, "download_files": [{"filename": "w.gguf", "uri": "oci://x/w"}]},
+            ["w.gguf"],
+            ["w.gguf"],
+        ),
+        ({"parameters": {"model": "w.gguf"}}, [], []),  # nothing to bring, as far as anybody knows
+        ({"parameters": {"model": "w.gguf"}}, ["w.gguf"], ["w.gguf"]),  # it lay in the models folder
+        ({"parameters": {"model": "huggingface://o/r"}}, [], None),
+        ({"parameters": {"model": "huggingface://o/r"}}, ["o/r/a", "o/r/b"], ["o/r/a", "o/r/b"]),
+    ],
+)
+def test_files_are_known_once_they_were_fetched(
+    definition: dict[str, Any], stored: list[str], known: list[str] | None
+) -> None:
+    found = files_known(
+        read_definition({"name": "m", "backend": "b"} | definition), [a_stored(path) for path in stored]
+    )
+    assert found == (None if known is None else tuple(ModelFile(f"sha256:{path}", len(path)) for path in known))

@@ -181,7 +181,7 @@ class ModelFiles:
         for row in rows:
             if self.find(digest) is not None:
                 break
-            if row.path.endswith("/"):
+            if row.is_list:
                 continue  # a repository's list: nobody but us reads it, and whoever needs it asks for it
             file = ModelFile(row.path, row.uri, digest.removeprefix(PREFIX), row.size_bytes)
             item = _Item(file, row, ReplicaFile(row.path, digest, row.size_bytes))

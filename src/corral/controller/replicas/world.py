@@ -146,7 +146,8 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
     schedules = {row.model: row for row in await model_schedules.list_(tx)}
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
-        files.setdefault(file.model, []).append(file)
+        if not file.is_list:
+            files.setdefault(file.model, []).append(file)
     seen: dict[tuple[str, str], list[Seen]] = {}
     for peak in await process_peaks.list_(tx):
         one = Seen(peak.ram_bytes, peak.device_bytes, peak.devices)
@@ -165,9 +166,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             definition.backend,
             row.revision,
             memory(definition, stored, seen.get((row.id, row.revision), ())),
-            files=tuple(ModelFile(file.digest, file.size_bytes) for file in stored)
-            if len(stored) == len(definition.files)
-            else None,
+            files=files_known(definition, stored),
             tensor_parallel=definition.tensor_parallel,
             device_share=device_share(definition),
             in_ram=lives_in_ram(definition),
@@ -178,6 +177,15 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             idle_unload_s=definition.idle_unload_s or idle_unload_s,
             waiting=1 if job is not None and job.active else 0,
         )
+
+
+def files_known(definition: Definition, stored: Sequence[StoredFile]) -> tuple[ModelFile, ...] | None:
+    """What they turned out to be; None as long as nobody has fetched them."""
+    named = len(definition.files)
+    # Of a repository, or where one lies in the models folder, the definition does not say how many there are.
+    unnamed = bool(definition.snapshots or (stored and not named))
+    known = len(stored) > named if unnamed else len(stored) == named
+    return tuple(ModelFile(file.digest, file.size_bytes) for file in stored) if known else None
 
 
 def _schedule(row: model_schedules.Schedule) -> Schedule:
