@@ -63,7 +63,7 @@ class Tag:
 
 
 # A request that went the short way to its end: the tag, its id, status, when it began and ended (monotonic), and the
-# last bytes of the answer. A bare tuple, because one is made for every request.
+# ends of the answer. A bare tuple, because one is made for every request.
 Flown: TypeAlias = tuple[Tag, bytes, int, float, float, bytes]
 
 

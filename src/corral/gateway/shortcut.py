@@ -21,7 +21,7 @@ from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.metrics import MOST_RECENT, RouteCounts
 from corral.gateway.receipts import Tag
 from corral.gateway.replicas import Route
-from corral.gateway.usage import TAIL_BYTES, read_usage
+from corral.gateway.usage import TAIL_BYTES, ends_of, read_usage
 from corral.gateway.v1 import INFERENCE, Ask
 from corral.gateway.view import Client, Fleet
 
@@ -126,11 +126,13 @@ class Shortcut:
         counts = self._counts
         counts.in_flight -= 1
         recent = counts.recent
-        recent.append((tag, request_id, status, started, ended, answer[-TAIL_BYTES:]))
+        if len(answer) > TAIL_BYTES:
+            answer = ends_of(answer)
+        recent.append((tag, request_id, status, started, ended, answer))
         if len(recent) >= MOST_RECENT:
             counts.catch_up()
         if tag.limiter is not None:
-            usage = read_usage(answer[-TAIL_BYTES:])
+            usage = read_usage(answer)
             tag.limiter.end(0 if usage is None else usage.prompt + usage.completion)
 
     def carry_on(

@@ -1,7 +1,10 @@
-"""How many tokens an answer cost: read from its last few kilobytes, which pass by anyway. Pure.
+"""How many tokens an answer cost: read from its last few kilobytes, which pass by anyway, or its first one. Pure.
 
-The answer is never edited and never parsed as a whole. Engines tell `usage` at the end; llama.cpp tells `timings` where
+The answer is never edited and never parsed as a whole. Most engines tell `usage` at the end, some before a long list of
+vectors or scores, and Anthropic's streams tell the prompt's part when they begin; llama.cpp tells `timings` where
 nobody asked for usage. Where a stream tells neither, its events are counted, and the count is marked as an estimate.
+
+A prompt's tokens are all of them, whether or not the engine had some in its cache.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from corral.contract.http import Headers
 
 TAIL_BYTES = 4096
+BEGINNING_BYTES = 1024
 _LOOKED_AT = 1024  # bytes of one piece in which events are counted
 _PIECES = 16  # of a stream: the last events, each a piece of its own or a few together
 
@@ -20,10 +24,14 @@ _USAGE = b'"usage"'
 _TIMINGS = b'"timings"'
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})')
 _COMPLETION = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,12})')
+# Besides `input_tokens`, as Anthropic counts them.
+_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})')
 _PROMPT_N = re.compile(rb'"prompt_n"\s*:\s*(\d{1,12})')
+_CACHE_N = re.compile(rb'"cache_n"\s*:\s*(\d{1,12})')  # besides `prompt_n`
 _PREDICTED_N = re.compile(rb'"predicted_n"\s*:\s*(\d{1,12})')
 # As nearly everybody writes it; in whichever order.
-_BOTH = re.compile(rb'"usage"\s*:\s*\{\s*"(p|c)\w+_tokens"\s*:\s*(\d{1,12}),\s*"(p|c)\w+_tokens"\s*:\s*(\d{1,12})')
+_NUMBER = rb'"(p|c)(?:rompt|ompletion)_tokens"\s*:\s*(\d{1,12})'
+_BOTH = re.compile(rb'"usage"\s*:\s*\{\s*' + _NUMBER + rb",\s*" + _NUMBER)
 _CHUNK_LINE = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}\r\n")  # between two chunks, in bytes taken raw off the wire
 
 
@@ -53,19 +61,33 @@ def read_plain_usage(tail: bytes) -> tuple[int, int] | None:
                 return (int(first), int(second)) if one == b"p" else (int(second), int(first))
         prompt, completion = _PROMPT.search(tail, at), _COMPLETION.search(tail, at)
         if prompt is not None or completion is not None:
-            return int(prompt[1]) if prompt else 0, int(completion[1]) if completion else 0
+            cached = sum(map(int, _CACHED.findall(tail, at)))
+            return (int(prompt[1]) if prompt else 0) + cached, int(completion[1]) if completion else 0
     at = tail.rfind(_TIMINGS)
     if at >= 0:
         prompt, completion = _PROMPT_N.search(tail, at), _PREDICTED_N.search(tail, at)
         if completion is not None:
-            return int(prompt[1]) if prompt else 0, int(completion[1])
+            cached = _CACHE_N.search(tail, at)
+            return (int(prompt[1]) if prompt else 0) + (int(cached[1]) if cached else 0), int(completion[1])
     return None
+
+
+def ends_of(answer: bytes) -> bytes:
+    """Of a long one what may tell its usage."""
+    return _beginning_of(answer) + answer[-TAIL_BYTES:]
+
+
+def _beginning_of(answer: bytes) -> bytes:
+    """Not up to the middle of a number."""
+    if len(answer) <= BEGINNING_BYTES:
+        return answer
+    return answer[: answer.rfind(b",", 0, BEGINNING_BYTES) + 1]
 
 
 class UsageTap:
     """Implements `Tap`; made for each request that does not go the short way."""
 
-    __slots__ = ("_append", "_pieces", "_streamed", "events", "status")
+    __slots__ = ("_append", "_beginning", "_pieces", "_streamed", "events", "status")
 
     raw = True
 
@@ -73,6 +95,7 @@ class UsageTap:
         self.status = 0
         self.events = 0
         self._streamed = False
+        self._beginning = b""
         self._pieces: deque[bytes] = deque(maxlen=_PIECES)
         self._append = self._pieces.append
 
@@ -83,6 +106,8 @@ class UsageTap:
                 self._streamed = value.startswith(b"text/event-stream")
 
     def data(self, chunk: bytes) -> None:
+        if not self._beginning:
+            self._beginning = _beginning_of(chunk)
         size = len(chunk)
         if size <= _LOOKED_AT:
             self.events += chunk.count(b"data:")
@@ -101,10 +126,15 @@ class UsageTap:
             return NONE
         tail = b"".join(self._pieces)[-TAIL_BYTES:]
         found = read_usage(_unframed(tail) if self._streamed else tail)
-        if found is not None:
+        if found is not None and found.prompt:
             return found
+        begun = read_usage(self._beginning) or NONE
+        if not self._streamed:
+            return found or begun
+        if found is not None:
+            return found._replace(prompt=begun.prompt)
         # Each event brings about a token, but for the last, which says that it is the last.
-        return Usage(completion=max(0, self.events - 1), estimated=True) if self._streamed else NONE
+        return Usage(begun.prompt, max(0, self.events - 1), estimated=True)
 
 
 def _unframed(tail: bytes) -> bytes:

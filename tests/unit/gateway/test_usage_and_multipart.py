@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from corral.gateway.fields import BadBody
 from corral.gateway.multipart import boundary_of, read_model
-from corral.gateway.usage import TAIL_BYTES, Usage, UsageTap, read_usage
+from corral.gateway.usage import BEGINNING_BYTES, TAIL_BYTES, Usage, UsageTap, ends_of, read_usage
 
 SSE = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
@@ -30,6 +30,10 @@ JSON = ((b"content-type", b"application/json"),)
         (b'{"usage":null}', None),
         (b'{"text":"\\"usage\\":{\\"prompt_tokens\\":5}"}', None),
         (b'"timings":{"prompt_n":8,"prompt_ms":1.5,"predicted_n":9,"predicted_ms":2.5}}', Usage(8, 9)),
+        (b'"timings":{"cache_n":30,"prompt_n":1,"prompt_ms":1.5,"predicted_n":9,"predicted_ms":2.5}}', Usage(31, 9)),
+        (b'"usage":{"cache_read_input_tokens":30,"input_tokens":1,"output_tokens":9}}', Usage(31, 9)),
+        (b'"usage":{"input_tokens":1,"cache_creation_input_tokens":7,"output_tokens":9}}', Usage(8, 9)),
+        (b'"usage":{"prompt_tokens":8,"cached_tokens":3,"completion_tokens":9}}', Usage(8, 9)),
         (b"", None),
     ],
 )
@@ -58,6 +62,26 @@ def test_a_stream_is_counted_where_it_does_not_tell() -> None:
     assert tapped(SSE, *events, told, b'\r\n20\r\nletion_tokens":9}}\n\n\r\n', b"data: [DONE]\n\n") == Usage(8, 9)
     fast = b"".join(events * 100)
     assert abs(tapped(SSE, fast).completion - 4000) < 200
+
+
+VECTORS = b'{"object":"list","usage":{"prompt_tokens":8,"total_tokens":8},"data":[' + b"0.25," * 2000 + b"0.5]}"
+
+
+def test_usage_before_a_long_list() -> None:
+    """llama.cpp writes it before vectors and scores."""
+    assert tapped(JSON, VECTORS) == tapped(JSON, VECTORS[:3000], VECTORS[3000:]) == Usage(8, 0)
+    assert read_usage(ends_of(VECTORS)) == Usage(8, 0)
+    cut = b'{"x":"' + b"x" * (BEGINNING_BYTES - 35) + b'","usage":{"prompt_tokens":1234}}' + b" " * TAIL_BYTES
+    assert cut.index(b"1234") < BEGINNING_BYTES < cut.index(b"1234") + 4
+    assert read_usage(ends_of(cut)) is None, "rather than a part of the number"
+
+
+def test_a_stream_that_tells_of_the_prompt_when_it_begins() -> None:
+    begins = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":8,"output_tokens":0}}}\n\n'
+    pieces = [b'event: content_block_delta\ndata: {"delta":{"text":"a"}}\n\n'] * 200
+    ends = b'event: message_delta\ndata: {"usage":{"output_tokens":200}}\n\nevent: message_stop\ndata: {}\n\n'
+    assert tapped(SSE, begins, *pieces, ends) == Usage(8, 200)
+    assert tapped(SSE, begins, *pieces) == Usage(8, 200, estimated=True), "the client left"
 
 
 def test_an_answer_that_failed_or_tells_nothing_costs_nothing() -> None:
