@@ -182,6 +182,13 @@ def test_not_while_there_is_room_in_what_there_is(replicas: tuple[Replica, ...])
     assert isinstance(step(with_schedule(replace(GROWING, waiting=1), max_replicas=5), *replicas), Hold)
 
 
+@pytest.mark.parametrize(("waiting", "grows"), [(0, False), (1, False), (2, True), (4, True)])
+def test_more_than_all_slots_wait_though_one_was_told_to_be_free(waiting: int, grows: bool) -> None:
+    """The moment between two requests is when a node tells of them."""
+    of = replace(GROWING, busy_for_s=0.0, waiting=waiting)
+    assert isinstance(step(of, at(A, in_flight=1, slots=2)), Up) is grows
+
+
 def test_not_above_the_most() -> None:
     busy = at(A, in_flight=1), at(B, in_flight=1)
     assert held(step(GROWING, *busy))

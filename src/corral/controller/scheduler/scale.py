@@ -205,7 +205,7 @@ def _grow(look: _Look) -> Step | None:
     if schedule.max_replicas and len(look.counted) >= schedule.max_replicas:
         return None
     busy = all(replica.busy for replica in look.answering)
-    if busy and (look.model.waiting or look.model.busy_for_s >= policy.up_after_s):
+    if _overrun(look) or (busy and (look.model.waiting or look.model.busy_for_s >= policy.up_after_s)):
         why = "all its replicas are busy"
     elif look.model.pressure >= policy.pressure_threshold:
         why = "requests had to leave the replicas that know their beginning"
@@ -215,6 +215,15 @@ def _grow(look: _Look) -> Step | None:
     if isinstance(decision, NoRoom):
         return Hold(f"{look.told}; {why}, but {decision.text}")
     return Up(decision, Purpose.GROWTH, why)
+
+
+def _overrun(look: _Look) -> bool:
+    """More is asked for than all of them take at once. Nodes tell their requests when one ends, so what is heard of a
+    replica that never rests is often one too few; those that wait for it are counted where they wait."""
+    if not all(replica.heard for replica in look.answering):
+        return False
+    asked = sum(replica.in_flight for replica in look.answering) + look.model.waiting
+    return asked > sum(max(1, replica.slots) for replica in look.answering)
 
 
 def _trim(look: _Look) -> Down | None:
