@@ -135,6 +135,32 @@ async def test_half_a_file_changes_nothing(yard: Yard) -> None:
     assert "context_size" in yard.folder.problems["a.yaml"][0]
 
 
+async def test_an_entry_that_cannot_be_used_ends_no_model(yard: Yard) -> None:
+    yard.write("a.yaml", "- {name: a, backend: vllm, parallel: 2}\n- {name: b, backend: vllm}\n")
+    await yard.look()
+    before = (await yard.service.view("a")).config_revision
+    yard.write("a.yaml", "- {name: a, backend: vllm, parallel: two}\n")
+    assert await yard.look() == {"a": "file"}, "what nobody speaks of any more has gone"
+    assert (await yard.service.view("a")).config_revision == before
+    assert "parallel" in yard.folder.problems["a.yaml"][0]
+    yard.write("a.yaml", "- {backend: vllm}\n")
+    assert await yard.look() == {"a": "file"}, "whom it means is not known"
+    yard.write("a.yaml", "[]\n")
+    assert await yard.look() == {}
+
+
+@pytest.mark.parametrize("text", ["name: a\n\tbackend: vllm\n", "name: a\nbackend: vllm\nparallel: two\n"])
+async def test_a_restart_beside_a_broken_file_ends_no_model(yard: Yard, text: str) -> None:
+    yard.write("a.yaml", "name: a\nbackend: vllm\n")
+    await yard.look()
+    yard.write("a.yaml", text)
+    after = Yard(yard.store, yard.path)
+    assert await after.look(3) == {"a": "file"}
+    assert after.folder.problems.keys() == {"a.yaml"}
+    (yard.path / "a.yaml").unlink()
+    assert await after.look() == {}
+
+
 async def test_a_file_being_written_is_waited_for(yard: Yard) -> None:
     yard.write("a.yaml", "name: a\nbackend: vllm\n")
     await yard.look()
@@ -159,7 +185,10 @@ async def test_what_a_file_says_holds_against_everybody(yard: Yard) -> None:
     ):
         with pytest.raises(Conflict, match=r"defined by the file a\.yaml"):
             await change
-    await yard.service.delete("a", force=True)
+    deleted = await yard.service.delete("a", force=True)
+    assert deleted.notes == (
+        "as long as the file a.yaml is in a watched models folder, a comes back: remove that file",
+    )
     assert await yard.look(1) == {"a": "file"}, "it is still in the folder"
 
 

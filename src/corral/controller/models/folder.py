@@ -3,9 +3,10 @@
 Looked at again and again rather than listened to: a folder may be on a network, and a look missed is made up by the
 next. A change counts when it was seen twice, so that nobody meets a file half written, nor one an editor is just
 putting in another's place. While a file moves, models whose files went are kept for a few looks: it may be theirs under
-another name. One that moves without end holds up nobody but itself. A file that is not YAML keeps the models it had.
-Each folder has a name of its own, kept in it, and its controller touches only models of files in it: another
-controller's folder is another folder.
+another name. One that moves without end holds up nobody but itself. A file that is not YAML keeps the models it had,
+and so does an entry that cannot be used: a slip of the hand ends nothing that serves, nor does it after a restart, when
+only the store knows what was there. Each folder has a name of its own, kept in it, and its controller touches only
+models of files in it: another controller's folder is another folder.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class _File:
     print: Print
     definitions: tuple[Definition, ...] = ()
     problems: tuple[str, ...] = field(default=())
+    unclear: frozenset[str] | None = frozenset()  # models it says something unusable of; None: nobody knows which
+
+    def may_mean(self, model: str) -> bool:
+        return self.unclear is None or model in self.unclear
 
 
 class ModelsFolder:
@@ -133,8 +138,7 @@ class ModelsFolder:
                 row for row in await models.list_of_origin(tx, Origin.FILE) if row.source.startswith(f"{folder_id}/")
             ]
             for row in ours:
-                unread = moving is None or row.source.partition("/")[2] in moving
-                if row.id not in wanted and not unread:
+                if row.id not in wanted and not self._may_be_there(row, moving):
                     await models.delete(tx, row.id)
                     removed.append(row.id)
             for name, (definition, source) in wanted.items():
@@ -146,6 +150,11 @@ class ModelsFolder:
             if written or removed:
                 await revisions.bump(tx, COUNTER)
         return written, removed
+
+    def _may_be_there(self, row: models.Model, moving: Collection[str] | None) -> bool:
+        """Nobody can say yet that its file has let go of it."""
+        name = row.source.partition("/")[2]
+        return moving is None or name in moving or (name in self._files and self._files[name].may_mean(row.id))
 
 
 def wanted_of(folder_id: str, files: Mapping[str, _File]) -> dict[str, tuple[Definition, str]]:
@@ -205,8 +214,10 @@ def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
         document = read_document(path.read_bytes())
         definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
     except (CorralError, OSError) as error:
-        return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),))
-    return _File(mark, definitions, tuple(str(problem) for problem in document.problems))
+        return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),), unclear=None)
+    about = frozenset(problem.name for problem in document.problems)
+    problems = tuple(str(problem) for problem in document.problems)
+    return _File(mark, definitions, problems, unclear=None if "" in about else about)
 
 
 def with_local_files(definition: Definition, folder: Path) -> Definition:

@@ -156,6 +156,7 @@ class Models:
             pending_cleanup=await self._pending(model_id, ""),
             message=f"{model_id} deleted" + (", with its schedule" if scheduled else ""),
             changed=True,
+            notes=_returns_with_its_file(before),
         )
 
     async def put_of_file(self, tx: Transaction, definition: Definition, source: str) -> bool:
@@ -305,13 +306,21 @@ class Models:
 def _whole_of(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
     if definition and text:
         raise Invalid("give the definition once: as a mapping or as text")
-    return read_mapping(text.encode()) if text else dict(definition)
+    return read_mapping(text.encode(), exact=True) if text else dict(definition)
 
 
 def _refuse_if_of_a_file(model: Model | None) -> None:
     if model is not None and model.origin == Origin.FILE:
         file = model.source.partition("/")[2]
         raise Conflict(f"{model.id} is defined by the file {file} in the models folder: change that file")
+
+
+def _returns_with_its_file(model: Model) -> tuple[str, ...]:
+    """Said to whoever deletes a model all the same: a folder that is still watched brings it back."""
+    if model.origin != Origin.FILE:
+        return ()
+    file = model.source.partition("/")[2]
+    return (f"as long as the file {file} is in a watched models folder, {model.id} comes back: remove that file",)
 
 
 def _own_name(query: str) -> str:
