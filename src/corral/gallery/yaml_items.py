@@ -72,16 +72,19 @@ class Items:
     problems: tuple[Problem, ...]
 
 
-def read_items(body: bytes, limits: Limits = LIMITS, *, typed: bool = False, single: bool = False) -> Items:
+def read_items(
+    body: bytes, limits: Limits = LIMITS, *, typed: bool = False, single: bool = False, exact: bool = False
+) -> Items:
     """Raises Invalid only when there is no list at all, or one too big to look at. `single`: a mapping by itself counts
-    as a list of one."""
+    as a list of one. `exact`: a key said twice and a second document are faults, as with what people here write for us:
+    one of the two would be lost without a word. In strangers' lists the last of them counts, and the first document."""
     if len(body) > limits.bytes:
         raise Invalid(f"the index has {len(body)} bytes; at most {limits.bytes} are read")
     lines = _UNPRINTABLE.sub("\ufffd", body.decode("utf-8-sig", errors="replace")).splitlines()
     cut: list[Problem] = []
     while True:
         try:
-            items, problems = _Composer("\n".join(lines), limits, typed=typed).read(single=single)
+            items, problems = _Composer("\n".join(lines), limits, typed=typed, exact=exact).read(single=single)
             return Items(tuple(items), tuple(sorted((*cut, *problems), key=lambda problem: problem.line)))
         except _NotYaml as fault:
             if single and not _begins_with_an_item(lines):
@@ -139,14 +142,22 @@ class _Node:
 
 
 class _Composer:
-    def __init__(self, text: str, limits: Limits, *, typed: bool) -> None:
+    def __init__(self, text: str, limits: Limits, *, typed: bool, exact: bool) -> None:
         self._limits = limits
         self._typed = typed
+        self._exact = exact
         self._events = self._parse(text)
         self._anchors: dict[str, _Node] = {}
         self._merged = 0
 
     def read(self, *, single: bool) -> tuple[list[Item], list[Problem]]:
+        found = self._document(single=single)
+        for event in self._events if self._exact else ():
+            if isinstance(event, yaml.DocumentStartEvent) and not _is_null(next(self._events)):
+                raise Invalid(f"a second document begins in line {_line(event)}, and only one is read: write it as one")
+        return found
+
+    def _document(self, *, single: bool) -> tuple[list[Item], list[Problem]]:
         items: list[Item] = []
         problems: list[Problem] = []
         event = next(self._events)
@@ -229,6 +240,8 @@ class _Composer:
                 sources += mappings or []
                 bad = bad or ("" if mappings is not None else f"merges what is no mapping (line {_line(inner)})")
             elif isinstance(key.value, str):
+                if self._exact and key.value in pairs:
+                    raise _NotYaml(_line(event) - 1, f"the key {key.value[:200]!r} is there twice")
                 pairs[key.value] = child
             else:
                 bad = bad or "has a key that is not text"

@@ -47,6 +47,10 @@ def test_a_file_is_read_whole() -> None:
     [
         ("model: []", "'model' is none of labels"),
         ("models: {}", "models is a list"),
+        ("models: [a]\nmodels: [b]", "the key 'models' is there twice"),
+        ("models: [a]\n---\nschedules: []", "second document"),
+        ("schedules: [{model_name: a, min_replicas: 1}, {model_name: a}]", "schedules, entry 2: a has one above"),
+        ("models: [a, {name: b, backend: c}, {model: x, name: a}]", "models, entry 3: there is a above"),
         ("- a", "entry is a mapping"),
         ("models: [{name: a, context_size: x}]", "models, entry 1: context_size"),
         ("models: [{model: a, context_size: 1}]", "goes into overrides"),
@@ -65,6 +69,13 @@ def test_a_file_is_read_whole() -> None:
 def test_what_cannot_be_meant_is_told_with_its_place(text: str, words: str) -> None:
     with pytest.raises(Invalid, match=words):
         read_fleet(text)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_is_not_taken_for_the_wish_to_have_nothing(text: str) -> None:
+    with pytest.raises(Invalid, match=r"is empty.*`models: \[\]`"):
+        read_fleet(text, prune=True)
+    assert read_fleet("models: []", prune=True).models == ()
 
 
 def test_differences_are_lines() -> None:

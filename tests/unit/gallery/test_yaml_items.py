@@ -223,3 +223,26 @@ def test_a_mapping_by_itself_is_whole_or_nothing() -> None:
         read_items(b"a: 1\n")
     kept = read_items(b"- a: 1\n- a: @\n- b: 2\n", single=True)
     assert [item.value for item in kept.items] == [{"a": "1"}, {"b": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: 2\na: 3\n", r"the key 'a' is there twice \(line 3\)"),
+        ("x: {a: 1, a: 1}\n", "the key 'a' is there twice"),
+        ("a: 1\n---\nb: 2\n", "a second document begins in line 2"),
+        ("---\n---\nb: 2\n", "a second document begins in line 2"),
+    ],
+)
+def test_of_what_people_here_wrote_nothing_is_passed_over(text: str, words: str) -> None:
+    with pytest.raises(Invalid, match=words):
+        read_items(text.encode(), single=True, exact=True)
+    assert len(read_items(text.encode(), single=True).items) <= 1, "a stranger's list is read as far as it can be"
+
+
+def test_what_is_said_once_is_exact() -> None:
+    text = b"---\na: &x {b: 1}\nc: {<<: *x, b: 2}\n---\n...\n"
+    assert read_items(text, single=True, exact=True).items[0].value == {"a": {"b": "1"}, "c": {"b": "2"}}
+    kept = read_items(b"- {a: 1}\n- {b: 1, b: 2}\n- {c: 1}\n", single=True, exact=True)
+    assert [item.value for item in kept.items] == [{"a": "1"}, {"c": "1"}]
+    assert [str(problem) for problem in kept.problems] == ["(line 2): the key 'b' is there twice"]

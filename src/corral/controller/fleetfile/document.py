@@ -47,16 +47,18 @@ class Document:
     schedules: tuple[ScheduleBody, ...]
 
 
-def read_fleet(text: str) -> Document:
-    """Raises Invalid naming the first thing that cannot be meant."""
-    whole = read_mapping(text.encode())
+def read_fleet(text: str, *, prune: bool = False) -> Document:
+    """Raises Invalid naming the first thing that cannot be meant. `prune`: what it leaves out is to be deleted."""
+    whole = read_mapping(text.encode(), exact=True)
+    if prune and not whole:  # rather an export that failed than a person who wants nothing to be left
+        raise Invalid("the file is empty, and all models and schedules would be deleted; `models: []` means that")
     if unknown := sorted(set(whole) - set(_KEYS)):
         raise Invalid(f"{unknown[0]!r} is none of {', '.join(_KEYS)}")
     return Document(
         labels=_labels(whole.get("labels")),
         backends=tuple(_backend(item, at) for at, item in enumerate(_list(whole, "backends"), 1)),
         models=_models(_list(whole, "models")),
-        schedules=tuple(_schedule(item, at) for at, item in enumerate(_list(whole, "schedules"), 1)),
+        schedules=_schedules(_list(whole, "schedules")),
     )
 
 
@@ -107,7 +109,7 @@ def _backend(item: object, position: int) -> WantedBackend:
 
 
 def _models(items: list[Any]) -> tuple[InstallModel, ...]:
-    found = []
+    found: list[InstallModel] = []
     for position, item in enumerate(items, 1):
         where = f"models, entry {position}"
         if isinstance(item, str):
@@ -123,7 +125,24 @@ def _models(items: list[Any]) -> tuple[InstallModel, ...]:
                 found.append(InstallModel(definition=read_definition(item).whole))
             except Invalid as error:
                 raise Invalid(f"{where}: {error.message}") from error
+        if _name_of(found[-1]) in map(_name_of, found[:-1]):
+            raise Invalid(f"{where}: there is {_name_of(found[-1])} above")
     return tuple(found)
+
+
+def _name_of(wanted: InstallModel) -> str:
+    """What it will be called."""
+    return wanted.name or wanted.model.rpartition("@")[2] or read_definition(wanted.definition).name
+
+
+def _schedules(items: list[Any]) -> tuple[ScheduleBody, ...]:
+    found: dict[str, ScheduleBody] = {}
+    for position, item in enumerate(items, 1):
+        body = _schedule(item, position)
+        if body.model_name in found:
+            raise Invalid(f"schedules, entry {position}: {body.model_name} has one above")
+        found[body.model_name] = body
+    return tuple(found.values())
 
 
 def _schedule(item: object, position: int) -> ScheduleBody:

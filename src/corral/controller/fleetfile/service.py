@@ -49,7 +49,7 @@ class FleetFiles:
 
     async def apply(self, body: ApplyBody, *, by: str = "") -> FleetDiff:
         """Raises Invalid for a file that cannot be meant: then nothing is done."""
-        wanted = read_fleet(body.text)
+        wanted = read_fleet(body.text, prune=body.prune)
         present = await self._read()
         changes = [self._label(node, labels, present) for node, labels in wanted.labels.items()]
         changes += [self._backend(each, present, by) for each in wanted.backends]

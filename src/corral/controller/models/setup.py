@@ -103,7 +103,7 @@ def _of_file(file: Path | None) -> tuple[ScheduleBody, ...]:
     if file is None:
         return ()
     try:
-        read = read_items(file.expanduser().read_bytes(), typed=True, single=True)
+        read = read_items(file.expanduser().read_bytes(), typed=True, single=True, exact=True)
         if read.problems:
             raise Invalid(str(read.problems[0]))
         return read_given(item.value for item in read.items)

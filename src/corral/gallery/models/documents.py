@@ -20,7 +20,7 @@ class Document:
 
 def read_document(body: bytes, limits: Limits = LIMITS) -> Document:
     """Every definition that can be used, and a reason for each that cannot. Raises Invalid when it is not YAML."""
-    read = read_items(body, limits, typed=True, single=True)
+    read = read_items(body, limits, typed=True, single=True, exact=True)
     problems = list(read.problems)
     found: dict[str, Definition] = {}
     for item in read.items:
@@ -37,11 +37,12 @@ def read_document(body: bytes, limits: Limits = LIMITS) -> Document:
     return Document(tuple(found.values()), tuple(sorted(problems, key=lambda problem: problem.line)))
 
 
-def read_mapping(body: bytes, limits: Limits = LIMITS) -> dict[str, Any]:
-    """One mapping, whatever it means. Raises Invalid for anything else; nothing at all is an empty one."""
+def read_mapping(body: bytes, limits: Limits = LIMITS, *, exact: bool = False) -> dict[str, Any]:
+    """One mapping, whatever it means. Raises Invalid for anything else; nothing at all is an empty one. `exact`: people
+    here wrote it, and nothing they said may be passed over."""
     if len(body) > MOST_BYTES:
         raise Invalid(f"a definition has at most {MOST_BYTES} bytes")
-    read = read_items(body, limits, typed=True, single=True)
+    read = read_items(body, limits, typed=True, single=True, exact=exact)
     if read.problems:
         raise Invalid(f"line {read.problems[0].line}: {read.problems[0].reason}")
     if len(read.items) > 1:
