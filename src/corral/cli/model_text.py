@@ -95,14 +95,22 @@ def details(model: ModelView) -> Iterator[tuple[str, str]]:
 
 
 def documents(text: str) -> list[str]:
-    """Each definition of a file as a document of its own; what cannot be read is left to the controller to explain."""
+    """Each definition of a file as a document of its own, as it was written: what its words mean the controller says,
+    and it explains what cannot be read. Raises ValueError where a list holds anything else: it would be passed over."""
     import yaml
 
     try:
-        read = yaml.safe_load(text)
+        read = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return [text]
-    return [as_yaml(item) for item in read if isinstance(item, Mapping)] if isinstance(read, list) else [text]
+    if not isinstance(read, yaml.SequenceNode):
+        return [text]
+    if not read.value:
+        raise ValueError("it is a list without a definition in it")
+    for number, item in enumerate(read.value, 1):
+        if not isinstance(item, yaml.MappingNode):
+            raise ValueError(f"entry {number} is not a definition, a mapping of keys to values")
+    return [str(yaml.serialize(item, Dumper=yaml.SafeDumper, allow_unicode=True)) for item in read.value]
 
 
 def changes_of(given: Sequence[str], removed: Sequence[str]) -> dict[str, Any]:

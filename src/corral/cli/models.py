@@ -144,7 +144,7 @@ async def install_models(
 
     if bool(names) == bool(file):
         raise typer.BadParameter("give names of models, or --file")
-    texts = model_text.documents(_read(file)) if file else []
+    texts = _documents(file) if file else []
     if own_name and len(names or texts) != 1:
         raise typer.BadParameter("--as is for one model")
     more: dict[str, Any] = {"name": own_name, "overrides": _changes(sets, None), "replace": replace}
@@ -288,6 +288,13 @@ def _read(file: str) -> str:
     if not text.strip():
         raise Invalid(f"{'what came on stdin' if file == '-' else file} is empty")
     return text
+
+
+def _documents(file: str) -> list[str]:
+    try:
+        return model_text.documents(_read(file))
+    except ValueError as error:
+        raise Invalid(f"{'what came on stdin' if file == '-' else file}: {error}") from error
 
 
 def _in_editor(model: ModelView) -> str | None:

@@ -108,7 +108,8 @@ def _wanted(told: WhyModel) -> str:
 def _load(load: LoadStatus) -> str:
     words = [load.state, f"on {load.node}" if load.node else "", f"{load.progress:.0f}%" if load.progress else ""]
     told = in_short(load.error or load.message)
-    return " ".join(filter(None, words)) + (f": {told}" if told else "")
+    rests = f"; nobody tries again for {format_duration(round(load.retry_after_s))}" if load.retry_after_s >= 1 else ""
+    return " ".join(filter(None, words)) + (f": {told}" if told else "") + rests
 
 
 def _place(rank: int) -> str:

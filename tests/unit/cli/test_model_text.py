@@ -78,6 +78,26 @@ def test_several_definitions_of_a_file() -> None:
     assert model_text.documents("a: [") == ["a: ["]
 
 
+def test_a_list_of_definitions_keeps_their_words() -> None:
+    one, two = model_text.documents("- &x {name: on, version: 007, é: 1.10}\n- {<<: *x, name: b, name: c}\n")
+    assert one == "{name: on, version: 007, é: 1.10}\n"
+    assert two.count("name:") == 3, "that a key is said twice is for the controller to find"
+    assert "version: 007" in two
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "without a definition"),
+        ("- smollm2-135m\n", "entry 1 is not"),
+        ("- {name: a}\n- [b]\n", "entry 2 is not"),
+    ],
+)
+def test_what_is_no_definition_is_not_passed_over(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        model_text.documents(text)
+
+
 def test_keys_that_are_set_and_taken_away() -> None:
     given = [
         "context_size=8192",

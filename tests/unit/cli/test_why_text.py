@@ -57,6 +57,9 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
     assert not [line for line in why_text.model_details(model(load=loaded)) if line.startswith("load")]
     failed = LoadStatus(model="m", state="failed", error="out of memory")
     assert "load      failed: out of memory" in list(why_text.model_details(model(load=failed)))
+    resting = LoadStatus(model="m", state="failed", error="out of memory", retry_after_s=39.6)
+    words = "load      failed: out of memory; nobody tries again for 40s"
+    assert words in list(why_text.model_details(model(load=resting)))
     waits = model(
         decision="wait",
         text="barn: waits for old to end",

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from corral.contract.loads import LoadState
 from corral.contract.models import read_definition
+from corral.controller.loads.jobs import Job
 from corral.controller.replicas import reconcile
 from corral.controller.replicas.life import Accepted, Intended, OrderId, Stage
 from corral.controller.replicas.reconcile import ReplicaLoop
-from corral.controller.replicas.world import Read, files_known
+from corral.controller.replicas.world import Read, files_known, job_row_of
 from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
@@ -121,3 +123,11 @@ def test_files_are_known_once_they_were_fetched(
         read_definition({"name": "m", "backend": "b"} | definition), [a_stored(path) for path in stored]
     )
     assert found == (None if known is None else tuple(ModelFile(f"sha256:{path}", len(path)) for path in known))
+
+
+def test_why_a_node_failed_ends_with_what_was_said_in_the_end() -> None:
+    lines = [f"line {number} of what it said before" for number in range(100)]
+    why = "\n".join(["x ended with code 1; its last lines:", *lines, "no such file"])
+    row = job_row_of(Job("m", LoadState.FAILED, NOON, NOON, error=why, failed_on={"id-of-barn": why}))
+    assert row.failed_on == {"id-of-barn": "x ended with code 1; its last lines: … no such file"}
+    assert row.error == why, "whoever waits for the load sees all of it"

@@ -22,6 +22,7 @@ from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
 from corral.controller.scheduler import world as seen
 from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
+from corral.kit.lines import in_short
 from corral.store import (
     backend_intents,
     backend_rules,
@@ -137,7 +138,8 @@ def job_of(row: LoadJob) -> Job:
 
 
 def job_row_of(job: Job) -> LoadJob:
-    failed_on = {node_id: storable(why, 1000) for node_id, why in job.failed_on.items()}
+    # In short before it is cut: what a process said in the end is the cause more often than what it said first.
+    failed_on = {node_id: storable(in_short(why), 1000) for node_id, why in job.failed_on.items()}
     texts = {"message": storable(job.message), "error": storable(job.error, 8000), "failed_on": failed_on}
     return record(LoadJob, job, state=job.state.value, **texts)
 
