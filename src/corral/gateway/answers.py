@@ -105,14 +105,29 @@ def unknown_model(model: str, installed: int, near: Sequence[str] = ()) -> Answe
     return openai_error(404, message, code="model_not_found", param="model")
 
 
-def unknown_route(method: bytes, route: bytes) -> Answer:
+def unknown_route(method: bytes, route: bytes, meant: bytes = b"") -> Answer:
+    """`meant`: what it may have been, had it been written otherwise."""
     shown = f"{method.decode('latin-1')} {route[:200].decode('latin-1')}"
-    return openai_error(404, f"Invalid URL ({shown})", code="unknown_url")
+    if meant:
+        help_ = f"it is {meant.decode('latin-1')}. The base URL of a client ends with /v1."
+    else:
+        help_ = "nothing here has this path, and it names no `model`, in a JSON body or as ?model=NAME."
+    return openai_error(404, f"Invalid URL ({shown}): {help_}", code="unknown_url")
 
 
 def wrong_method(method: bytes, allowed: bytes) -> Answer:
     message = f"Method {method.decode('latin-1')} is not allowed here; use {allowed.decode('latin-1')}."
     return openai_error(405, message, code="method_not_allowed", headers=((b"allow", allowed),))
+
+
+def compressed(encoding: bytes) -> Answer:
+    shown = encoding[:40].decode("latin-1")
+    return openai_error(
+        415,
+        f"The body is compressed (Content-Encoding: {shown}), and is not unpacked here: send it as it is.",
+        code="unsupported_encoding",
+        headers=((b"accept-encoding", b"identity"),),
+    )
 
 
 def too_large(limit_bytes: int) -> Answer:

@@ -15,7 +15,7 @@ from corral.contract.http import ClientGone, Errand, Request, Responder, Shortcu
 from corral.gateway.controller_relay import ControllerRelay
 from corral.gateway.metrics import CLIENT_GONE, Metrics, RouteClass, RouteCounts
 from corral.gateway.own import OWN, OwnRoutes
-from corral.gateway.v1 import INFERENCE, MODELS, V1
+from corral.gateway.v1 import INFERENCE, MODELS, V1, meant_by
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 
@@ -49,6 +49,7 @@ class Door:
             MODELS: models,
         }
         self._model = models
+        self._misplaced = _Way(v1.misplaced, counts[RouteClass.OTHER])
         self._other = _Way(v1.other, counts[RouteClass.OTHER])
         self._controller = _Way(controller.serve, counts[RouteClass.CONTROLLER])
 
@@ -86,6 +87,8 @@ class Door:
             return exact
         if route.startswith(b"/v1/models/"):
             return self._model
+        if meant_by(route):
+            return self._misplaced
         if route.startswith(b"/v1/") or route == b"/v1":
             return self._other
         return self._controller

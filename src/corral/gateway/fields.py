@@ -52,6 +52,8 @@ class FieldReader:
 
     def read(self, body: bytes) -> Fields:
         self._seen = False
+        if not body:
+            raise BadBody("the body is empty, which is not JSON")
         if len(body) > _LARGE and _has_too_many(body):
             raise BadBody(f"the body has more than {_MOST_FIELDS} fields")
         try:

@@ -228,10 +228,11 @@ class ReplicaRouter:
 
     def _stand_in(self, way: Way, ask: Ask) -> Route | None:
         """At once, whether or not the controller can be asked for the load now; None: it has no slot free."""
-        stand_in = self._ways.get(way.model.stand_in)
+        name = way.model.stand_in
+        stand_in = self._names.get(name)
         if stand_in is None or stand_in.queue.waiting or stand_in.is_full():
             return None
-        if not ask.client.may_use(stand_in.model.id):
+        if not (ask.client.may_use(name) or ask.client.may_use(stand_in.model.id)):
             return None
         replica = self._choose(stand_in, ask.body)
         if replica is None:

@@ -67,8 +67,8 @@ def read_plain_usage(tail: bytes) -> tuple[int, int] | None:
     if at >= 0:
         prompt, completion = _PROMPT_N.search(tail, at), _PREDICTED_N.search(tail, at)
         if completion is not None:
-            cached = _CACHE_N.search(tail, at)
-            return (int(prompt[1]) if prompt else 0) + (int(cached[1]) if cached else 0), int(completion[1])
+            had = _CACHE_N.search(tail, at)
+            return (int(prompt[1]) if prompt else 0) + (int(had[1]) if had else 0), int(completion[1])
     return None
 
 

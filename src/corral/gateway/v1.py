@@ -21,6 +21,7 @@ from corral.gateway.cors import Cors
 from corral.gateway.fields import BadBody, FieldReader, Fields
 from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.multipart import Spooled, boundary_of, read_model, spool
+from corral.gateway.near import NearNames
 from corral.gateway.relaying import send
 from corral.gateway.replicas import Route
 from corral.gateway.view import Client, Fleet
@@ -48,6 +49,14 @@ INFERENCE = frozenset(
         b"images/variations",
     )
 )
+
+
+def meant_by(route: bytes) -> bytes:
+    """The path of somebody whose base URL lacks its `/v1`, has it twice, or a slash too many; empty: nobody knows."""
+    words = [word for word in route.split(b"/") if word]
+    path = b"/v1/" + b"/".join(word for word in words if word != b"v1")
+    known = path in INFERENCE or (path == MODELS and words[0] == b"v1")  # `/models` is a page of ours
+    return path if known and path != route else b""
 
 
 class Waited:
@@ -119,6 +128,7 @@ class V1:
         self._spool_folder = spool_folder
         self._retry_after_s = retry_after_s
         self._reader = FieldReader()
+        self._near: tuple[Fleet | None, NearNames] = (None, NearNames())  # the fleet they are of, and they
 
     async def inference(self, request: Request, responder: Responder) -> int:
         return await self._infer(request, responder, named=True)
@@ -151,6 +161,14 @@ class V1:
         answer = self._cors.preflight(request) or await self._models(request)
         return await self._send(request, responder, answer)
 
+    async def misplaced(self, request: Request, responder: Responder) -> int:
+        """A path that is one of ours but for how it is written (`meant_by`). Engines would say that there is no such
+        file."""
+        answer: Answer | tuple[Fleet, Client] | None = self._cors.preflight(request) or await self._admit(request)
+        if not isinstance(answer, Answer):
+            answer = answers.unknown_route(request.method, request.route, meant_by(request.route))
+        return await self._send(request, responder, answer)
+
     async def other(self, request: Request, responder: Responder) -> int:
         """Paths under `/v1/` that we have no name for: an engine may have one. What names a model, in its body or as
         `?model=`, goes to it; of the rest, only who may be here at all is told that it is nothing."""
@@ -176,7 +194,7 @@ class V1:
         if not client.may_infer:
             return answers.forbidden(client.role, "use models")
         if not client.may_use(model):
-            return answers.unknown_model(model, installed=len(fleet.models))
+            return self._unknown(model, fleet, client)
         return Ask(request, fleet, client, Fields(model), b"", Waited())
 
     async def _enter(self, request: Request) -> tuple[Fleet, Client, KeyLimiter | None] | Answer:
@@ -222,6 +240,9 @@ class V1:
         except BodyBroken as error:
             return answers.openai_error(error.status, f"The body could not be read: {error}.")
         except BadBody as error:
+            encoding = request.header(b"content-encoding")
+            if encoding is not None and encoding.lower() != b"identity":
+                return answers.compressed(encoding)
             if not named:
                 return answers.unknown_route(request.method, request.route)
             return answers.openai_error(400, error.message, param=error.param)
@@ -233,7 +254,7 @@ class V1:
         if not client.may_use(fields.model):
             if spooled is not None:
                 spooled.close()
-            return answers.unknown_model(fields.model, installed=len(fleet.models))
+            return self._unknown(fields.model, fleet, client)
         return Ask(request, fleet, client, fields, body, Waited(), spooled)
 
     async def _spool(self, request: Request, kind: bytes) -> tuple[Spooled, Fields]:
@@ -256,11 +277,16 @@ class V1:
             return answers.wrong_method(request.method, b"GET")
         if not client.may_list:
             return answers.forbidden(client.role, "list models")
-        if request.route == MODELS:
+        if request.route in (MODELS, MODELS + b"/"):
             return Answer(200, client.listing)
         name = unquote_to_bytes(request.route[len(MODELS) + 1 :]).decode(errors="replace")
         model = fleet.models.get(name) if client.may_use(name) else None
-        return answers.unknown_model(name, installed=len(fleet.models)) if model is None else Answer(200, model)
+        return self._unknown(name, fleet, client) if model is None else Answer(200, model)
+
+    def _unknown(self, model: str, fleet: Fleet, client: Client) -> Answer:
+        if self._near[0] is not fleet:
+            self._near = (fleet, NearNames(fleet.models))
+        return answers.unknown_model(model, installed=len(fleet.models), near=self._near[1].find(model, client))
 
     async def _admit(self, request: Request) -> tuple[Fleet, Client] | Answer:
         fleet = self._fleets.fleet

@@ -295,6 +295,16 @@ async def test_what_a_request_gets_while_a_model_loads_can_be_said(house: House,
         assert [(row["model"], row["served_by"]) for row in await house.receipts(1)] == [("cold", "small")]
 
 
+async def test_a_stand_in_may_be_named_by_an_alias(house: House) -> None:
+    cold = {"id": "cold", "revision": "r1", "while_loading": "use", "stand_in": "gpt"}
+    alias = {"id": "gpt", "alias": "small"}
+    house.controller.change(models=[SMALL, alias, cold], replicas=[house.one.replica("p1")])
+    house.controller.load("cold", state="installing")
+    gateway = await house.gateway()
+    status, _, headers = await house.ask(gateway, model="cold")
+    assert (status, headers["X-Corral-Model"]) == (200, "small")
+
+
 async def test_an_alias_is_its_model(house: House) -> None:
     house.controller.change(models=[SMALL, {"id": "gpt", "alias": "small"}], replicas=[house.one.replica("p1")])
     gateway = await house.gateway(expose_node_header=True)

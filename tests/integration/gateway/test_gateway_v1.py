@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from dataclasses import dataclass, field
 
 import aiohttp
 import openai
 import pytest
+from yarl import URL
 
 from corral.contract.http import Target
 from corral.gateway.answers import Answer
@@ -80,7 +82,8 @@ async def test_unknown_paths_and_wrong_methods(gateway: Gateway, http: aiohttp.C
     async with http.get(f"{gateway.url}/v1/nothing", headers=bearer(USER)) as answer:
         assert await error_of(answer) == {
             "status": 404,
-            "message": "Invalid URL (GET /v1/nothing)",
+            "message": "Invalid URL (GET /v1/nothing): nothing here has this path, and it names no `model`, "
+            "in a JSON body or as ?model=NAME.",
             "type": "invalid_request_error",
             "param": None,
             "code": "unknown_url",
@@ -93,6 +96,52 @@ async def test_unknown_paths_and_wrong_methods(gateway: Gateway, http: aiohttp.C
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/chat/completions/", CHAT),
+        ("//v1/embeddings", "/v1/embeddings"),
+        ("/v1/v1/models", "/v1/models"),
+    ],
+)
+async def test_a_base_url_gone_wrong_is_told_as_such(
+    gateway: Gateway, http: aiohttp.ClientSession, path: str, meant: str
+) -> None:
+    url = URL(f"{gateway.url}{path}", encoded=True)
+    async with http.post(url, headers=bearer(USER), json={"model": "small"}) as answer:
+        error = await error_of(answer)
+    assert (error["status"], error["code"]) == (404, "unknown_url")
+    assert error["message"] == f"Invalid URL (POST {path}): it is {meant}. The base URL of a client ends with /v1."
+    async with http.post(url, json={"model": "small"}) as answer:
+        assert (await error_of(answer))["status"] == 401
+
+
+async def test_a_list_with_a_slash_at_its_end_is_the_list(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.get(f"{gateway.url}/v1/models/", headers=bearer(USER)) as answer:
+        assert [model["id"] for model in (await answer.json())["data"]] == ["small", "org/large"]
+
+
+async def test_near_names_are_told_to_keys_with_a_list_too(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    async with http.post(f"{gateway.url}{CHAT}", headers=bearer(LIMITED), json={"model": "smal"}) as answer:
+        assert "Did you mean `small`?" in str((await error_of(answer))["message"])
+    async with http.post(f"{gateway.url}{CHAT}", headers=bearer(LIMITED), json={"model": "org/larg"}) as answer:
+        assert "mean" not in str((await error_of(answer))["message"]), "of what it may use"
+    async with http.get(f"{gateway.url}/v1/models/org%2Flarg", headers=bearer(USER)) as answer:
+        assert "Did you mean `org/large`?" in str((await error_of(answer))["message"])
+
+
+async def test_a_compressed_body_is_told_as_such(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    packed = gzip.compress(b'{"model":"small","messages":[]}')
+    headers = {**bearer(USER), "Content-Encoding": "gzip"}
+    async with http.post(f"{gateway.url}{CHAT}", headers=headers, data=packed) as answer:
+        error = await error_of(answer)
+        assert answer.headers["Accept-Encoding"] == "identity"
+    assert (error["status"], error["code"]) == (415, "unsupported_encoding")
+    assert "send it as it is" in str(error["message"])
+
+
+@pytest.mark.parametrize(
     ("body", "status", "param", "words"),
     [
         (b'{"model":"none","messages":[]}', 404, "model", "does not exist"),
@@ -100,7 +149,7 @@ async def test_unknown_paths_and_wrong_methods(gateway: Gateway, http: aiohttp.C
         (b'{"model":"a","model":"b"}', 400, "model", "given twice"),
         (b'{"model":7}', 400, "model", "must be a string"),
         (b'{"model":', 400, None, "not JSON"),
-        (b"", 400, None, "not JSON"),
+        (b"", 400, None, "the body is empty"),
         (b"[1]", 400, None, "JSON object"),
     ],
 )
