@@ -55,6 +55,7 @@ async def test_on_both_protocols(site: Worksite, protocol: str) -> None:
     assert _resident(running.pid) - before > 6_000_000  # it leaks, and serves on
 
     crashed, answer = await mock.ask(CHAT, chat("[[crash_after=1]] a b"))
+    assert answer["error"]["code"] == "upstream_failed", answer
     assert crashed in (502, 503), answer  # 503: a kept connection closed, and a fresh one was refused
     await until(lambda: site.supervisor.find(mock.process_id) is None)
     assert (await mock.ask(CHAT, chat("x")))[0] == 410

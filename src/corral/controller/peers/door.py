@@ -152,7 +152,9 @@ async def _failed(responder: AsgiResponder, failure: UpstreamFailed) -> None:
     status = 503 if failure.refused else 504 if failure.timed_out else 502
     words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
     more = (_NOT_REACHED,) if failure.refused else ()
-    await _say(responder, status, f"{words}: {failure}", "upstream_failed", *more)
+    # As the gateway would say it: whoever asked the model reads it.
+    error = {"message": f"{words}: {failure}", "type": "server_error", "param": None, "code": "upstream_failed"}
+    await responder.send(status, (_JSON, *more), encode({"error": error}))
 
 
 async def _say(responder: AsgiResponder, status: int, message: str, code: str, *more: tuple[bytes, bytes]) -> None:

@@ -21,3 +21,10 @@ async def say_error(responder: Responder, status: int, message: str, kind: str, 
     body = encode({"error": {"code": status, "message": message, "type": kind}})
     await responder.send(status, (*(_CHALLENGE if status == 401 else JSON), *more), body)
     return status
+
+
+async def say_upstream_failed(responder: Responder, status: int, message: str, more: Headers = ()) -> int:
+    """What becomes of a process reaches those who asked a model: in the words of OpenAI's clients, as the gateway's."""
+    error = {"message": message, "type": "server_error", "param": None, "code": "upstream_failed"}
+    await responder.send(status, (*JSON, *more), encode({"error": error}))
+    return status

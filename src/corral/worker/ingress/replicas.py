@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from corral.contract.http import NOT_REACHED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
-from corral.worker.ingress.answers import say_error
+from corral.worker.ingress.answers import say_error, say_upstream_failed
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.supervisor.table import Running
@@ -107,4 +107,4 @@ class Replicas:
         status = 503 if failure.refused else 504 if failure.timed_out else 502
         words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
         more = _NOT_REACHED if failure.refused else ()
-        return await say_error(responder, status, f"{words}: {failure}", "upstream_failed", more)
+        return await say_upstream_failed(responder, status, f"{words}: {failure}", more)
