@@ -122,6 +122,15 @@ async def test_an_alias_stands_for_a_model_and_not_for_an_alias(api: Api) -> Non
     assert (await api.call("DELETE", "/api/models/mine?force=true")).status == 200
 
 
+async def test_a_stand_in_that_is_not_there_is_noted(api: Api) -> None:
+    waits = {**MINE, "while_loading": {"use": "other"}}
+    noted = (await api.post("/api/models", {"definition": waits})).json["notes"]
+    assert noted == ["there is no model other yet to answer while it loads: requests wait until then"]
+    assert (await api.post("/api/models", {"definition": {**MINE, "name": "other"}})).json.get("notes") is None
+    again = await api.post("/api/models", {"definition": {**waits, "name": "third"}})
+    assert again.json.get("notes") is None
+
+
 async def test_another_model_of_that_name_is_not_replaced_by_chance(api: Api) -> None:
     await api.post("/api/models", {"definition": MINE})
     again = await api.post("/api/models", {"definition": MINE})

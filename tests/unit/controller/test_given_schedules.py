@@ -66,10 +66,11 @@ def test_names_that_are_near() -> None:
     assert nearest("smolm2-135m", known) == ("smollm2-135m",)
     assert nearest("CODER", known) == ("Qwen3-Coder",)
     assert nearest("be", known) == ("bert",)
-    assert unknown_model("zzz", known) == "there is no model 'zzz'"
+    shows = "; `corral models list` and `corral models available` show which there are"
+    assert unknown_model("zzz", known) == f"there is no model 'zzz'{shows}"
     assert unknown_model("qwen3", known) == "there is no model 'qwen3'; near it: qwen3-8b, Qwen3-Coder"
     silent = unknown_model("x", (), {"localai": "https://localai.test cannot be reached: no route to host"})
     assert silent.splitlines() == [
-        "there is no model 'x'",
+        f"there is no model 'x'{shows}",
         "the gallery localai could not be read: https://localai.test cannot be reached: no route to host",
     ]

@@ -53,7 +53,7 @@ class Loads:
         definition = await self._models.ensure(name, by=by, install=install)
         model = definition.name
         if definition.disabled:
-            raise NotFound(f"the model {model} is disabled")
+            raise NotFound(f"the model {model} is disabled; `corral models edit {model} --unset disabled` enables it")
         known = await self._known(definition)
         if known is not None:
             return known

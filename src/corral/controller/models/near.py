@@ -28,7 +28,8 @@ def near_it(name: str, known: Iterable[str]) -> str:
 
 def unknown_model(name: str, known: Iterable[str], unread: Mapping[str, str] | None = None) -> str:
     """One line, and one more for each gallery that could not be asked: what keeps one from being read is long."""
-    return with_unread(f"there is no model {name!r}{near_it(name, known)}", unread or {})
+    hint = near_it(name, known) or "; `corral models list` and `corral models available` show which there are"
+    return with_unread(f"there is no model {name!r}{hint}", unread or {})
 
 
 class UnknownModel(NotFound):

@@ -259,12 +259,21 @@ class Models:
         )
 
     async def _notes(self, definition: Definition) -> tuple[str, ...]:
-        """What does not keep it from being stored, but from answering."""
+        """What does not keep it from being stored, but from answering as it says."""
         if definition.alias:
             target = await self.definition(definition.alias)
             return () if target is not None else (f"there is no model {definition.alias} yet for it to stand for",)
         if not definition.backend:
             return ("its definition names no backend, so nothing can serve it",)
+        return (*await self._notes_on_stand_in(definition), *await self._notes_on_backend(definition))
+
+    async def _notes_on_stand_in(self, definition: Definition) -> tuple[str, ...]:
+        other = definition.while_loading.use
+        if not other or await self.definition(other) is not None:
+            return ()
+        return (f"there is no model {other} yet to answer while it loads: requests wait until then",)
+
+    async def _notes_on_backend(self, definition: Definition) -> tuple[str, ...]:
         if self._backends is None:
             return ()
         try:
