@@ -11,6 +11,7 @@ from corral.relay.chunked import ChunkedDecoder
 from corral.relay.runner import Park, Runner
 
 _BYTES = Park()
+_SMALL = 4096  # bytes that are kept together: a body that comes byte by byte would take fifty times its size in memory
 
 
 class Source(Protocol):
@@ -92,7 +93,11 @@ class RequestBody:
             self._spent = True
             self._sink.send_body(piece)
         elif piece:
-            self._pieces.append(piece)
+            pieces = self._pieces
+            if pieces and len(pieces[-1]) + len(piece) <= _SMALL:
+                pieces[-1] += piece
+            else:
+                pieces.append(piece)
             self.buffered += len(piece)
 
     def notify(self) -> None:
