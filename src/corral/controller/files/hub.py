@@ -101,7 +101,7 @@ class Hub:
             return Denied(f"{error.message}: perhaps its terms must be accepted first, with the account of the token")
         return Denied(
             f"{error.message}: it is private, gated, or not there at all; "
-            "give the controller a token with --huggingface-token"
+            "give the controller a token with --huggingface-token (CORRAL_HUGGINGFACE_TOKEN for `corral up`)"
         )
 
 

@@ -149,7 +149,7 @@ class Origins:
             opened = ", ".join(map(str, self._settings.folders)) or "none"
             raise Denied(
                 f"{path} is outside the folders model files may be taken from ({opened}); "
-                "open another with --file-folders"
+                "open another with --file-folders (CORRAL_FILE_FOLDERS for `corral up`)"
             )
         if not real.is_file():
             raise NotFound(f"there is no file {path} on the controller's machine")
