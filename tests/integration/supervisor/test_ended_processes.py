@@ -17,7 +17,7 @@ from corral.worker.supervisor.readiness import StartFailed
 from corral.worker.supervisor.states import NEVER, RestartPolicy
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.processes import alive
-from tests.support.supervising import get, identities, tiny
+from tests.support.supervising import get, identities, mock_grpc, tiny
 from tests.support.waiting import promised, until
 
 Open = Callable[..., Any]
@@ -160,4 +160,16 @@ async def test_one_that_is_killed_while_it_loads_says_that_memory_may_have_run_o
     await until(lambda: identities(folder))
     os.kill(identities(folder)[0].pid, signal.SIGKILL)
     with pytest.raises(StartFailed, match="was killed by SIGKILL, as the system does when memory runs out"):
+        await starting
+
+
+async def test_one_that_is_killed_within_load_model_says_so_too(supervisor: Supervisor, folder: Path) -> None:
+    """Its connection breaks before its end is heard of; the end is what people have to know."""
+    slow = mock_grpc(load='{"Model": "m"}', env={"MOCK_LOAD_DELAY_S": "60"}, restart=NEVER)
+    starting = asyncio.create_task(supervisor.start(slow))
+    (identity,) = await until(lambda: identities(folder))
+    written = folder / identity.process_id / "log"
+    await until(lambda: any(b"loading" in file.read_bytes() for file in written.glob("*")))
+    os.kill(identity.pid, signal.SIGKILL)
+    with pytest.raises(StartFailed, match="was killed by SIGKILL, .* while it loaded the model"):
         await starting

@@ -25,8 +25,12 @@ async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
     return None if reply.message == b"OK" else f"Health answered {reply.message[:80]!r}"
 
 
+class BrokeOff(Failed):
+    """It did not answer: the connection went."""
+
+
 async def load_model(address: str, token: str, options: str, timeout_s: float) -> None:
-    """Raises Failed with the backend's own words, Invalid for options that are none."""
+    """Raises Failed with the backend's own words, BrokeOff where it had none, Invalid for options that are none."""
     try:
         request = json_format.Parse(options, pb.ModelOptions())
     except json_format.ParseError as error:
@@ -35,7 +39,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
         async with open_backend(address) as backend:
             result = await backend.LoadModel(request, timeout=timeout_s, metadata=bearer(token))
     except grpc.aio.AioRpcError as error:
-        raise Failed(f"LoadModel: {error.code().name}: {error.details()}") from error
+        kind = BrokeOff if error.code() is grpc.StatusCode.UNAVAILABLE else Failed
+        raise kind(f"LoadModel: {error.code().name}: {error.details()}") from error
     if not result.success:
         raise Failed(f"LoadModel was refused: {result.message or 'no reason given'}")
 

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _GROWTH_BYTES = 16 * 1024 * 1024
 _LOOK_S = 1.0
 _MOST_ANSWER = 64 * 1024
+_END_IS_HEARD_S = 2.0
 
 
 class StartFailed(Failed):
@@ -107,11 +108,14 @@ async def load(process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint) -
     """LoadModel, where the spec asks for it."""
     if not spec.load or spec.protocol != GRPC:
         return
-    from corral.worker.supervisor.calls import load_model
+    from corral.worker.supervisor.calls import BrokeOff, load_model
 
     try:
         await _unless_ended(process, load_model(endpoint.address, endpoint.token, spec.load, spec.load_timeout_s))
     except Failed as error:
+        if isinstance(error, BrokeOff):
+            # Who is killed lets go of its connections first; that it ended, and how, is heard a moment later.
+            await asyncio.wait([process.ended], timeout=_END_IS_HEARD_S)
         if not process.ended.done():
             raise start_failed(f"{spec.backend} could not load the model: {error.message}", process) from error
     if process.ended.done():
