@@ -85,6 +85,12 @@ def test_a_node_that_takes_nothing_says_why() -> None:
     assert (told.accepts, told.text) == (False, "is draining")
 
 
+def test_what_ran_on_a_node_that_is_gone_is_not_told_as_ready() -> None:
+    here, gone, of = cpu_node("a"), cpu_node("gone", status="offline"), model("m", 1)
+    told = explain_model(world([gone, here], [of], [replica(gone, of, 1), replica(here, of, 1)]), of)
+    assert {each.node: each.state for each in told.replicas} == {"gone": "node offline", "a": "ready"}
+
+
 def test_it_travels_as_json() -> None:
     node, of = cpu_node(), model("m", 1)
     seen = world([node], [of], [replica(node, of, 1, state=ReplicaState.STARTING, ready_at=None)])

@@ -160,7 +160,7 @@ def _replica(world: World, replica: Replica, keeping: Keeping) -> WhyReplica:
         node=_node_name(world, replica),
         model=replica.model,
         replica=replica.index,
-        state=replica.state.value,
+        state=_state(world, replica),
         process_id=replica.process_id,
         current=model is not None and model.revision == replica.revision,
         in_flight=replica.in_flight,
@@ -170,6 +170,12 @@ def _replica(world: World, replica: Replica, keeping: Keeping) -> WhyReplica:
         unused_s=max(0.0, (world.now - since).total_seconds()) if since is not None else None,
         kept=keeping.why(replica),
     )
+
+
+def _state(world: World, replica: Replica) -> str:
+    """What its node said last is old news once the node is gone."""
+    node = world.nodes.get(replica.node_id)
+    return "node offline" if node is not None and node.status == "offline" else replica.state.value
 
 
 def _node_name(world: World, replica: Replica) -> str:
