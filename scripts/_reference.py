@@ -27,7 +27,8 @@ over the environment, the environment over the file. Spans of time are written `
 bare seconds. A value that cannot be used stops the start, and all such faults are told at once. Secrets are never
 shown in a log.
 
-`corral up` has few of its own. It hands the variables of the others on to them: `CORRAL_EXPOSE_NODE_HEADER=true corral up`.
+`corral up` has few of its own and hands the variables of the others on to them:
+`CORRAL_EXPOSE_NODE_HEADER=true corral up`.
 
 This page is written by `scripts/_reference.py`.
 """
