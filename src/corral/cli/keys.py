@@ -13,6 +13,7 @@ from corral.cli.tokens import span_or_never
 
 if TYPE_CHECKING:
     from corral.client import Client
+    from corral.contract.view import KeyLimits
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -97,14 +98,26 @@ async def list_keys(
             key.role,
             key.state,
             "" if key.models is None else ", ".join(key.models),
+            _limits(key.limits),
             ago(key.expires_at) if key.expires_at else "",
             ago(key.last_used_at),
             ago(key.created_at),
         )
         for key in keys
     ]
-    columns = ("ID", "NAME", "ROLE", "STATE", "MODELS", "EXPIRES", "USED", "CREATED")
+    columns = ("ID", "NAME", "ROLE", "STATE", "MODELS", "LIMITS", "EXPIRES", "USED", "CREATED")
     print_table(columns, rows, empty="no keys: `corral keys create NAME` makes one")
+
+
+def _limits(limits: KeyLimits | None) -> str:
+    if limits is None:
+        return ""
+    told = (
+        (limits.requests_per_min, "requests/min"),
+        (limits.tokens_per_min, "tokens/min"),
+        (limits.concurrent, "at once"),
+    )
+    return ", ".join(f"{number} {words}" for number, words in told if number)
 
 
 @app.command("revoke")

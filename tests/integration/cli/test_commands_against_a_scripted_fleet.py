@@ -159,7 +159,11 @@ def test_keys(corral: Corral) -> None:
         "ttl_s": 30 * 86400,
     }
     assert corral("keys", "create", "x", "--role", "king").code == 2
-    assert corral("keys", "list").out.splitlines()[1].split()[:3] == ["k2", "guests", "inference"]
+    corral.fleet.keys[-1]["limits"] = {"requests_per_min": 60, "concurrent": 2}
+    listed = corral("keys", "list").out.splitlines()
+    assert listed[1].split()[:3] == ["k2", "guests", "inference"]
+    assert "LIMITS" in listed[0]
+    assert "60 requests/min, 2 at once" in listed[1]
     assert corral("keys", "revoke", "k2").out == "k2 revoked\n"
 
 
