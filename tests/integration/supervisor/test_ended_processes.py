@@ -171,5 +171,5 @@ async def test_one_that_is_killed_within_load_model_says_so_too(supervisor: Supe
     written = folder / identity.process_id / "log"
     await until(lambda: any(b"loading" in file.read_bytes() for file in written.glob("*")))
     os.kill(identity.pid, signal.SIGKILL)
-    with pytest.raises(StartFailed, match="was killed by SIGKILL, .* while it loaded the model"):
+    with pytest.raises(StartFailed, match=r"was killed by SIGKILL, .* while it loaded the model"):
         await starting
