@@ -40,7 +40,7 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a key of the definition; may be repeated")
 ]
 Recreate = Annotated[
-    bool, typer.Option("--recreate", help="end the old replicas first, instead of when a new one is ready")
+    bool, typer.Option("--recreate", help="let the old replicas go at once, instead of when a new one is ready")
 ]
 
 
