@@ -53,8 +53,10 @@ async def show_logs(
         raise NotFound(f"nothing called {name!r} has written anything on any node that answers")
     several = len(places) > 1
     if not follow:
-        codes = [await _last(client, place, name, tail, several=several, as_json=as_json) for place in places]
-        return max(codes)
+        shown = [await _last(client, place, name, tail, several=several, as_json=as_json) for place in places]
+        if tail and not any(shown) and None not in shown:
+            raise NotFound(f"{name!r} has written nothing on {', '.join(places)}")
+        return FAILED if None in shown else DONE
     try:
         await asyncio.gather(
             *(_follow(client, place, name, tail, several=several, as_json=as_json) for place in places)
@@ -82,15 +84,16 @@ async def _places(client: Client, name: str) -> list[str]:
     return [node.name for node, did in zip(nodes, found, strict=True) if did]
 
 
-async def _last(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> int:
+async def _last(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> int | None:
+    """How many lines there were; None: the node did not tell."""
     try:
         lines = await client.logs.last(node, name, tail)
     except CorralError as error:
         complain(error.message)
-        return FAILED
+        return None
     for line in lines:
         _show(node, line, several=several, as_json=as_json)
-    return DONE
+    return len(lines)
 
 
 async def _follow(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> None:

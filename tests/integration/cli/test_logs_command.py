@@ -64,3 +64,15 @@ def test_nothing_to_show_is_told(corral: Corral) -> None:
         "corral: barn does not answer",
         "corral: nothing called 'tiny' has written anything on any node that answers",
     ]
+
+
+def test_a_replica_or_a_node_without_a_word_is_told_as_such(corral: Corral) -> None:
+    corral.fleet.nodes = [node("attic"), node("barn")]
+    for each in ("attic", "barn"):
+        names(corral, each, "tiny")
+        corral.fleet.answers |= {door(each, what): web.json_response([]) for what in ("tiny%239", "tiny", "tyni")}
+    for asked, where in (("tiny#9", "attic, barn"), ("tyni@barn", "barn")):
+        ran = corral("logs", asked)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err == f"corral: {asked.partition('@')[0]!r} has written nothing on {where}\n"
+    assert corral("logs", "tiny", "--tail", "0").code == 0
