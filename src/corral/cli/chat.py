@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 import time
@@ -72,6 +73,9 @@ async def chat(
 def _question(prompt: str) -> str | None:
     """None: somebody sits there, and will type."""
     if prompt == "-" or (not prompt and not sys.stdin.isatty()):
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # Bytes that are no text (a diff of some old file, say) become the sign for that: a model reads the rest.
+            sys.stdin.reconfigure(errors="replace")
         prompt = sys.stdin.read().strip()
         if not prompt:
             raise Invalid("nothing to ask: stdin is empty")

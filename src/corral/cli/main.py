@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -100,8 +101,16 @@ def _root() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+            complain(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8, which all words given here have to be")
+            return USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a letter shows a question mark for it; that is no reason to break off.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        result = typer.main.get_command(root).main(args=arguments, prog_name="corral", standalone_mode=False)
+        result = typer.main.get_command(root).main(args=words, prog_name="corral", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # `corral nodes list | head`: nobody reads on. The interpreter must not complain again when it ends.

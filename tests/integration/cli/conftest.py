@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,9 @@ class Corral:
         return Ran(code, printed.out, printed.err)
 
 
-def start(corral: Corral, *words: str, **more: object) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "CORRAL_URL": corral.fleet.url, "CORRAL_KEY": KEY, "COLUMNS": "200", "TERM": "xterm"}
+def start(corral: Corral, *words: str, env: Mapping[str, str] | None = None, **more: object) -> subprocess.Popen[bytes]:
+    told = {"CORRAL_URL": corral.fleet.url, "CORRAL_KEY": KEY, "COLUMNS": "200", "TERM": "xterm"}
+    env = {**os.environ, **told, **(env or {})}
     return subprocess.Popen([sys.executable, "-m", "corral.cli.main", *words], env=env, **more)  # type: ignore[call-overload, no-any-return]
 
 

@@ -156,6 +156,21 @@ def test_the_question_may_come_from_a_pipe(corral: Corral, monkeypatch: pytest.M
     assert "nothing to ask" in corral("chat", "tiny").err
 
 
+def test_what_is_no_text_is_no_reason_to_break_off(corral: Corral, tmp_path: Path) -> None:
+    snowman = answer(chunk("A \u2603.") + chunk(ending="stop"))
+    corral.fleet.answers |= {LOAD: load("loaded"), CHAT: lambda: snowman}
+    (tmp_path / "question").write_bytes(b"caf\xe9?")
+    with (tmp_path / "question").open("rb") as question, (tmp_path / "answer").open("wb") as said:
+        asking = start(
+            corral, "chat", "tiny", "-", stdin=question, stdout=said, env={"PYTHONIOENCODING": "ascii:strict"}
+        )
+        assert asking.wait(60) == 0
+    assert asked(corral)["messages"] == [{"role": "user", "content": "caf\ufffd?"}]
+    assert (tmp_path / "answer").read_bytes() == b"A ?.\n"
+    ran = corral("chat", "tiny", "caf\udce9?")
+    assert (ran.code, ran.err) == (2, "corral: b'caf\\xe9?' is not UTF-8, which all words given here have to be\n")
+
+
 def test_what_a_model_says_does_not_steer_the_terminal(corral: Corral) -> None:
     corral.fleet.answers |= {LOAD: load("loaded"), CHAT: answer(chunk("a\x1b[2J\nb") + chunk(ending="length"))}
     ran = corral("chat", "tiny", "hello")
