@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from aiohttp import web
 
 from tests.integration.cli.conftest import Corral
@@ -66,13 +67,18 @@ def test_nothing_to_show_is_told(corral: Corral) -> None:
     ]
 
 
-def test_a_replica_or_a_node_without_a_word_is_told_as_such(corral: Corral) -> None:
+@pytest.mark.parametrize(("asked", "where"), [("tiny#9", "attic, barn"), ("tyni@barn", "barn")])
+def test_a_replica_or_a_node_without_a_word_is_told_as_such(corral: Corral, asked: str, where: str) -> None:
     corral.fleet.nodes = [node("attic"), node("barn")]
     for each in ("attic", "barn"):
         names(corral, each, "tiny")
-        corral.fleet.answers |= {door(each, what): web.json_response([]) for what in ("tiny%239", "tiny", "tyni")}
-    for asked, where in (("tiny#9", "attic, barn"), ("tyni@barn", "barn")):
-        ran = corral("logs", asked)
-        assert (ran.code, ran.out) == (1, "")
-        assert ran.err == f"corral: {asked.partition('@')[0]!r} has written nothing on {where}\n"
-    assert corral("logs", "tiny", "--tail", "0").code == 0
+        corral.fleet.answers |= {door(each, what): web.json_response([]) for what in ("tiny%239", "tyni")}
+    ran = corral("logs", asked)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"corral: {asked.partition('@')[0]!r} has written nothing on {where}\n"
+
+
+def test_no_line_is_asked_for_and_none_is_missed(corral: Corral) -> None:
+    corral.fleet.answers[door("barn", "tiny")] = web.json_response([])
+    ran = corral("logs", "tiny@barn", "--tail", "0")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
