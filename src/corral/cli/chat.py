@@ -16,7 +16,7 @@ from corral.cli.load_progress import LoadProgress, WhileWaiting
 from corral.cli.output import DONE, FAILED, complain, plain, print_json, remark
 from corral.cli.remote import remote
 from corral.contract.loads import LoadState, LoadStatus
-from corral.kit.errors import CorralError, Denied, Invalid, Unavailable
+from corral.kit.errors import CorralError, Denied, Invalid, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -127,7 +127,7 @@ class _Talk:
         while the controller is away."""
         try:
             begun = await self._client.loads.ask(self._model)
-        except (Denied, Unavailable):
+        except (Denied, Unavailable, OutcomeUnknown):
             return True
         status = await self._follow(begun)
         if status.state == LoadState.FAILED:

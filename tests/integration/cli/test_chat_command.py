@@ -110,8 +110,15 @@ def test_whoever_may_only_ask_sees_the_load_and_is_asked_for_when_it_is_over(cor
     assert asked.count("chat") == 2
 
 
-def test_a_model_that_is_there_answers_while_the_controller_is_away(corral: Corral) -> None:
-    corral.fleet.answers |= {LOAD: refused(503, "the controller restarts", "unavailable"), CHAT: answer(WHOLE)}
+@pytest.mark.parametrize(
+    "away",
+    [
+        (503, "the controller restarts", "unavailable"),
+        (504, "the controller kept silent for too long", "outcome_unknown"),
+    ],
+)
+def test_a_model_that_is_there_answers_while_the_controller_is_away(corral: Corral, away: tuple[int, str, str]) -> None:
+    corral.fleet.answers |= {LOAD: refused(*away), CHAT: answer(WHOLE)}
     ran = corral("chat", "tiny", "hello")
     assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")
 
