@@ -12,7 +12,10 @@ from corral.gateway.answers import Answer
 
 ANY = "*"
 _VARY = (b"vary", b"Origin")
-_EXPOSED = (b"access-control-expose-headers", b"X-Request-Id, Retry-After")
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b"X-Request-Id, Retry-After, X-Corral-Model, X-Corral-Node, X-LocalAI-Node",
+)
 
 
 class Cors:

@@ -53,10 +53,8 @@ INFERENCE = frozenset(
 
 def meant_by(route: bytes) -> bytes:
     """The path of somebody whose base URL lacks its `/v1`, has it twice, or a slash too many; empty: nobody knows."""
-    words = [word for word in route.split(b"/") if word]
-    path = b"/v1/" + b"/".join(word for word in words if word != b"v1")
-    known = path in INFERENCE or (path == MODELS and words[0] == b"v1")  # `/models` is a page of ours
-    return path if known and path != route else b""
+    path = b"/v1/" + b"/".join(word for word in route.split(b"/") if word not in (b"", b"v1"))
+    return path if path != route and (path in INFERENCE or path == MODELS) else b""
 
 
 class Waited:

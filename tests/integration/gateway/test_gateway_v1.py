@@ -103,6 +103,7 @@ async def test_unknown_paths_and_wrong_methods(gateway: Gateway, http: aiohttp.C
         ("/v1/chat/completions/", CHAT),
         ("//v1/embeddings", "/v1/embeddings"),
         ("/v1/v1/models", "/v1/models"),
+        ("/models", "/v1/models"),
     ],
 )
 async def test_a_base_url_gone_wrong_is_told_as_such(

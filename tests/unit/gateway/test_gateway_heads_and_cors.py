@@ -109,7 +109,10 @@ def test_only_listed_origins_are_let_in() -> None:
     )
     for origin in (b"https://b.example", b"https://a.example.evil", b"null"):
         assert cors.headers(request((b"origin", origin))) == ((b"vary", b"Origin"),)
-    assert (b"access-control-allow-origin", b"*") in Cors(("*",)).headers(request((b"origin", b"https://b.example")))
+    anybody = dict(Cors(("*",)).headers(request((b"origin", b"https://b.example"))))
+    assert anybody[b"access-control-allow-origin"] == b"*"
+    for name in (b"X-Request-Id", b"Retry-After", b"X-Corral-Model", b"X-Corral-Node"):  # else no page can read them
+        assert name in anybody[b"access-control-expose-headers"].split(b", ")
 
 
 def test_a_preflight_is_answered_without_a_key() -> None:
