@@ -154,10 +154,12 @@ def schedule_of(
     import msgspec
 
     from corral.contract.catalogue import ScheduleBody
-    from corral.contract.labels import parse_labels
+    from corral.contract.labels import parse_labels, parse_selector
 
     try:
         chosen = parse_labels(selector) if selector is not None else None
+        if selector is not None and len(parse_selector(selector).terms) > len(chosen or {}):
+            raise ValueError(f"{selector!r} names a label twice: no node has both values")
     except ValueError as error:
         raise typer.BadParameter(f"--selector: {error}") from error
     if chosen is None and before is not None and before.node_selector:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from corral.cli.output import ago, size
 from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
+from corral.contract.labels import selector_of_map
 from corral.kit.lines import in_short
 from corral.kit.yaml_text import as_yaml as as_yaml
 
@@ -86,12 +89,19 @@ def details(model: ModelView) -> Iterator[tuple[str, str]]:
     yield "note", note(model) if not model.alias else ""
     if model.schedule is not None:
         yield "wanted", wanted(model.schedule)
-        yield "on nodes with", model.schedule.node_selector
+        yield "on nodes with", _selector(model.schedule)
         yield "routing", model.schedule.route_policy
     yield "from", came_from(model)
     yield "made", f"{ago(model.created_at)}{' by ' + model.created_by if model.created_by else ''}"
     yield "changed", ago(model.updated_at) if model.updated_at != model.created_at else ""
     yield "revision", model.config_revision[:12]
+
+
+def _selector(schedule: ScheduleView) -> str:
+    """As `--selector` takes it."""
+    if not schedule.node_selector:
+        return ""
+    return str(selector_of_map(msgspec.json.decode(schedule.node_selector, type=dict[str, str])))
 
 
 def documents(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from corral.contract.hardware import Device
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.kit.errors import Conflict
+from corral.kit.errors import Conflict, NotFound
 from tests.support.replica_fleet import GIB, ReplicaFleet, ReplicaWorker
 from tests.support.waiting import until
 
@@ -148,6 +148,8 @@ async def test_unload_ends_it_and_a_schedule_is_not_overruled(local: ReplicaFlee
     await local.until_ready("m")
     with pytest.raises(Conflict, match="schedule"):
         await local.loads.unload("m")
+    with pytest.raises(NotFound, match=r"there is no model 'mm'.*m"):
+        await local.loads.unload("mm")
 
 
 async def test_drain_moves_a_replica_in_use_before_it_ends(local: ReplicaFleet) -> None:

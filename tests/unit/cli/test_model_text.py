@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from corral.cli import model_text
@@ -127,3 +128,11 @@ def test_a_number_takes_back_every_node() -> None:
     assert (body.spread_all, body.min_replicas, body.node_selector) == (False, 2, {"tier": "fast"})
     body = schedule_of("m", everywhere, None, None, every_node=False, selector="", policy="round_robin")
     assert (body.spread_all, body.node_selector, body.route_policy) == (True, {}, "round_robin")
+    with pytest.raises(typer.BadParameter, match="names a label twice"):
+        schedule_of("m", None, 1, None, every_node=False, selector="tier=fast,tier=slow", policy=None)
+
+
+def test_a_selector_is_shown_as_it_is_asked_for() -> None:
+    chosen = schedule(min_replicas=1, node_selector='{"tier":"fast","rack":"b2"}')
+    told = dict(model_text.details(ModelView(id="m", schedule=chosen)))
+    assert told["on nodes with"] == "rack=b2,tier=fast"

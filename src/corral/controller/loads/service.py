@@ -16,6 +16,7 @@ from corral.contract.models import Definition
 from corral.controller.desired.inventories import REPLICAS
 from corral.controller.loads import jobs
 from corral.controller.loads.jobs import Cooldown, Job
+from corral.controller.models.near import unknown_model
 from corral.controller.replicas.life import Stage, leave
 from corral.controller.replicas.reading import read_routing
 from corral.controller.replicas.reconcile import LOADS
@@ -24,7 +25,7 @@ from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
-from corral.store import load_jobs, model_schedules, replicas, revisions
+from corral.store import load_jobs, model_schedules, models, replicas, revisions
 from corral.store.api import Store, Transaction
 
 log = get_log(__name__)
@@ -118,6 +119,8 @@ class Loads:
             if schedule is not None and (schedule.min_replicas or schedule.spread_all) and not node_id:
                 raise Conflict(f"{model} is scheduled to have replicas: change its schedule first")
             if not own and model not in known:
+                if await models.find(tx, model) is None:
+                    raise NotFound(unknown_model(model, await models.list_ids(tx)))
                 where = "there" if node_id else "anywhere"
                 raise NotFound(f"no replica of {model} runs {where}")
             ordered = [row for row in own if row.stage is not Stage.PLACED]
