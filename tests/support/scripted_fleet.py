@@ -88,6 +88,7 @@ class ScriptedFleet:
         self.silent = False  # streams of operations stay open and say nothing
         # (method, path) → an answer out of the ordinary, once; or what makes one, each time
         self.answers: dict[tuple[str, str], web.Response | Callable[[], web.Response]] = {}
+        self.endless = b""  # what streams of chat begin with, which then say no more
         self.ca_pem = ""
         self.ready = True
         self.controller_ready = True
@@ -109,6 +110,8 @@ class ScriptedFleet:
                 return answer()
             del self.answers[(request.method, path)]
             return answer
+        if path == "/v1/chat/completions" and self.endless:
+            return await self._events(request, None, self.endless)
         if path == "/api/events":
             return await self._events(request, self.streams.pop(0) if self.streams else None)
         if path.startswith("/api/operations/") and path.endswith("/events"):
@@ -120,9 +123,12 @@ class ScriptedFleet:
             return web.json_response({"operations": self._page(request.query)})
         return self._api(request.method, path, body, "plan=true" in request.raw_path)
 
-    async def _events(self, request: web.BaseRequest, chunks: list[bytes] | None) -> web.StreamResponse:
+    async def _events(
+        self, request: web.BaseRequest, chunks: list[bytes] | None, first: bytes = b""
+    ) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
+        await answer.write(first)
         if chunks is None:
             await self.closing.wait()  # a quiet fleet; the client leaves before this ends
         for chunk in chunks or []:

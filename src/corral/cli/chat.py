@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from corral.contract.loads import LoadState, LoadStatus
 from corral.kit.errors import CorralError, Denied, Invalid, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
 
     from corral.client import Client
     from corral.client.chatting import Said
@@ -51,7 +52,8 @@ async def chat(
     \b
     Examples:
       corral chat smollm2-135m "What is a corral?"
-      corral chat smollm2-135m                      a talk: a line from you, an answer, and so on; Ctrl-D ends it
+      corral chat smollm2-135m                      a talk: a line from you, an answer, and so on; Ctrl-D ends it,
+                                                    Ctrl-C only an answer
       git diff | corral chat smollm2-135m - --system "Write a commit message."
     """
     options: dict[str, Any] = {}
@@ -91,7 +93,22 @@ async def _talk(talk: _Talk) -> int:
             remark("")
             return DONE
         if line.strip():
-            await talk.ask(line.strip())
+            await _until_enough(talk.ask(line.strip()))
+
+
+async def _until_enough(asking: Coroutine[Any, Any, int]) -> None:
+    """Ctrl-C ends the answer, and not the talk."""
+    loop, answering = asyncio.get_running_loop(), asyncio.ensure_future(asking)
+    loop.add_signal_handler(signal.SIGINT, answering.cancel)
+    try:
+        await asyncio.wait((answering,))
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        answering.cancel()  # where somebody ended us
+    if answering.cancelled():
+        remark("\n(interrupted)")
+    else:
+        answering.result()
 
 
 async def _typed(prompt: str) -> str:
@@ -182,6 +199,12 @@ class _Talk:
                 answer.append(said.text)
                 if said.text and not as_json:
                     print(_shown(said.text), end="", flush=True)
+        except asyncio.CancelledError:  # in a talk it goes on: with what was said so far
+            if answer:
+                self._messages.append({"role": "assistant", "content": "".join(answer)})
+            else:
+                self._messages.pop()
+            raise
         except CorralError as error:
             if answer and not as_json:
                 print(flush=True)

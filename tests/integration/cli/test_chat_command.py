@@ -200,6 +200,30 @@ def test_a_talk_ends_at_once_when_it_is_interrupted_at_its_prompt(corral: Corral
     os.close(ours)
 
 
+def test_in_a_talk_an_answer_that_is_interrupted_ends_and_the_talk_goes_on(corral: Corral) -> None:
+    corral.fleet.answers[LOAD] = load("loaded")
+    corral.fleet.endless = chunk("A fence").encode()
+    ours, theirs = pty.openpty()
+    talking = start(
+        corral, "chat", "tiny", stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_own_it
+    )
+    os.close(theirs)
+    _read_until(ours, b"\n> ")
+    os.write(ours, b"What is a corral?\n")
+    _read_until(ours, b"A fence")
+    os.write(ours, b"\x03")
+    _read_until(ours, b"(interrupted)\r\n> ")
+    corral.fleet.endless = b""
+    corral.fleet.answers[CHAT] = answer(WHOLE)
+    os.write(ours, b"And a fence?\n")
+    _read_until(ours, b"horses.\r\n> ")
+    last = [body for method, path, body in corral.fleet.calls if (method, path) == CHAT][-1]
+    assert [each["content"] for each in last["messages"]] == ["What is a corral?", "A fence", "And a fence?"]
+    os.write(ours, b"\x03")
+    assert talking.wait(60) == 130
+    os.close(ours)
+
+
 def test_a_talk_ends_with_ctrl_d(corral: Corral) -> None:
     corral.fleet.answers[LOAD] = load("loaded")
     ours, theirs = pty.openpty()
