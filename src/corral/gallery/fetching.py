@@ -64,13 +64,14 @@ class IndexFetcher:
         if self._base_folder is None:
             raise Invalid(f"file:// galleries need a folder they may be in: {path}")
         try:
-            base, real = self._base_folder.resolve(strict=True), path.resolve(strict=True)
-            if not real.is_relative_to(base):
-                raise Invalid(f"{path} is outside {self._base_folder}, where galleries may be")
+            real = path.resolve(strict=True)
+            if not real.is_relative_to(self._base_folder.resolve()):  # nothing is in a folder that is not there
+                may = f"{self._base_folder}, where galleries may be"
+                raise Invalid(f"{path} is outside {may}; --gallery-folder names another")
             with real.open("rb") as file:
                 body = file.read(self._most_bytes + 1)
         except FileNotFoundError as error:
-            raise NotFound(f"there is no {error.filename}") from error
+            raise NotFound(f"there is no {path}") from error
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError, NUL a ValueError
             raise Failed(f"{path} cannot be read: {error}") from error
         if len(body) > self._most_bytes:

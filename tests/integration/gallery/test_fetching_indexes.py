@@ -178,10 +178,13 @@ async def test_files_outside_it(
     (tmp_path / "folder").symlink_to(outside)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path in (outside / "index.yaml", tmp_path / "link.yaml", tmp_path / "folder" / "index.yaml"):
-        with pytest.raises(Invalid, match="outside"):
+        with pytest.raises(Invalid, match=r"outside .*--gallery-folder"):
             await fetcher.fetch(f"file://{path}")
-    with pytest.raises(NotFound):
-        await fetcher.fetch(f"file://{tmp_path}/nothing.yaml")
+    nowhere = IndexFetcher(fetcher.fetch, base_folder=tmp_path / "not-there")
+    with pytest.raises(Invalid, match=r"outside .*/not-there, where galleries may be"):
+        await nowhere.fetch(f"file://{outside}/index.yaml")
+    with pytest.raises(NotFound, match=r"there is no .*/no-folder/nothing\.yaml"):
+        await fetcher.fetch(f"file://{tmp_path}/no-folder/nothing.yaml")
     for bad in (tmp_path, tmp_path / "loop", f"{tmp_path}/a%00b"):
         with pytest.raises(Failed):
             await fetcher.fetch(f"file://{bad}")
