@@ -38,7 +38,8 @@ def model_row(model: ModelView) -> tuple[str, ...]:
 
 def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the contract (http.md §3.1), with what we add."""
-    waits = row.get("process_state") in ("", "ready") or row.get("state") != "loaded"
+    gone = row.get("process_state") == "node offline"
+    waits = row.get("process_state") in ("", "ready") or (row.get("state") != "loaded" and not gone)
     return (
         str(row.get("model_name", "")),
         str(row.get("node_name") or row.get("node_id", "")),

@@ -60,6 +60,8 @@ def test_rows_of_replicas() -> None:
     assert shown == ("a", "barn", "1", "restarting", "3", "2.0 GiB", "0, 1", "never", "killed")
     leaving = {**row, "state": "unloading", "process_state": "ready", "error": "", "reason": "idle"}
     assert model_text.replica_row(leaving)[3::5] == ("unloading", "idle")
+    unheard = {**row, "state": "loading", "process_state": "node offline"}
+    assert model_text.replica_row(unheard)[3] == "node offline", "nobody knows whether it still loads"
 
 
 def test_a_definition_comes_back_as_it_was_written() -> None:
