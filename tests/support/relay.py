@@ -337,9 +337,14 @@ class HeldClock:
         """From here on it passes by itself."""
         self._at, self._let_go_at = self.monotonic(), time.monotonic()
 
+    def leap(self, seconds: float) -> None:
+        """So much later all at once, as for a process that stood still."""
+        self._at += seconds
+
     async def forward(self, seconds: float, wheel: Wheel) -> None:
         """So much later, as those on that wheel have seen."""
         self._at += seconds
+        wheel.now = self._at - 0.000_001  # it was awake all the time
         await until(lambda: wheel.now >= self._at, "tick")
 
 

@@ -323,6 +323,11 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_bytes = self.transport.get_write_buffer_size()
         self._stall_at = self._wheel.deadline(self.server.limits.timeouts.write_stall_s)
 
+    def postpone(self, span_s: float) -> None:
+        self._deadline += span_s
+        self._stall_at += span_s
+        self._body_since += span_s
+
     def check(self, now: float) -> None:
         if now >= self._deadline:
             self._expire()

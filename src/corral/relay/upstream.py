@@ -466,6 +466,10 @@ class Upstream(asyncio.Protocol):
             self._deadline = self._wheel.deadline(self._idle_s)
             self.transport.resume_reading()
 
+    def postpone(self, span_s: float) -> None:
+        self._deadline += span_s
+        self._stall_at += span_s
+
     def check(self, now: float) -> None:
         if self._exchange is None:
             if now >= self._deadline or now >= self.expires_at:

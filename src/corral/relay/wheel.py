@@ -10,11 +10,15 @@ import time
 from typing import Protocol
 
 NEVER = float("inf")
+_LATE = 2  # ticks; more than that, and this process stood still
 
 
 class Watched(Protocol):
     def check(self, now: float) -> None:
         """Called every tick; acts if a deadline has passed."""
+
+    def postpone(self, span_s: float) -> None:
+        """Every deadline comes so much later."""
 
 
 class Wheel:
@@ -49,6 +53,14 @@ class Wheel:
     def _tick(self) -> None:
         assert self._loop is not None
         self._timer = self._loop.call_later(self.tick_s, self._tick)
-        now = self.now = time.monotonic()
-        for member in list(self._members):
+        before, now = self.now, time.monotonic()
+        self.now = now
+        members = list(self._members)
+        late_s = now - before - self.tick_s
+        if late_s > _LATE * self.tick_s:
+            # Stopped, or starved. Nobody could be heard for so long, and what was heard since then was given a deadline
+            # by the time of the last tick: what we missed is not held against them.
+            for member in members:
+                member.postpone(late_s)
+        for member in members:
             member.check(now)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from corral.contract.http import Patience
 from corral.relay import Limits, PoolLimits, Timeouts
 from corral.relay.limits import choose_tick_s
 from corral.relay.wheel import Wheel
+from tests.support.relay import HeldClock, hold_clock
 from tests.support.waiting import until
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
+    return hold_clock(monkeypatch)
 
 
 class Watched:
@@ -18,6 +26,9 @@ class Watched:
         self.started = min(time.monotonic(), wheel.now + wheel.tick_s)  # a loop that stood still knows no later time
         self.deadline = wheel.deadline(span_s)
         self.expired_after_s = 0.0
+
+    def postpone(self, span_s: float) -> None:
+        self.deadline += span_s
 
     def check(self, now: float) -> None:
         if now >= self.deadline:
@@ -35,6 +46,32 @@ async def test_a_deadline_comes_on_time_but_never_early() -> None:
     await until(lambda: watched.expired_after_s)
     assert watched.expired_after_s >= 0.05
     wheel.discard(keeper)
+
+
+async def test_time_in_which_a_process_stood_still_is_nobodys_fault(clock: HeldClock) -> None:
+    wheel = Wheel(0.01)
+    silent, heard = Watched(wheel, 5), Watched(wheel, 5)
+    for each in (silent, heard):
+        wheel.add(each)
+    clock.leap(60)
+    heard.deadline = wheel.deadline(5)  # what was sent to it meanwhile is read first, and the wheel does not know yet
+    await until(lambda: wheel.now == clock.monotonic())
+    assert (silent.expired_after_s, heard.expired_after_s) == (0, 0)
+    await clock.forward(4.5, wheel)
+    assert (silent.expired_after_s, heard.expired_after_s) == (0, 0)
+    await clock.forward(1, wheel)
+    assert silent.expired_after_s > 0
+    assert heard.expired_after_s > 0
+
+
+async def test_deadlines_come_though_every_tick_is_late(clock: HeldClock) -> None:
+    wheel = Wheel(0.01)
+    watched = Watched(wheel, 0.05)
+    wheel.add(watched)
+    for _ in range(7):
+        clock.leap(1)
+        await until(lambda: wheel.now == clock.monotonic())
+    assert watched.expired_after_s > 0
 
 
 def ticking(wheel: Wheel) -> bool:
