@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corral.contract.catalogue import ScheduleBody
-from corral.controller.models.near import nearest, unknown_model
+from corral.controller.models.near import misspelt, nearest, unknown_model
 from corral.controller.models.schedules import next_schedule
 from corral.controller.models.setup import given_schedules
 from corral.kit.errors import Invalid
@@ -74,3 +74,30 @@ def test_names_that_are_near() -> None:
         f"there is no model 'x'{shows}",
         "the gallery localai could not be read: https://localai.test cannot be reached: no route to host",
     ]
+
+
+def test_words_of_a_definition_that_are_nearly_ours() -> None:
+    assert misspelt(["name", "contxt_size", "while_loadin", "f16"]) == (
+        "`contxt_size` means nothing to the fleet: was `context_size` meant?",
+        "`while_loadin` means nothing to the fleet: was `while_loading` meant?",
+    )
+    of_engines = [
+        "context_shift",
+        "mmap",
+        "mmlock",
+        "flash_attention",
+        "known_usecases",
+        "overrides",
+        "options",
+        "stopwords",
+    ]
+    others = [
+        "batch",
+        "gpu_memory_utilization",
+        "lora_adapters",
+        "template",
+        "limit_mm_per_prompt",
+        "low_vram",
+        "swap_space",
+    ]
+    assert misspelt([*of_engines, *others, "tensor_parallel_size", "max_model_len", "load_format"]) == ()

@@ -10,6 +10,13 @@ from corral.kit.errors import NotFound
 
 _MOST = 5
 _SHORTEST = 3  # shorter words are inside everything
+# What we read of a definition. Engines may know other words: one is asked about only where it looks like one of these.
+_WORDS = (
+    *("name", "alias", "backend", "parameters", "download_files", "artifacts", "mmproj", "context_size", "parallel"),
+    *("memory", "tensor_parallel", "tensor_parallel_size", "embeddings", "reranking", "threads", "gpu_layers"),
+    *("concurrency_groups", "pinned", "disabled", "limits", "idle_unload", "while_loading", "load_wait"),
+)
+_LIKE = 0.85
 
 
 def nearest(name: str, known: Iterable[str], most: int = _MOST) -> tuple[str, ...]:
@@ -24,6 +31,14 @@ def nearest(name: str, known: Iterable[str], most: int = _MOST) -> tuple[str, ..
 def near_it(name: str, known: Iterable[str]) -> str:
     near = nearest(name, known)
     return f"; near it: {', '.join(near)}" if near else ""
+
+
+def misspelt(words: Iterable[str]) -> tuple[str, ...]:
+    """A sentence for each word of a definition that is nearly one of ours."""
+    near = {word: difflib.get_close_matches(word, _WORDS, n=1, cutoff=_LIKE) for word in words if word not in _WORDS}
+    return tuple(
+        f"`{word}` means nothing to the fleet: was `{meant[0]}` meant?" for word, meant in near.items() if meant
+    )
 
 
 def unknown_model(name: str, known: Iterable[str], unread: Mapping[str, str] | None = None) -> str:

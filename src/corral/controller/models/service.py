@@ -16,7 +16,7 @@ from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
 from corral.controller.models.catalogue import ModelCatalogue
 from corral.controller.models.edits import Origin, check_alias, next_row
-from corral.controller.models.near import UnknownModel, unknown_model
+from corral.controller.models.near import UnknownModel, misspelt, unknown_model
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.views import available_view, definition_of, model_view, ready_by_model
 from corral.gallery.models.documents import read_mapping
@@ -265,7 +265,11 @@ class Models:
             return () if target is not None else (f"there is no model {definition.alias} yet for it to stand for",)
         if not definition.backend:
             return ("its definition names no backend, so nothing can serve it",)
-        return (*await self._notes_on_stand_in(definition), *await self._notes_on_backend(definition))
+        return (
+            *misspelt(definition.whole),
+            *await self._notes_on_stand_in(definition),
+            *await self._notes_on_backend(definition),
+        )
 
     async def _notes_on_stand_in(self, definition: Definition) -> tuple[str, ...]:
         other = definition.while_loading.use
