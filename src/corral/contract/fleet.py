@@ -24,7 +24,7 @@ class FleetChange(Message, frozen=True):
     name: str = always(str)
     action: str = always(str)  # create, change, delete, nothing, skip
     details: tuple[str, ...] = ()  # what differs, a line each: `context_size: 2048 → 4096`
-    reason: str = ""  # why it is skipped, or what went wrong
+    reason: str = ""  # why it is skipped, what went wrong, or what is missing for it to count
     failed: bool = False
     operation: str = ""  # of a backend: what to watch
 

@@ -168,3 +168,22 @@ async def test_a_fleet_as_one_file(api: Api, corral: Command, tmp_path: Path) ->
     file.write_text("models: [nobody]\n")
     code, out, err = await corral("apply", "-f", str(file))
     assert (code, "corral: model nobody: no gallery has a model 'nobody'" in err) == (1, True)
+
+
+async def test_what_is_not_there_yet_is_told_before_and_after(corral: Command, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("backends: [{backend: vllm, node: ghost}]\nschedules: [{model_name: b, min_replicas: 1}]\n")
+    told = "? backend vllm: there is no node ghost yet\n+ schedule b: there is no model b yet\n    + min_replicas: 1\n"
+    assert (await corral("apply", "-f", str(file), "--dry-run"))[:2] == (0, told)
+    assert (await corral("apply", "-f", str(file)))[:2] == (0, told)
+
+
+async def test_a_model_whose_gallery_is_silent_is_not_pruned(corral: Command, tmp_path: Path) -> None:
+    mine, file = tmp_path / "mine.yaml", tmp_path / "fleet.yaml"
+    mine.write_text("- {name: kept, backend: vllm}\n- {name: other, backend: vllm}\n")
+    assert (await corral("install", "--file", str(mine)))[0] == 0
+    file.write_text("models: [away@kept]\n")
+    code, out, err = await corral("apply", "-f", str(file), "--prune")
+    assert (code, out) == (1, "? model kept\n- model other\n")
+    assert "corral: model kept: " in err
+    assert [model["id"] for model in json.loads((await corral("list", "--json"))[1])] == ["kept"]

@@ -125,13 +125,13 @@ def _models(items: list[Any]) -> tuple[InstallModel, ...]:
                 found.append(InstallModel(definition=read_definition(item).whole))
             except Invalid as error:
                 raise Invalid(f"{where}: {error.message}") from error
-        if _name_of(found[-1]) in map(_name_of, found[:-1]):
-            raise Invalid(f"{where}: there is {_name_of(found[-1])} above")
+        if name_of(found[-1]) in map(name_of, found[:-1]):
+            raise Invalid(f"{where}: there is {name_of(found[-1])} above")
     return tuple(found)
 
 
-def _name_of(wanted: InstallModel) -> str:
-    """What it will be called."""
+def name_of(wanted: InstallModel) -> str:
+    """What it will be called here, though its gallery may be silent."""
     return wanted.name or wanted.model.rpartition("@")[2] or read_definition(wanted.definition).name
 
 

@@ -11,7 +11,7 @@ import msgspec
 from corral.contract.catalogue import InstallModel, ScheduleBody
 from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
 from corral.controller.fleetfile.differences import differences
-from corral.controller.fleetfile.document import Document, WantedBackend, read_fleet
+from corral.controller.fleetfile.document import Document, WantedBackend, name_of, read_fleet
 from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends
 from corral.controller.models.edits import Origin
 from corral.controller.models.schedules import Schedules, next_schedule
@@ -32,6 +32,7 @@ class Present:
     """The fleet as it is."""
 
     nodes: dict[str, dict[str, str]]  # labels by the node's name
+    node_ids: frozenset[str]
     backends: frozenset[WantedBackend]
     models: dict[str, Model]
     schedules: dict[str, Schedule]
@@ -54,7 +55,8 @@ class FleetFiles:
         changes = [self._label(node, labels, present) for node, labels in wanted.labels.items()]
         changes += [self._backend(each, present, by) for each in wanted.backends]
         changes += [await self._model(each, present, by) for each in wanted.models]
-        changes += [self._schedule(each, present) for each in wanted.schedules]
+        defined = {step.told.name for step in changes if step.told.kind == "model"} | present.models.keys()
+        changes += [self._schedule(each, present, known=each.model_name in defined) for each in wanted.schedules]
         if body.prune:
             changes += self._prune(wanted, changes, present)
         done = [each.told if body.dry_run else await each.do() for each in changes]
@@ -73,6 +75,7 @@ class FleetFiles:
         names = {row.id: row.name for row in outlines}
         return Present(
             nodes={row.name: labels.get(row.id, {}) for row in outlines},
+            node_ids=frozenset(names),
             backends=frozenset(wanted_backends(rules, names)),
             models=defined,
             schedules=schedules,
@@ -96,6 +99,8 @@ class FleetFiles:
         where = wanted.node or wanted.selector or "every node"
         if wanted in present.backends:
             return Step(FleetChange("backend", name, "nothing"))
+        if wanted.node and wanted.node not in present.nodes and wanted.node not in present.node_ids:
+            return Step(FleetChange("backend", name, "skip", reason=f"there is no node {wanted.node} yet"))
 
         async def install() -> str:
             scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
@@ -106,11 +111,10 @@ class FleetFiles:
         return Step(FleetChange("backend", name, "create", (f"on {where}",)), install)
 
     async def _model(self, wanted: InstallModel, present: Present, by: str) -> Step:
-        name = wanted.name or wanted.model or str(wanted.definition.get("name", ""))
         try:
             definition = await self._models.defined_by(wanted)
         except CorralError as error:
-            return Step(FleetChange("model", name, "skip", reason=error.message, failed=True))
+            return Step(FleetChange("model", name_of(wanted), "skip", reason=error.message, failed=True))
         before = present.models.get(definition.name)
         after = {"name": definition.name} | definition.whole
         there = {"name": before.id} | before.definition if before is not None else {}
@@ -128,7 +132,8 @@ class FleetFiles:
         action = "create" if before is None else "change"
         return Step(FleetChange("model", definition.name, action, details), install)
 
-    def _schedule(self, wanted: ScheduleBody, present: Present) -> Step:
+    def _schedule(self, wanted: ScheduleBody, present: Present, *, known: bool) -> Step:
+        """One for a model that is not there counts from when it is; a name misspelt looks the same, so it is told."""
         before = present.schedules.get(wanted.model_name)
         # A file says all there is to say: what it leaves out has its usual value.
         body = msgspec.structs.replace(
@@ -148,7 +153,8 @@ class FleetFiles:
 
         details = differences(schedule_data(before) if before is not None else {"model_name": wanted.model_name}, after)
         action = "create" if before is None else "change"
-        return Step(FleetChange("schedule", wanted.model_name, action, details), put)
+        reason = "" if known else f"there is no model {wanted.model_name} yet"
+        return Step(FleetChange("schedule", wanted.model_name, action, details, reason=reason), put)
 
     def _prune(self, wanted: Document, changes: list[Step], present: Present) -> list[Step]:
         """What came from files is those files' business. A model that could not be found out about is not deleted."""
