@@ -28,6 +28,7 @@ from corral.kit.durations import parse_duration_s
 from corral.kit.errors import Invalid
 
 LONGEST_NAME = 200
+_TAKEN = frozenset({"available"})  # doors beside those of models: nobody could look at such a model, nor delete it
 _BACKEND = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -154,6 +155,8 @@ def check_model_name(name: str) -> str:
         raise Invalid(f"a model's name has at most {LONGEST_NAME} characters")
     if name != name.strip() or not name.isprintable() or not is_safe_path(name) or "*" in name:
         raise Invalid(f"{name!r} cannot be a model's name")
+    if name in _TAKEN:
+        raise Invalid(f"{name!r} cannot be a model's name: /api/models/{name} is not about a model")
     if name.startswith("."):
         raise Invalid(f"{name!r} cannot be a model's name: what begins with a dot is hidden in folders of models")
     return name

@@ -70,6 +70,7 @@ def test_name_and_backend_of_a_definition_that_says_little(whole: dict[str, Any]
         ({"name": "../x"}, "cannot be a model's name"),
         ({"name": "/x"}, "cannot be a model's name"),
         ({"name": "a*"}, "cannot be a model's name"),
+        ({"name": "available"}, "cannot be a model's name: /api/models/available"),
         ({"name": ".blobs/x"}, "hidden in folders of models"),
         ({"name": "x" * 201}, "at most 200"),
         ({"backend": "a b"}, "letters, digits"),
