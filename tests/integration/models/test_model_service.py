@@ -47,9 +47,9 @@ async def counter(store: Store, kind: str = "models") -> int:
         return (await revisions.read_all(tx)).get(kind, 0)
 
 
-async def run_processes(store: Store, *states: tuple[str, str, str]) -> None:
+async def run_processes(store: Store, *states: tuple[str, str, str], status: str = "healthy") -> None:
     """(model, revision, state) on one node."""
-    node = a_node()
+    node = a_node(status=status)
     processes = tuple(
         ReplicaProcess(f"p{at}", model, at, "vllm", state, "openai", revision)
         for at, (model, revision, state) in enumerate(states)
@@ -123,6 +123,14 @@ async def test_whoever_edits_tells_everybody_and_a_change_of_nothing_tells_nobod
     with pytest.raises(Conflict, match="changed meanwhile"):
         await service.edit("mine", EditModel(changes={"f16": True}, row_version=1))
     assert await counter(store) == before + 1
+
+
+async def test_what_ran_on_a_node_that_is_gone_is_not_ready(store: Store) -> None:
+    service = models_of(store, Told())
+    revision = (await service.install(mine())).config_revision
+    await run_processes(store, ("mine", revision, "ready"), status="offline")
+    assert (await service.view("mine")).ready == 0
+    assert [model.ready for model in await service.list_views()] == [0]
 
 
 async def test_processes_of_another_revision_are_still_to_go(store: Store) -> None:

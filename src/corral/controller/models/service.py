@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
+from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, deleted_revision, read_definition
 from corral.controller.models.catalogue import ModelCatalogue
@@ -23,7 +24,7 @@ from corral.gallery.models.documents import read_mapping
 from corral.gallery.models.merging import merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
-from corral.store import model_schedules, models, node_backends, revisions
+from corral.store import model_schedules, models, node_backends, nodes, revisions
 from corral.store.api import Store, Transaction
 from corral.store.backend_rules import Asked
 from corral.store.models import Model
@@ -170,14 +171,14 @@ class Models:
         async with self._store.read() as tx:
             rows = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
-            ready = ready_by_model((await node_backends.list_processes(tx)).values())
+            ready = await _ready(tx)
         return [model_view(row, schedules.get(row.id), ready=ready.get(row.id, 0)) for row in rows]
 
     async def view(self, model_id: str) -> ModelView:
         async with self._store.read() as tx:
             row = await self._get(tx, model_id)
             schedule = await model_schedules.find(tx, model_id)
-            ready = ready_by_model((await node_backends.list_processes(tx)).values())
+            ready = await _ready(tx)
         return model_view(row, schedule, ready=ready.get(model_id, 0), with_definition=True)
 
     async def available(self, term: str = "") -> list[AvailableModel]:
@@ -314,6 +315,13 @@ class Models:
         """`more`: names galleries have."""
         async with self._store.read() as tx:
             return unknown_model(name, [*await models.list_ids(tx), *more], unread)
+
+
+async def _ready(tx: Transaction) -> dict[str, int]:
+    """By model, how many processes can answer. What a node said before it was gone does not count."""
+    gone = {node.id for node in await nodes.list_outlines(tx) if node.status == NodeStatus.OFFLINE}
+    told = await node_backends.list_processes(tx)
+    return ready_by_model(row for node_id, row in told.items() if node_id not in gone)
 
 
 def _whole_of(definition: Mapping[str, Any], text: str) -> dict[str, Any]:
