@@ -149,7 +149,17 @@ async def test_an_entry_that_cannot_be_used_ends_no_model(yard: Yard) -> None:
     assert await yard.look() == {}
 
 
-@pytest.mark.parametrize("text", ["name: a\n\tbackend: vllm\n", "name: a\nbackend: vllm\nparallel: two\n"])
+async def test_a_file_emptied_by_mishap_ends_no_model(yard: Yard) -> None:
+    yard.write("a.yaml", "name: a\nbackend: vllm\n")
+    await yard.look()
+    yard.write("a.yaml", "\n")
+    assert await yard.look() == {"a": "file"}
+    assert "is empty" in yard.folder.problems["a.yaml"][0]
+    yard.write("a.yaml", "# a is not needed any more\n")
+    assert await yard.look() == {}, "that somebody wrote"
+
+
+@pytest.mark.parametrize("text", ["", "name: a\n\tbackend: vllm\n", "name: a\nbackend: vllm\nparallel: two\n"])
 async def test_a_restart_beside_a_broken_file_ends_no_model(yard: Yard, text: str) -> None:
     yard.write("a.yaml", "name: a\nbackend: vllm\n")
     await yard.look()

@@ -211,7 +211,10 @@ def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
     try:
         if mark[1] > MOST_BYTES:
             raise Invalid(f"has more than {MOST_BYTES} bytes")
-        document = read_document(path.read_bytes())
+        text = path.read_bytes()
+        if not text.strip():  # as a full disk leaves it, or a slip of the hand; nothing at all is not what `[]` says
+            raise Invalid("is empty, and what it said before holds: to end its models, delete it or write [] into it")
+        document = read_document(text)
         definitions = tuple(with_local_files(definition, path.parent) for definition in document.definitions)
     except (CorralError, OSError) as error:
         return _File(mark, kept, (error.message if isinstance(error, CorralError) else str(error),), unclear=None)
