@@ -319,9 +319,8 @@ class _ModelPlan:
                 and not self._serving()
                 and isinstance(place(self._world(), self._tried(), only=others), Placed)
             )
-            self._job = jobs.fail(
-                job, broke.row.node_id, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere
-            )
+            blamed = "" if broke.everywhere else broke.row.node_id
+            self._job = jobs.fail(job, blamed, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere)
             self._decided.events.append((f"replica failed: {broke.error}", broke.row))
 
     def _scale(self) -> None:
