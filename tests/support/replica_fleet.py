@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +21,6 @@ import msgspec
 
 from corral.blobs.progress import Tell
 from corral.bus.api import Bus
-from corral.contract.codec import decode
 from corral.contract.loads import LoadStatus
 from corral.contract.messages import backends as wire
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
@@ -124,13 +122,17 @@ class ReplicaWorker(CorralWorker):
         await self.beat()
 
     async def beat(self) -> None:
-        rows = tuple(decode(wire.NodeBackend, wire_json(row)) for row in self.installed.values())
+        rows, seq = self.inventory()
         orders = [
             wire.OrderReport(op, attempt, "install", result.backend, result)
             for (op, attempt), result in self.outcomes.items()
         ]
         beat = BusHeartbeat(
-            boot_id=self.boot_id, inventory=rows, orders=tuple(orders), processes=tuple(self.processes.values())
+            boot_id=self.boot_id,
+            inventory=rows,
+            inventory_seq=seq,
+            orders=tuple(orders),
+            processes=tuple(self.processes.values()),
         )
         await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
 
@@ -203,10 +205,6 @@ class ReplicaWorker(CorralWorker):
         if order.process_id in self.processes:
             await self.lose(order.process_id)
         return ReplicaReply(success=True, accepted=order.accept, process_id=order.process_id)
-
-
-def wire_json(row: dict[str, Any]) -> bytes:
-    return json.dumps(row).encode()
 
 
 class ScriptedFiles:

@@ -123,8 +123,10 @@ class ScriptedWorker:
 
     async def _list(self, asked: wire.ListBackends, _tokens: object) -> wire.BackendList:
         self._note("backend.list", asked)
-        rows = tuple(decode(wire.NodeBackend, json.dumps(row).encode()) for row in self.installed.values())
-        return wire.BackendList(backends=rows)
+        return wire.BackendList(backends=self.listed())
+
+    def listed(self) -> tuple[wire.NodeBackend, ...]:
+        return tuple(decode(wire.NodeBackend, json.dumps(row).encode()) for row in self.installed.values())
 
 
 class CorralWorker(ScriptedWorker):
@@ -137,6 +139,8 @@ class CorralWorker(ScriptedWorker):
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.damaged: tuple[str, ...] = ()  # files of whatever is verified
         self.carried_out: list[tuple[str, str, int]] = []  # kind, op_id, attempt of everything really done
+        self._seq = 0
+        self._listed_last: tuple[wire.NodeBackend, ...] = ()
         self._cancelled: set[tuple[str, int]] = set()
         self._stopping: dict[tuple[str, int], asyncio.Event] = {}
         self._serial: dict[str, asyncio.Lock] = {}
@@ -153,6 +157,19 @@ class CorralWorker(ScriptedWorker):
         self._subscriptions.append(await self.bus.serve(wire.CANCEL_BACKEND, self._cancel, node=self.node_id))
         self._subscriptions.append(await self.bus.serve(wire.VERIFY_BACKEND, self._verify, node=self.node_id))
         return self
+
+    def inventory(self) -> tuple[tuple[wire.NodeBackend, ...], int]:
+        """With its number, as real ones tell it: an older list, heard late, is known to be older."""
+        rows = self.listed()
+        if rows != self._listed_last:
+            self._seq += 1
+            self._listed_last = rows
+        return rows, self._seq
+
+    async def _list(self, asked: wire.ListBackends, _tokens: object) -> wire.BackendList:
+        self._note("backend.list", asked)
+        rows, seq = self.inventory()
+        return wire.BackendList(backends=rows, seq=seq)
 
     async def _verify(self, asked: wire.VerifyBackend, _tokens: object) -> wire.VerifyReply:
         self._note("backend.verify", asked)
@@ -171,7 +188,7 @@ class CorralWorker(ScriptedWorker):
         await self.start()
 
     async def beat(self) -> None:
-        rows = tuple(decode(wire.NodeBackend, json.dumps(row).encode()) for row in self.installed.values())
+        rows, seq = self.inventory()
         orders = [
             wire.OrderReport(op, attempt, kind, backend) for (op, attempt), (kind, backend) in self.running.items()
         ]
@@ -179,7 +196,7 @@ class CorralWorker(ScriptedWorker):
             wire.OrderReport(op, attempt, "install", result.backend, result)
             for (op, attempt), result in self.outcomes.items()
         ]
-        beat = BusHeartbeat(boot_id=self.boot_id, inventory=rows, orders=tuple(orders))
+        beat = BusHeartbeat(boot_id=self.boot_id, inventory=rows, inventory_seq=seq, orders=tuple(orders))
         await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)
 
     async def progress(self, op: str, **fields: Any) -> None:
