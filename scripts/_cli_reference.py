@@ -14,7 +14,7 @@ from corral.cli.main import COMMANDS, load
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 ROLES = ("controller", "gateway", "worker")
-CONNECTION = ("url", "key", "ca")
+CONNECTION = ("url", "key", "ca", "context")
 HEAD = """# The command `corral`
 
 | exit code | meaning |
@@ -25,9 +25,15 @@ HEAD = """# The command `corral`
 | 3 | still under way when the time was up |
 | 130 | interrupted |
 
-Commands that talk to a fleet find it by `--url`, `--key` and `--ca`, else by `CORRAL_URL`, `CORRAL_KEY` (or
-`CORRAL_KEY_FILE`) and `CORRAL_CA`, else by `~/.config/corral/local.json`, which a running `corral up` of the same
-person keeps (`CORRAL_CONFIG_DIR` moves it). A key is only ever sent to the place it was given for.
+Commands that talk to a fleet find it by `--url` (with `--key` and `--ca`) or by `--context`, else by `CORRAL_URL`
+(with `CORRAL_KEY` or `CORRAL_KEY_FILE`, and `CORRAL_CA`), else by `CORRAL_CONTEXT`, else by the fleets that run on this
+machine: the one chosen with `corral contexts use`, else the running one that started first. A running `corral up` keeps
+`~/.config/corral/contexts/NAME.json` for that (`CORRAL_CONFIG_DIR` moves the folder); the `local.json` of earlier
+versions is still read. A key is only ever sent to the place it was given for.
+
+Where several fleets run on this machine, commands that take something away (`delete`, `drain`, `replace`, `unload`,
+`scale`, `edit`, `upgrade`, `rollback`, `revoke`, `apply`, `ops history --clear`) say which fleet they go to, and go on
+only if the fleet was named, with `--yes`, or after a question.
 
 `--json` prints JSON and nothing else on stdout: every field is always there; new ones may be added, none goes away.
 Without a terminal there is no colour and no question: what would ask needs `--yes`. `NO_COLOR` is respected.
@@ -63,7 +69,7 @@ def _page(path: str, command: Any, *, level: str = "##") -> str:
         return "".join(parts)
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     # Those of the connection are the same everywhere and told above; `join` has a --ca of its own.
-    told = () if path == "join" else CONNECTION
+    told = () if path in ("join", "up") else CONNECTION
     rows = [f"| `{_flags(each)}` | {_cell(each)} |\n" for each in options if each.name not in told]
     if rows:
         parts.append("\n| option | meaning |\n|---|---|\n" + "".join(rows))

@@ -11,7 +11,7 @@ import typer
 
 from corral.cli.asking import Json
 from corral.cli.output import DONE, FAILED, complain, plain, print_json, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote_destructive
 from corral.kit.errors import Invalid
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _DONE = {"create": "made", "change": "changed", "delete": "deleted", "skip": "sk
 
 
 @app.command("apply")
-@remote
+@remote_destructive
 async def apply(
     client: Client,
     file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML; - reads stdin", show_default=False)],

@@ -12,7 +12,7 @@ import typer
 from corral.cli import backend_text, watching
 from corral.cli.asking import Detach, Json, Yes, confirm, said, unknown
 from corral.cli.output import DONE, FAILED, complain, pairs, plain, print_json, print_table, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.kit.errors import CorralError, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ async def install_backends(
 
 
 @app.command("upgrade")
-@remote
+@remote_destructive
 async def upgrade_backends(
     client: Client,
     names: MaybeNames = None,
@@ -220,7 +220,7 @@ async def _outdated(client: Client, node: str) -> list[str]:
 
 
 @app.command("rollback")
-@remote
+@remote_destructive
 async def roll_back_backends(
     client: Client,
     names: Names,
@@ -245,7 +245,7 @@ async def roll_back_backends(
 
 
 @app.command("delete")
-@remote
+@remote_destructive
 async def delete_backends(
     client: Client,
     names: Names,

@@ -12,8 +12,8 @@ import typer
 from corral.cli.options import command_of
 from corral.cli.output import DONE, remark, tell
 from corral.cli.run import run_role, settings_of
+from corral.client.contexts import list_contexts
 from corral.client.endpoint import same_place
-from corral.client.local import local_file, read_local
 
 HELP = """Bring this machine into a fleet, and work for it until stopped.
 
@@ -76,10 +76,10 @@ def print_localai(given: dict[str, Any]) -> int:
 
 def _local_bus_port(url: str) -> int:
     """The fleet on this machine may have its bus elsewhere than usual; of others we only know the usual."""
-    local = read_local(local_file(os.environ))
-    if local is None or not any(same_place(known, url) for known in (local.url, local.public_url)):
-        return 4222
-    return urlsplit(local.bus_url).port or 4222
+    for each in list_contexts(os.environ):
+        if any(same_place(known, url) for known in (each.fleet.url, each.fleet.public_url)):
+            return urlsplit(each.fleet.bus_url).port or 4222
+    return 4222
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any] | int:

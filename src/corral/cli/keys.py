@@ -8,7 +8,7 @@ import typer
 
 from corral.cli.asking import Json
 from corral.cli.output import ago, print_json, print_table, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.cli.tokens import span_or_never
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _limits(limits: KeyLimits | None) -> str:
 
 
 @app.command("revoke")
-@remote
+@remote_destructive
 async def revoke_key(
     client: Client,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="from `corral keys list`", show_default=False)],

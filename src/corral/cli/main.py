@@ -37,6 +37,7 @@ COMMANDS = {
     "why": "corral.cli.why",
     "ops": "corral.cli.ops",
     "requests": "corral.cli.requests",
+    "contexts": "corral.cli.contexts",
     "doctor": "corral.cli.doctor.command",
     "controller": "corral.cli.run.controller",
     "gateway": "corral.cli.run.gateway",

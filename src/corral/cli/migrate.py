@@ -15,8 +15,9 @@ import typer
 from corral.cli.folder import DataFolder, default_data
 from corral.cli.output import DONE, console, print_json, remark, tell
 from corral.cli.run import copy_store, live_controllers
-from corral.cli.up.lock import hold, holder_of
+from corral.cli.up.lock import hold
 from corral.kit.errors import Conflict
+from corral.kit.locks import holder_of
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 Step = Callable[[str, int, int], None]

@@ -10,7 +10,7 @@ from corral.cli import model_text
 from corral.cli.asking import Detach, Json, said
 from corral.cli.load_progress import LoadProgress
 from corral.cli.output import DONE, FAILED, complain, plain, print_json, print_table, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.contract.loads import LoadState
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def load_model(client: Client, name: Model, detach: Detach = False, as_jso
     return DONE
 
 
-@remote
+@remote_destructive
 async def unload_model(
     client: Client,
     name: Model,
@@ -92,7 +92,7 @@ async def list_replicas(
     print_table(model_text.REPLICA_COLUMNS, lines, empty="no replica")
 
 
-@remote
+@remote_destructive
 async def scale_model(
     client: Client,
     name: Model,

@@ -16,7 +16,7 @@ import typer
 from corral.cli import model_replicas, model_text, watching
 from corral.cli.asking import Detach, Json, Yes, confirm, said
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.kit.errors import CorralError, Failed, Invalid
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ async def _install(client: Client, asked: Sequence[InstallModel], *, detach: boo
 
 
 @app.command("edit")
-@remote
+@remote_destructive
 async def edit_model(
     client: Client,
     name: Model,
@@ -238,7 +238,7 @@ async def _replace_or_keep(client: Client, name: str, asked: EditModel) -> Model
 
 
 @app.command("delete")
-@remote
+@remote_destructive
 async def delete_models(
     client: Client,
     names: Models,

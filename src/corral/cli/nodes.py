@@ -23,7 +23,7 @@ from corral.cli.output import (
     remark,
     tell,
 )
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.kit.durations import parse_duration_s
 from corral.kit.errors import NotFound
 
@@ -157,7 +157,7 @@ async def approve_nodes(
 
 
 @app.command("drain")
-@remote
+@remote_destructive
 async def drain_nodes(
     client: Client,
     names: Names,
@@ -216,7 +216,7 @@ async def resume_nodes(client: Client, names: Names) -> int:
 
 
 @app.command("delete")
-@remote
+@remote_destructive
 async def delete_nodes(
     client: Client,
     names: Names,
@@ -241,7 +241,7 @@ async def delete_nodes(
 
 
 @app.command("replace")
-@remote
+@remote_destructive
 async def replace_node(client: Client, node: Node) -> None:
     """Let another machine take over a node's name: for a reinstalled or exchanged machine.
 

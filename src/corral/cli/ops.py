@@ -11,7 +11,7 @@ import typer
 from corral.cli import operation_text, watching
 from corral.cli.asking import Detach, Json, Yes, confirm, each_in_turn, said
 from corral.cli.output import DONE, plain, print_json, print_table, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import name_fleet, remote
 from corral.kit.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ async def show_history(
       corral ops history --clear --yes
     """
     if clear:
+        name_fleet(client.endpoint, yes=yes, asks_itself=True)
         if not yes:
             confirm("forget every operation that has ended")
         await client.operations.clear_history()

@@ -9,7 +9,7 @@ import typer
 
 from corral.cli.asking import Json
 from corral.cli.output import ago, print_json, print_table, remark, tell
-from corral.cli.remote import remote
+from corral.cli.remote import remote, remote_destructive
 from corral.kit.durations import parse_duration_s
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ async def list_tokens(
 
 
 @app.command("revoke")
-@remote
+@remote_destructive
 async def revoke_token(
     client: Client,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="from `corral token list`", show_default=False)],

@@ -19,7 +19,7 @@ from corral.client.events import (
     Ready,
     Restarted,
 )
-from corral.client.local import LocalFleet, forget_local, local_file, read_local, write_local
+from corral.client.local import LocalFleet, local_file, read_local, write_local
 
 __all__ = [
     "Changed",
@@ -35,7 +35,6 @@ __all__ = [
     "Ready",
     "Restarted",
     "find_endpoint",
-    "forget_local",
     "local_file",
     "read_local",
     "write_local",

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from corral.client.local import LocalFleet, local_file, read_local
+from corral.client.contexts import choose_context, list_contexts
+from corral.client.local import LocalFleet
 from corral.kit.errors import Invalid
 
 _NO_FLEET = (
     "no fleet found: start one with `corral up`, or say where it is with --url and --key (CORRAL_URL and CORRAL_KEY)"
 )
 _NO_KEY = "no key: give --key, or set CORRAL_KEY or CORRAL_KEY_FILE (admin key: <data>/secrets/admin.key)"
+
+_OF_THE_URL = ("CORRAL_URL", "CORRAL_KEY", "CORRAL_KEY_FILE", "CORRAL_CA")
 
 
 @dataclass(frozen=True)
@@ -23,40 +26,56 @@ class Endpoint:
     ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
     source: str = ""  # in words, for messages: who said so
     data: str = ""  # folder of the fleet, where it is the one that runs on this machine
+    context: str = ""  # its name, where it is a fleet of this machine
+    others: tuple[str, ...] = ()  # fleets the person may have meant instead, in words; empty where this one was named
     # A worker's certificate is for its node id. Where that is not known yet, and no key is shown, the CA has to do.
     any_name: bool = False
 
 
 def find_endpoint(
-    *, url: str | None = None, key: str | None = None, ca: str | None = None, env: Mapping[str, str]
+    *,
+    url: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
+    context: str | None = None,
+    env: Mapping[str, str],
 ) -> Endpoint:
-    """Raises `Invalid` with the line to show. A key is only ever sent to the place it was meant for: the local fleet's
-    key goes along only with the local fleet's URL."""
+    """Raises `Invalid` with the line to show. A key is only ever sent to the place it was meant for: the key of a fleet
+    of this machine goes along only with that fleet's URL, and `CORRAL_KEY` goes with `CORRAL_URL` where that is set."""
+    if url and context:
+        raise Invalid("give --url or --context, not both: each says where the fleet is")
+    if context:
+        env = {name: value for name, value in env.items() if name not in _OF_THE_URL or "CORRAL_URL" not in env}
     told_url = url or env.get("CORRAL_URL") or ""
     told_key = key or env.get("CORRAL_KEY") or _read_key_file(env.get("CORRAL_KEY_FILE"))
     told_ca = ca or env.get("CORRAL_CA") or ""
-    local = read_local(local_file(env))
     if told_url:
-        address = check_url(told_url)
-        ours = local if local is not None and same_place(local.url, address) else None
-        found_key = told_key or (_local_key(ours) if ours else "")
-        if not found_key:
-            raise Invalid(_NO_KEY)
-        return Endpoint(
-            address,
-            found_key,
-            told_ca or (ours.ca_file if ours else ""),
-            source="--url" if url else "CORRAL_URL",
-            data=ours.data if ours else "",
-        )
-    if local is None:
+        return _at_url(told_url, told_key, told_ca, env, source="--url" if url else "CORRAL_URL")
+    choice = choose_context(env, context)
+    if choice is None:
         raise Invalid(_NO_FLEET)
+    local = choice.context.fleet
     return Endpoint(
         local.url,
         told_key or _local_key(local),
         told_ca or local.ca_file,
         source=f"the fleet in {local.data}",
         data=local.data,
+        context=choice.context.name,
+        others=tuple(str(each) for each in choice.others),
+    )
+
+
+def _at_url(url: str, key: str, ca: str, env: Mapping[str, str], *, source: str) -> Endpoint:
+    address = check_url(url)
+    ours = next((each for each in list_contexts(env) if same_place(each.fleet.url, address)), None)
+    found_key = key or (_local_key(ours.fleet) if ours else "")
+    if not found_key:
+        raise Invalid(_NO_KEY)
+    if ours is None:
+        return Endpoint(address, found_key, ca, source=source)
+    return Endpoint(
+        address, found_key, ca or ours.fleet.ca_file, source=source, data=ours.fleet.data, context=ours.name
     )
 
 

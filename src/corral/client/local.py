@@ -1,7 +1,7 @@
-"""`local.json`: how a running fleet on this machine tells the commands of the same person where it is.
+"""The file by which a running fleet on this machine tells the commands of the same person where it is.
 
-`corral up` writes it and takes it away; everybody else only reads. It holds no secret itself, only where they lie, yet
-is 0600: the data folder's place is nobody else's business.
+`corral up` writes one per fleet (`contexts.py`); earlier versions wrote a single `local.json`, which is still read. The
+file holds no secret itself, only the paths of secrets, yet is 0600: the data folder's place is private.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class LocalFleet(Message, frozen=True):
     ca_file: str = ""  # PEM; empty = no TLS
     bus_url: str = ""
     pid: int = 0  # of `corral up`
+    started_at: float = 0.0  # seconds since 1970, of `corral up`
 
 
 def config_folder(env: Mapping[str, str]) -> Path:
@@ -35,7 +36,7 @@ def local_file(env: Mapping[str, str]) -> Path:
 
 
 def read_local(path: Path) -> LocalFleet | None:
-    """None where no fleet runs here, or where the file cannot be used: then it is as if there were none."""
+    """None where there is no such file, or where it cannot be used: then it is as if there were none."""
     try:
         fleet = decode(LocalFleet, path.read_bytes())
     except (OSError, Undecodable):
@@ -46,10 +47,3 @@ def read_local(path: Path) -> LocalFleet | None:
 def write_local(path: Path, fleet: LocalFleet) -> None:
     make_private_folder(path.parent)
     write_atomically(path, encode(fleet) + b"\n", mode=0o600)
-
-
-def forget_local(path: Path, *, pid: int) -> None:
-    """Take the file away, unless another fleet of this person has written its own since."""
-    fleet = read_local(path)
-    if fleet is not None and fleet.pid == pid:
-        path.unlink(missing_ok=True)

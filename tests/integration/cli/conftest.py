@@ -48,7 +48,15 @@ def start(corral: Corral, *words: str, env: Mapping[str, str] | None = None, **m
 
 @pytest.fixture
 def no_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("CORRAL_URL", "CORRAL_KEY", "CORRAL_KEY_FILE", "CORRAL_CA", "CORRAL_DATA", "NO_COLOR"):
+    for name in (
+        "CORRAL_URL",
+        "CORRAL_KEY",
+        "CORRAL_KEY_FILE",
+        "CORRAL_CA",
+        "CORRAL_CONTEXT",
+        "CORRAL_DATA",
+        "NO_COLOR",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CORRAL_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from corral.cli.up.lock import hold, holder_of
+from corral.cli.up.lock import hold
 from corral.client import LocalFleet, write_local
+from corral.kit.locks import holder_of
 from tests.integration.cli.conftest import Corral, start
 from tests.support.scripted_fleet import refused, scripted_fleet
 

@@ -96,7 +96,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
 
 
 def local_file(tmp_path: Path) -> Path:
-    return tmp_path / "config" / "local.json"
+    return tmp_path / "config" / "contexts" / "data.json"
 
 
 async def test_it_starts_greets_and_stops(house: House, tmp_path: Path, printed: Printed) -> None:

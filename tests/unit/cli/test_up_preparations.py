@@ -13,10 +13,11 @@ import pytest
 
 from corral.cli.folder import DataFolder
 from corral.cli.up import machine, prepare
-from corral.cli.up.lock import hold, holder_of
+from corral.cli.up.lock import hold
 from corral.cli.up.logs import RotatingFile, Tail
 from corral.kit.certificates import expires_at, fingerprint, make_ca, names_of
 from corral.kit.errors import Conflict, Failed
+from corral.kit.locks import holder_of
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 NAMES = ("localhost", "127.0.0.1", "192.168.7.5")

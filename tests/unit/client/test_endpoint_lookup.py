@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from corral.client import LocalFleet, find_endpoint, forget_local, local_file, read_local, write_local
+from corral.client import LocalFleet, find_endpoint, local_file, read_local, write_local
 from corral.client.endpoint import check_url, same_place
 from corral.kit.errors import Invalid
 
@@ -112,16 +111,6 @@ def test_a_fleet_of_this_machine_is_known_by_its_folder(running: dict[str, str],
 )
 def test_same_place(one: str, other: str, same: bool) -> None:
     assert same_place(one, other) is same
-
-
-def test_the_local_file_is_private_and_goes_only_with_its_owner(running: dict[str, str]) -> None:
-    path = local_file(running)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    forget_local(path, pid=os.getpid() + 1)
-    assert read_local(path) is not None
-    forget_local(path, pid=os.getpid())
-    assert not path.exists()
-    forget_local(path, pid=os.getpid())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"null", b"[]", b'{"url":""}', b"\xff\xfe", b'{"url":5}'])

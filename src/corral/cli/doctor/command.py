@@ -19,9 +19,10 @@ from corral.cli.folder import DataFolder, default_data
 from corral.cli.output import DONE, FAILED, print_json, print_table, remark
 from corral.cli.run import find_bus_program, wanted_schema
 from corral.cli.up import machine
-from corral.cli.up.lock import holder_of
-from corral.client import Client, LocalFleet, find_endpoint, local_file, read_local
+from corral.client import Client, LocalFleet, find_endpoint
+from corral.client.contexts import choose_context
 from corral.kit.errors import CorralError
+from corral.kit.locks import holder_of
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _PORTS = ((8080, "--port"), (4222, "--bus-port"), (50050, "--ingress-port"))
@@ -36,6 +37,9 @@ def doctor(
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="where the fleet is (CORRAL_URL)")] = None,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="API key; better in CORRAL_KEY")] = None,
     ca: Annotated[str | None, typer.Option("--ca", metavar="CA", help="CA of the fleet (CORRAL_CA)")] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="NAME", help="fleet of this machine (CORRAL_CONTEXT)")
+    ] = None,
 ) -> int:
     """Look at everything a fleet stands on and say how to mend what is wrong. Changes nothing.
 
@@ -44,10 +48,11 @@ def doctor(
       corral doctor
       corral doctor --json | jq '.[] | select(.level != "ok")'
     """
-    local = read_local(local_file(os.environ))
+    choice = choose_context(os.environ, context)
+    local = choice.context.fleet if choice else None
     folder = DataFolder(data.expanduser().absolute() if data else _folder_of(local))
     findings = [*check_machine(folder, os.environ.get("CORRAL_STORE") or "")]
-    findings += asyncio.run(_ask(folder, local, url=url, key=key, ca=ca))
+    findings += asyncio.run(_ask(folder, local, url=url, key=key, ca=ca, context=context))
     if as_json:
         print_json([each.as_data() for each in findings])
     else:
@@ -104,10 +109,16 @@ def _guarded(about: str, checks: Iterator[Finding]) -> Iterator[Finding]:
 
 
 async def _ask(
-    folder: DataFolder, local: LocalFleet | None, *, url: str | None, key: str | None, ca: str | None
+    folder: DataFolder,
+    local: LocalFleet | None,
+    *,
+    url: str | None,
+    key: str | None,
+    ca: str | None,
+    context: str | None,
 ) -> list[Finding]:
     try:
-        endpoint = find_endpoint(url=url, key=key, ca=ca, env=os.environ)
+        endpoint = find_endpoint(url=url, key=key, ca=ca, context=context, env=os.environ)
     except CorralError as error:
         seen, _, mend = error.message.partition(": ")
         return [warn("fleet", seen, mend)]

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 from corral.cli.output import tell as print_line
@@ -15,7 +15,8 @@ from corral.cli.tokens import join_line
 from corral.cli.up.children import ChildSpec, Site
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.supervisor import Supervisor
-from corral.client import Client, Endpoint, LocalFleet, write_local
+from corral.client import Client, Endpoint, LocalFleet
+from corral.client.contexts import choose_context, claim_context
 from corral.client.endpoint import read_key
 from corral.contract.admin import CreateJoinToken, JoinTokenCreated
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unavailable, Unreachable
@@ -36,14 +37,12 @@ class BringUp:
         site: Site,
         specs: Mapping[str, ChildSpec],
         supervisor: Supervisor,
-        local: Path,
         tell: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._site = site
         self._specs = specs
         self._supervisor = supervisor
-        self._local = local
         self._tell = tell
         self._endpoint = Endpoint(
             site.local_url, read_key(site.folder.admin_key), str(site.folder.ca_cert) if site.tls else ""
@@ -110,11 +109,19 @@ class BringUp:
             ca_file=self._endpoint.ca,
             bus_url=self._site.bus_url,
             pid=os.getpid(),
+            started_at=time.time(),
         )
         try:
-            write_local(self._local, fleet)
+            context = claim_context(os.environ, fleet, self._settings.context)
         except OSError as error:  # a read-only home is no reason to have no fleet
-            self._tell(f"{self._local} cannot be written ({error.strerror}): give commands --url and --key")
+            self._tell(f"{error.filename} cannot be written ({error.strerror}): give commands --url and --key")
+            return
+        chosen = choose_context({**os.environ, "CORRAL_CONTEXT": ""})
+        if chosen is not None and chosen.context.name != context.name:
+            self._tell(
+                f"commands go to the fleet {chosen.context}, which runs already: reach this one with "
+                f"`--context {context.name}` or after `corral contexts use {context.name}`"
+            )
 
     def _greet(self, made: JoinTokenCreated) -> None:
         for line in greeting(

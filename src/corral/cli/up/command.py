@@ -33,7 +33,7 @@ from corral.cli.up.ports import choose_ports, read_ports, remember_ports
 from corral.cli.up.renewal import Renewal
 from corral.cli.up.settings import UpSettings
 from corral.cli.up.supervisor import Supervisor, Timing
-from corral.client import forget_local, local_file
+from corral.client.contexts import forget_context, refuse_taken
 from corral.kit.clock import SystemClock
 
 HELP = """Run a whole fleet on this machine: bus, controller, gateway and a worker.
@@ -45,12 +45,16 @@ Examples:
   corral up
   corral up --port 18080 --data ~/corral-test
   corral up --lan                     other machines may join; TLS from a CA made here
+  corral up --port 18080 --data ~/corral-test --context test
+                                      a second fleet; reach it with `--context test`
   corral up --no-worker               only the control plane and the gateway
 """
 
 
 def up(settings: UpSettings) -> int:
     folder = DataFolder(settings.data)
+    if settings.context:
+        refuse_taken(os.environ, settings.context, str(folder.root))
     with contextlib.ExitStack() as held:
         with prepare.explained(folder.root):
             prepare.make_folders(folder)
@@ -162,19 +166,19 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
             tell("stopping; again to stop at once")
             stopping.set()
 
-    local = local_file(os.environ)
     try:
         with _signals(on_signal):
             async with supervisor:
                 renewal = Renewal(site.folder, certificate_names(site), supervisor, SystemClock(), tell)
                 await _until(
                     stopping,
-                    BringUp(settings, site, specs, supervisor, local, tell),
+                    BringUp(settings, site, specs, supervisor, tell),
                     renewal.run(settings.certificate_check_s) if site.tls else None,
                 )
         return DONE
     finally:
-        forget_local(local, pid=os.getpid())
+        with contextlib.suppress(OSError):
+            forget_context(os.environ, data=str(site.folder.root))
         site.folder.worker_token.unlink(missing_ok=True)
         _remove_sockets(site.run)
         echo.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from corral.kit.errors import Conflict
+from corral.kit.locks import pid_in
 
 
 @contextlib.contextmanager
@@ -19,28 +20,12 @@ def hold(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
-                f"already running, pid {_pid_in(descriptor)}, on {path.parent}: "
+                f"already running, pid {pid_in(descriptor)}, on {path.parent}: "
                 "stop it first, or give this one its own folder with --data and other ports"
             ) from None
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-
-
-def holder_of(path: Path) -> int | None:
-    """The pid that holds it, 0 if it cannot be told which, None if nobody does."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = _pid_in(descriptor)
-        return int(text) if text.isdigit() else 0
-    finally:
-        os.close(descriptor)
-    return None
 
 
 @contextlib.contextmanager
@@ -50,7 +35,3 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _pid_in(descriptor: int) -> str:
-    return os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip() or "unknown"

@@ -41,6 +41,10 @@ class UpSettings:
     plain: bool = setting("no TLS with --lan: keys and answers can then be read on the network", default=False)
     worker: bool = setting("also run a worker on this machine", default=True)
     name: str = setting("name of this machine's node; empty = its host name", default="")
+    context: str = setting(
+        "name by which commands on this machine choose this fleet (`corral contexts`); empty = its data folder's name",
+        default="",
+    )
     show_key: bool = setting("print the admin key itself, not only where it lies", default=False)
     verbose: bool = setting("show the log of every process here too", default=False)
 
