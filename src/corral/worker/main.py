@@ -31,6 +31,7 @@ from corral.worker.agent.controller import open_controller
 from corral.worker.agent.describe import describe
 from corral.worker.agent.identity import IdentityFile, hold_folder
 from corral.worker.agent.joining import Joining
+from corral.worker.agent.leaving import at_most, stop_backends
 from corral.worker.agent.machine import Machine
 from corral.worker.agent.peer import CORRAL, Peer, localai_peer
 from corral.worker.agent.server_clock import ServerClock
@@ -95,7 +96,7 @@ async def serve(
                 stopped.set()
 
         async with (
-            adopting(supervisor),  # before the ingress serves: nobody shall hear that what runs is gone
+            adopting(supervisor, standing, leave_timeout_s=settings.leave_timeout_s),  # before the ingress serves: nobody shall hear that what runs is gone
             Ingress(
                 listen_on(settings, url),
                 door,
@@ -119,6 +120,12 @@ async def serve(
                     told = tell(settings, port=ingress.port, host_name=socket.gethostname())
                     return describe(settings, machine.report, told, ingress.offer(told.advertise))
 
+                async def end_replicas() -> None:
+                    """The controller does not count what runs here for a node that is gone, and the new node may wait
+                    for its approval for days."""
+                    await at_most(settings.drain_timeout_s, hurry, ingress.wait_idle())
+                    await supervisor.stop_all()
+
                 joining = Joining(
                     api,
                     identity,
@@ -130,6 +137,7 @@ async def serve(
                     approval=Backoff(settings.approval_poll_s, settings.approval_poll_s),
                     require_jwt=settings.bus_require_auth and not settings.bus_jwt,
                     server_clock=server_clock,
+                    on_deleted=end_replicas,
                     clock=clock,
                 )
 
@@ -187,13 +195,19 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def adopting(supervisor: Supervisor) -> AsyncIterator[None]:
-    """With what an earlier worker left running. Leaving lets go of it: whoever wants it ended says so."""
+async def adopting(supervisor: Supervisor, standing: Standing, *, leave_timeout_s: float) -> AsyncIterator[None]:
+    """With what an earlier worker left running. Leaving lets go of it: whoever wants it ended says so. A worker that
+    gives up ends it: the node is offline from then on, so the backends would hold memory and ports for nobody."""
     async with supervisor:
         adopted = await supervisor.adopt()
         if adopted:
             log.info("processes adopted", count=len(adopted))
-        yield
+        try:
+            yield
+        except CannotGoOn:
+            if not standing.handing_over:  # the next start adopts them
+                await stop_backends(supervisor, asyncio.Event(), leave_timeout_s)
+            raise
 
 
 def make_folders(settings: WorkerSettings) -> None:

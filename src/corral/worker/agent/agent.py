@@ -25,7 +25,7 @@ from corral.worker.agent.controller import ControllerApi
 from corral.worker.agent.credentials import NodeCredentials
 from corral.worker.agent.heartbeats import Heartbeats
 from corral.worker.agent.joining import Joining
-from corral.worker.agent.leaving import Leaving, stop_backends
+from corral.worker.agent.leaving import Leaving, at_most, stop_backends
 from corral.worker.agent.machine import Machine
 from corral.worker.agent.peer import Peer
 from corral.worker.agent.server_clock import ServerClock
@@ -63,7 +63,18 @@ class Agent:
     clock: Clock
 
     async def run(self, stopped: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Until `stopped` is set, by a signal or by an order over the bus. Raises `CannotGoOn`."""
+        """Until `stopped` is set, by a signal or by an order over the bus. Raises `CannotGoOn`; the node's requests
+        have ended by then, and no backend runs on."""
+        try:
+            await self._join_and_live(stopped, hurry)
+        except CannotGoOn:
+            self.standing.leaving = True
+            drain_s = min(self.settings.drain_timeout_s, self.settings.leave_timeout_s)
+            await at_most(drain_s, hurry, self.ingress.wait_idle())
+            await stop_backends(self.supervisor, hurry, self.settings.leave_timeout_s)
+            raise
+
+    async def _join_and_live(self, stopped: asyncio.Event, hurry: asyncio.Event) -> None:
         pause = Backoff(self.settings.retry_first_s, self.settings.retry_cap_s)
         while True:
             reply = await unless_set(stopped, self.joining.join())
@@ -88,7 +99,7 @@ class Agent:
                     return
                 log.warning("the controller ended this registration", reason=lost.why)
                 if isinstance(lost, Deleted):
-                    self.joining.start_anew()
+                    await unless_set(stopped, self.joining.start_anew())
             if self.clock.monotonic() - began > self.settings.retry_cap_s:
                 pause.reset()
             # A controller that takes every registration and knows nobody a moment later must not be hammered.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -49,11 +49,13 @@ class Joining:
         approval: Backoff,
         require_jwt: bool,
         server_clock: ServerClock,
+        on_deleted: Callable[[], Awaitable[None]],
         clock: Clock,
     ) -> None:
         """`describe` gives the registration as the machine is now; name, token and enrolment are filled in here.
         `backoff` paces tries to reach the controller, `approval` the asking while it makes us wait. `require_jwt`: do
-        not work for a LocalAI controller that gives no bus credential."""
+        not work for a LocalAI controller that gives no bus credential. `on_deleted` ends what belonged to a node that
+        was deleted, before this worker becomes a new one."""
         self._api = api
         self._identity = identity
         self._standing = standing
@@ -64,6 +66,7 @@ class Joining:
         self._approval = approval
         self._require_jwt = require_jwt
         self._server_clock = server_clock
+        self._on_deleted = on_deleted
         self._clock = clock
         self._node_token_refused = False
         self._was_deleted = False  # and is nobody new yet
@@ -91,7 +94,7 @@ class Joining:
             return "waiting for a bus credential: the controller gave none, and one is required"
         return ""
 
-    def start_anew(self) -> None:
+    async def start_anew(self) -> None:
         """The controller said 410: be somebody new at the next registration, or end where no token is at hand."""
         if not self._join_token:
             raise CannotGoOn(
@@ -101,6 +104,7 @@ class Joining:
         log.warning("this node was deleted from the cluster, joining as a new one", node=self._identity.current.node_id)
         self._identity.store(self._identity.current.forgotten())
         self._was_deleted = True
+        await self._on_deleted()
 
     @property
     def api_token(self) -> str:
@@ -157,7 +161,7 @@ class Joining:
                     if deleted_before:
                         raise CannotGoOn(f"the controller keeps saying that this new node was deleted: {why}")
                     deleted_before = True
-                    self.start_anew()
+                    await self.start_anew()
                 case TakeAnotherName():
                     self._take_another_name()
                 case GiveUp(line):
@@ -187,7 +191,7 @@ class Joining:
                 case RegisterAgain():
                     return await self._register()
                 case Deleted():
-                    self.start_anew()
+                    await self.start_anew()
                     return await self._register()
         log.warning("the controller will be asked again", reason=why)
         return before

@@ -48,7 +48,7 @@ class Leaving:
         """Heartbeats must have ended. `hurry` (a second signal) cuts the waiting short; goodbye is still tried."""
         goodbye_s = min(GOODBYE_S, self._leave_timeout_s / 3)
         until = self._clock.monotonic() + self._leave_timeout_s - goodbye_s
-        await _at_most(self._leave_timeout_s - goodbye_s, hurry, self._drain())
+        await at_most(self._leave_timeout_s - goodbye_s, hurry, self._drain())
         await self._stop_backends(hurry, max(HURRIED_S, until - self._clock.monotonic()))
         await self._goodbye(min(HURRIED_S, goodbye_s) if hurry.is_set() else goodbye_s)
 
@@ -95,11 +95,11 @@ async def stop_backends(processes: Stoppable, hurry: asyncio.Event, within_s: fl
     async def stop(**how: Any) -> None:
         await processes.stop_all(closing=True, **how)
 
-    await _at_most(max(0.0, within_s - HURRIED_S), hurry, stop())
-    await _at_most(HURRIED_S, asyncio.Event(), stop(grace_s=0.0, force=True))
+    await at_most(max(0.0, within_s - HURRIED_S), hurry, stop())
+    await at_most(HURRIED_S, asyncio.Event(), stop(grace_s=0.0, force=True))
 
 
-async def _at_most(seconds: float, hurry: asyncio.Event, work: Awaitable[None]) -> None:
+async def at_most(seconds: float, hurry: asyncio.Event, work: Awaitable[None]) -> None:
     """Do the work, but no longer than this, and not beyond `hurry`."""
     task = asyncio.ensure_future(work)
     hurried = asyncio.ensure_future(hurry.wait())

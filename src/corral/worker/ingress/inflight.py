@@ -42,19 +42,27 @@ class InFlight:
 
     async def wait_idle(self, process_id: str, timeout_s: float) -> bool:
         """Whether the last of its requests has ended within that time. New ones keep it from being idle."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle(process_id)
+        except TimeoutError:
+            return False
+        return True
+
+    async def wait_all_idle(self) -> None:
+        """Until each process that has requests now had a moment without any."""
+        await asyncio.gather(*map(self._idle, tuple(self._counts)))
+
+    async def _idle(self, process_id: str) -> None:
         if not self.of(process_id):
-            return True
+            return
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(process_id, []).append(waiting)
         try:
-            async with asyncio.timeout(timeout_s):
-                await waiting
-        except TimeoutError:
-            return False
+            await waiting
         finally:
             if waiting in (others := self._waiting.get(process_id, [])):
                 others.remove(waiting)
-        return True
 
 
 def _nobody() -> None:

@@ -75,6 +75,10 @@ class Ingress:
         """Requests to backends. Whoever follows a log does not keep a worker from leaving."""
         return self._door.inflight.total
 
+    async def wait_idle(self) -> None:
+        """Until each backend had a moment without requests."""
+        await self._door.inflight.wait_all_idle()
+
     def offer(self, advertise: str) -> IngressOffer:
         """What a registration says about this port."""
         return IngressOffer(port=self.port, advertise=advertise, csr=self._certificate.csr, tls=self._secure)
