@@ -35,7 +35,6 @@ import uvloop
 from corral.blobs.progress import human_bytes
 from corral.blobs.remote import open_session
 from corral.blobs.store import BlobStore
-from corral.contract.access import Scope
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
@@ -50,6 +49,15 @@ TARGET = 0.8
 BLOCK = 1 << 20
 
 
+class BenchNode:
+    """The node that fetches is there all the time."""
+
+    def is_current(self, _node_id: str, _credential: str) -> bool:
+        return True
+
+    ask = is_current
+
+
 def serve(blobs: Path, signing_key: str, pipe: Connection, certificate: Path | None, key: Path | None) -> None:
     """The controller's side, until the pipe is closed."""
     configure_logging(role="bench", level="error", json=False)
@@ -58,7 +66,9 @@ def serve(blobs: Path, signing_key: str, pipe: Connection, certificate: Path | N
         clock = SystemClock()
         settings = DoorSettings("127.0.0.1", 0, certificate=certificate, key=key)
         public = Signer(signing_key).public_key
-        async with open_door(settings, BlobStore(blobs), public, clock, coming=lambda _digest: False) as url:
+        async with open_door(
+            settings, BlobStore(blobs), public, clock, BenchNode(), coming=lambda _digest: False
+        ) as url:
             pipe.send(url)
             await asyncio.to_thread(pipe.recv)
 
@@ -151,7 +161,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path, str]:
 def measure(name: str, folder: Path, file: ReplicaFile, rounds: int, *, tls: bool) -> float:
     certificate, key, ca = make_certificate(folder) if tls else (None, None, "")
     signing_key = Signer.new_private_key()
-    token = IngressTokens(Signer(signing_key), SystemClock()).sign("bench", [Scope.BLOBS])
+    token = IngressTokens(Signer(signing_key), SystemClock()).sign_for_node("bench", "bench")
     source = folder / "blobs" / "sha256" / file.digest.removeprefix("sha256:")
     ours, theirs, most = [], [], 0
     with serving(folder / "blobs", signing_key, certificate, key) as url:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from corral.contract.codec import Message, always
 
 ANY_NODE = "*"
+CONTROLLERS = "controllers"  # audience of tokens that open controllers' own listeners, and no node's
 LONGEST_LIFE_S = 3600
 
 
@@ -23,6 +24,7 @@ class AccessClaims(Message, frozen=True):
     aud: str = always(str)  # the node it is for, or `*`
     scope: tuple[str, ...] = always(tuple)
     exp: int = always(int)  # seconds since the epoch, on the controllers' clock
+    credential: str = ""  # of tokens made for a node: which of its credentials it held then; they end together
 
 
 def refusal(claims: AccessClaims, *, node: str, scope: Scope, now: float) -> str | None:

@@ -12,6 +12,7 @@ import uuid
 import uvloop
 
 from corral.bus.nats import NatsBus
+from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.bootstrap import ensure_key_file, load_ca
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.keys import Access
@@ -94,8 +95,19 @@ async def serve(
         leadership = Leadership(store, f"{instance}/{uuid.uuid4().hex[:8]}", ttl_s=settings.lease_ttl_s)
         listening = Listening(bus, clock, longest_gap_s=max(settings.stale_after_s / 2, 2 * settings.heartbeat_flush_s))
         ingress_tokens = await open_ingress_tokens(store, clock)
+        active_nodes = ActiveNodes(store, clock)
+        await active_nodes.refresh()
+        watch.on("nodes", active_nodes.wake.set)
         opened_files = await opened.enter_async_context(
-            open_model_files(settings, store, ingress_tokens, registry_settings(settings), clock=clock, env=os.environ)
+            open_model_files(
+                settings,
+                store,
+                ingress_tokens,
+                active_nodes,
+                registry_settings(settings),
+                clock=clock,
+                env=os.environ,
+            )
         )
         issuer = bus_setup.issuer
         revoked = Revocations(
@@ -272,6 +284,7 @@ async def serve(
                 health,
                 ingress_check,
                 revoked,
+                active_nodes,
                 presence,
                 housekeeping,
                 *backends.parts,

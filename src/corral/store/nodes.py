@@ -190,6 +190,7 @@ _UNAPPROVED = select(func.count()).select_from(table).where(table.c.approved.is_
 _OUTLINES = select(*(table.c[name] for name in NodeOutline.__struct_fields__)).order_by(table.c.name)
 _OUTLINES_OF = _OUTLINES.where(among(table.c.id, "node_ids"))
 _CHANGED = select(table.c.id, table.c.row_version).where(table.c.updated_at > bindparam("since", type_=Instant()))
+_CREDENTIALS = select(table.c.id, table.c.token_hash).where(table.c.approved.is_(True))
 _SET_BOOT = (
     update_table(table)
     .where(table.c.id == bindparam("node_id"), table.c.boot_id != bindparam("told_boot_id"))
@@ -235,6 +236,11 @@ async def list_(tx: Transaction, *, limit: int | None = None, after_name: str | 
 
 async def list_pulses(tx: Transaction) -> list[NodePulse]:
     return records(NodePulse, await tx.fetch_all(_PULSES))
+
+
+async def list_credentials(tx: Transaction) -> dict[str, str]:
+    """The hash of its token, by node, of approved nodes; empty where it has none of its own."""
+    return {node_id: token_hash for node_id, token_hash in await tx.fetch_all(_CREDENTIALS)}
 
 
 async def count_unapproved(tx: Transaction) -> int:

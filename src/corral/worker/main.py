@@ -96,7 +96,8 @@ async def serve(
                 stopped.set()
 
         async with (
-            adopting(supervisor, standing, leave_timeout_s=settings.leave_timeout_s),  # before the ingress serves: nobody shall hear that what runs is gone
+            # Before the ingress serves: nobody shall hear that what runs is gone.
+            adopting(supervisor, standing, leave_timeout_s=settings.leave_timeout_s),
             Ingress(
                 listen_on(settings, url),
                 door,

@@ -33,6 +33,7 @@ from corral.contract.codec import decode
 from corral.contract.messages.replicas import START_REPLICA, ReplicaFile, ReplicaReply, StartReplica
 from corral.contract.models import Definition, read_definition
 from corral.contract.sources import Wheel
+from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.hub import HubSettings
@@ -48,10 +49,11 @@ from corral.gallery.pypi.locking import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
 from corral.kit.settings import BadSettings
-from corral.store import Store, controllers, model_files, models, open_store
+from corral.store import Store, controllers, model_files, models, nodes, open_store
 from corral.store.models import Model
 from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import WorkerFiles
+from tests.integration.store.rows import a_node
 from tests.support.blob_server import BlobServer
 from tests.support.image_registry import ImageRegistry, layer, make_artifact, make_image, push_image, registry
 from tests.support.processes import free_port
@@ -94,6 +96,7 @@ class Site:
     index: OneWheel
     tokens: IngressTokens
     session: aiohttp.ClientSession
+    active: ActiveNodes
     free: int = 100 << 30
     told: list[Progress] = field(default_factory=list)
     hub: str = "http://hub.invalid"
@@ -116,7 +119,15 @@ class Site:
         room = Room(reserve_bytes=0, look=lambda _folder: self.free)
         upkeep = Upkeep(folder=self.folder / "models", unused_s=100.0)
         return ModelFiles(
-            self.store, self.blobs, origins, self.tokens, SystemClock(), places=places, room=room, upkeep=upkeep
+            self.store,
+            self.blobs,
+            origins,
+            self.tokens,
+            SystemClock(),
+            places=places,
+            credential_of=self.active.credential,
+            room=room,
+            upkeep=upkeep,
         )
 
     async def install(self, **words: Any) -> Definition:
@@ -141,7 +152,11 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         BlobServer() as server,
     ):
         tokens = await open_ingress_tokens(store, SystemClock())
-        yield Site(tmp_path, store, BlobStore(tmp_path / "blobs"), server, OneWheel(), tokens, session)
+        async with store.write() as tx:
+            await nodes.insert(tx, a_node(id="node-1", name="barn", token_hash="ab" * 32, approved=True))
+        active = ActiveNodes(store, SystemClock())
+        await active.refresh()
+        yield Site(tmp_path, store, BlobStore(tmp_path / "blobs"), server, OneWheel(), tokens, session, active)
 
 
 def listed(*files: tuple[str, str], **more: str) -> dict[str, Any]:
@@ -355,7 +370,15 @@ async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
     public = site.tokens.public_key
     limits = ServingLimits(busy_retry_s=0)
     async with (
-        open_door(DoorSettings(port=0), site.blobs, public, SystemClock(), coming=missing.coming, limits=limits) as url,
+        open_door(
+            DoorSettings(port=0),
+            site.blobs,
+            public,
+            SystemClock(),
+            site.active,
+            coming=missing.coming,
+            limits=limits,
+        ) as url,
         alongside(missing.run()),
     ):
         yield url
@@ -407,7 +430,7 @@ async def test_a_worker_fetches_them_with_the_token_of_its_order(site: Site) -> 
         other = site.tokens.sign("gateway", [Scope.REPLICAS])
         async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": f"Bearer {other}"}) as answer:
             assert answer.status == 403
-        late = site.tokens.sign("node-1", [Scope.BLOBS], life_s=-1)
+        late = site.tokens.sign("node-1", [Scope.BLOBS], aud="controllers", life_s=-1)
         async with site.session.get(f"{url}/blobs/{DIGEST}", headers={"Authorization": f"Bearer {late}"}) as answer:
             assert answer.status == 401
 
@@ -440,7 +463,8 @@ async def test_an_order_with_thousands_of_files_fits_into_a_message(site: Site) 
 async def test_a_port_that_somebody_else_was_quicker_to_take(site: Site) -> None:
     def door(*, moves: bool) -> AbstractAsyncContextManager[str]:
         told = DoorSettings(port=port, url="http://{host}:{port}", moves=moves)
-        return open_door(told, site.blobs, site.tokens.public_key, SystemClock(), coming=lambda _digest: False)
+        public = site.tokens.public_key
+        return open_door(told, site.blobs, public, SystemClock(), site.active, coming=lambda _digest: False)
 
     port = free_port()  # nobody else's a moment later
     with socket.create_server(("127.0.0.1", port)):

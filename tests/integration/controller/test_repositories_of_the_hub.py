@@ -61,6 +61,7 @@ class Site:
             await open_ingress_tokens(self.store, clock),
             clock,
             places=Neighbours(self.store, clock, own="", live_for_s=1.0, every_s=1.0),
+            credential_of=lambda _node_id: "",
             room=Room(reserve_bytes=0),
             upkeep=Upkeep(folder=self.folder / "models", unused_s=0.0),
         )

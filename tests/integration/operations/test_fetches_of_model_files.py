@@ -58,6 +58,7 @@ class Site:
             await open_ingress_tokens(store, clock),
             clock,
             places=Neighbours(store, clock, own="", live_for_s=1.0, every_s=1.0),
+            credential_of=lambda _node_id: "",
             room=Room(reserve_bytes=0),
             upkeep=Upkeep(folder=self.folder / "models"),
         )

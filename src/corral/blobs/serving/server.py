@@ -15,7 +15,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ log = get_log(__name__)
 
 _READ_BYTES = 16 << 10
 _SEND_BYTES = 1 << 20
+_STEP_BYTES = 8 << 20  # between two looks at whether the reader may go on
 _BACKLOG = 512
 _WORDS = {
     200: "OK",
@@ -63,10 +64,11 @@ class ServingLimits:
 
 Find = Callable[[str], Path | None]  # by digest
 Check = Callable[[str], Refusal | None]  # given the Authorization header
+HasEnded = Callable[[str], bool]  # given the Authorization header of a reader that was let in
 Coming = Callable[[str], bool]  # whether a blob that is not here will be soon
 
 
-def _never(_digest: str) -> bool:
+def _never(_what: str) -> bool:
     return False
 
 
@@ -78,13 +80,16 @@ class BlobListener:
         find: Find,
         check: Check,
         *,
+        has_ended: HasEnded = _never,
         coming: Coming = _never,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         limits: ServingLimits | None = None,
     ) -> None:
-        """`tls` is asked for each connection: a certificate may be renewed meanwhile."""
+        """`tls` is asked for each connection: a certificate may be renewed meanwhile. `has_ended` is asked while a blob
+        is sent: a reader whose right was taken away gets no more of it."""
         self._find = find
         self._check = check
+        self._has_ended = has_ended
         self._coming = coming
         self._tls = tls
         self._limits = limits or ServingLimits()
@@ -256,7 +261,12 @@ class BlobListener:
         began_s = time.monotonic()
         sent = 0
         try:
-            sent = _send_part(connection, descriptor, part)
+            authorization = head.headers.get("authorization", "")
+            for step in _send_part(connection, descriptor, part):
+                sent += step
+                if self._has_ended(authorization):
+                    log.info("a blob's reader lost its right", peer=peer, digest=head.digest)
+                    break
         finally:
             with self._lock:
                 self.sent_bytes += sent
@@ -271,8 +281,8 @@ class BlobListener:
         return keep_alive
 
 
-def _send_part(connection: socket.socket, descriptor: int, part: Part) -> int:
-    """How many bytes went out."""
+def _send_part(connection: socket.socket, descriptor: int, part: Part) -> Iterator[int]:
+    """Step by step, how many bytes went out."""
     sent = 0
     if isinstance(connection, ssl.SSLSocket):  # the bytes must pass through us to be encrypted
         buffer = memoryview(bytearray(_SEND_BYTES))
@@ -282,17 +292,18 @@ def _send_part(connection: socket.socket, descriptor: int, part: Part) -> int:
                 break
             connection.sendall(buffer[:read])
             sent += read
-        return sent
+            yield read
+        return
     timeout_s = connection.gettimeout()
     connection.settimeout(None)  # the descriptor itself blocks, or each call would send what fits and no more
     _set_send_timeout(connection, timeout_s)
     while sent < part.count:
-        step = os.sendfile(connection.fileno(), descriptor, part.start + sent, min(1 << 30, part.count - sent))
+        step = os.sendfile(connection.fileno(), descriptor, part.start + sent, min(_STEP_BYTES, part.count - sent))
         if not step:
             break
         sent += step
+        yield step
     connection.settimeout(timeout_s)
-    return sent
 
 
 def _set_send_timeout(connection: socket.socket, timeout_s: float | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from corral.contract.access import ANY_NODE, LONGEST_LIFE_S, AccessClaims, Scope
+from corral.contract.access import ANY_NODE, CONTROLLERS, LONGEST_LIFE_S, AccessClaims, Scope
 from corral.contract.codec import encode
 from corral.kit.clock import Clock
 from corral.kit.signing import Signer
@@ -24,9 +24,29 @@ class IngressTokens:
         return self._signer.public_key
 
     def sign(self, sub: str, scopes: Iterable[Scope], *, aud: str = ANY_NODE, life_s: float = LONGEST_LIFE_S) -> str:
-        expires = int(self._clock.now().timestamp() + min(life_s, LONGEST_LIFE_S))
-        claims = AccessClaims(sub=sub, aud=aud, scope=tuple(scope.value for scope in scopes), exp=expires)
+        return self._sign(AccessClaims(sub=sub, aud=aud, scope=_names(scopes), exp=self._expiry(life_s)))
+
+    def sign_for_node(self, node_id: str, credential: str) -> str:
+        """What a node shows at controllers' blob listeners. It opens no other node, and ends with this credential."""
+        return self._sign(
+            AccessClaims(
+                sub=node_id,
+                aud=CONTROLLERS,
+                scope=_names([Scope.BLOBS]),
+                exp=self._expiry(LONGEST_LIFE_S),
+                credential=credential,
+            )
+        )
+
+    def _sign(self, claims: AccessClaims) -> str:
         return self._signer.sign(encode(claims))
+
+    def _expiry(self, life_s: float) -> int:
+        return int(self._clock.now().timestamp() + min(life_s, LONGEST_LIFE_S))
+
+
+def _names(scopes: Iterable[Scope]) -> tuple[str, ...]:
+    return tuple(scope.value for scope in scopes)
 
 
 async def open_ingress_tokens(store: Store, clock: Clock) -> IngressTokens:

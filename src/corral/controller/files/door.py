@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from corral.blobs.serving.server import BlobListener, Coming, Refusal, ServingLimits
 from corral.blobs.store import BlobStore
-from corral.contract.access import ANY_NODE, AccessClaims, Scope, refusal
+from corral.contract.access import CONTROLLERS, AccessClaims, Scope, refusal
 from corral.contract.codec import Undecodable, decode
 from corral.kit.clock import Clock
 from corral.kit.hosts import is_loopback
@@ -27,6 +28,7 @@ HOST = "{host}"
 PORT = "{port}"
 _LONGEST_TOKEN = 4096
 _REMEMBERED = 1024
+ENDED = "the token has ended: its node was deleted or replaced"
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,45 @@ class DoorSettings:
     moves: bool = False  # also a port that was given gives way to another when it is taken
 
 
+class TokenHolders(Protocol):
+    """The part of `access.active_nodes` that the listener needs."""
+
+    def is_current(self, node_id: str, credential: str) -> bool: ...
+
+    def ask(self, node_id: str, credential: str) -> bool: ...
+
+
 class BlobTokens:
     """May this caller have blobs? Called in threads; what was verified once is remembered."""
 
-    def __init__(self, public_key: str, clock: Clock) -> None:
+    def __init__(self, public_key: str, clock: Clock, nodes: TokenHolders) -> None:
         self._verifier = Verifier(public_key)
         self._clock = clock
+        self._nodes = nodes
         self._verified: dict[str, AccessClaims] = {}
         self._lock = threading.Lock()
 
     def check(self, authorization: str) -> Refusal | None:
-        scheme, _, token = authorization.partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not 0 < len(token) <= _LONGEST_TOKEN:
+        token = _bearer(authorization)
+        if not 0 < len(token) <= _LONGEST_TOKEN:
             return Refusal(401, "a token is needed: Authorization: Bearer …")
         claims = self._verified.get(token) or self._verify(token)
         if claims is None:
             return Refusal(401, "the token was not signed by this cluster")
         now = self._clock.now().timestamp()
-        why = refusal(claims, node=ANY_NODE, scope=Scope.BLOBS, now=now)
-        if why is None:
-            return None
-        return Refusal(401 if claims.exp <= now else 403, why)
+        why = refusal(claims, node=CONTROLLERS, scope=Scope.BLOBS, now=now)
+        if why is not None:
+            return Refusal(401 if claims.exp <= now else 403, why)
+        try:
+            current = self._nodes.ask(claims.sub, claims.credential)
+        except TimeoutError as error:
+            return Refusal(503, str(error))
+        return None if current else Refusal(401, ENDED)
+
+    def has_ended(self, authorization: str) -> bool:
+        """Whether the node was deleted or replaced since the token was checked."""
+        claims = self._verified.get(_bearer(authorization))
+        return claims is not None and not self._nodes.is_current(claims.sub, claims.credential)
 
     def _verify(self, token: str) -> AccessClaims | None:
         try:
@@ -72,6 +91,11 @@ class BlobTokens:
                 self._verified.clear()  # only what was signed gets in here, so this is rare, and costs a signature each
             self._verified[token] = claims
         return claims
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class Certificate:
@@ -110,6 +134,7 @@ async def open_door(
     blobs: BlobStore,
     public_key: str,
     clock: Clock,
+    nodes: TokenHolders,
     *,
     coming: Coming,
     limits: ServingLimits | None = None,
@@ -122,8 +147,10 @@ async def open_door(
         return blob.path if blob is not None else None
 
     certificate = Certificate(settings.certificate, settings.key)
-    tokens = BlobTokens(public_key, clock)
-    async with BlobListener(find, tokens.check, coming=coming, tls=certificate.context, limits=limits) as listener:
+    tokens = BlobTokens(public_key, clock, nodes)
+    async with BlobListener(
+        find, tokens.check, has_ended=tokens.has_ended, coming=coming, tls=certificate.context, limits=limits
+    ) as listener:
         port = await _listen(listener, settings)
         secure = settings.certificate is not None
         if not secure and not is_loopback(settings.host):

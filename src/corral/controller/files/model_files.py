@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,6 @@ from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.threads import to_the_end
 from corral.blobs.together import Together
-from corral.contract.access import Scope
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
@@ -89,15 +88,18 @@ class ModelFiles:
         clock: Clock,
         *,
         places: Places,
+        credential_of: Callable[[str], str],
         room: Room | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
+        """`credential_of` names the credential that a node holds now: the tokens made for the node end with it."""
         self._store = store
         self._blobs = blobs
         self._origins = origins
         self._tokens = tokens
         self._clock = clock
         self._places = places
+        self._credential_of = credential_of
         self._room = room or Room()
         self._upkeep = upkeep or Upkeep()
         self._snapshots = Snapshots(blobs, origins.hub)
@@ -162,7 +164,7 @@ class ModelFiles:
         the node's to fill in."""
         own, others = (self._places.own,), self._places.others
         here = all(self.find(file.digest) for file in files)
-        return own + others if here else others + own, self._tokens.sign(node_id, [Scope.BLOBS])
+        return own + others if here else others + own, self._tokens.sign_for_node(node_id, self._credential_of(node_id))
 
     async def keep_list(self, document: bytes) -> str:
         """A list of files too long for a message, for a worker to fetch by this digest. It is nobody's, and goes after

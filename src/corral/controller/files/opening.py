@@ -13,6 +13,7 @@ from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.remote import HttpTimes, open_session
 from corral.blobs.store import BlobStore
+from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.fetches import FetchPace
@@ -49,6 +50,7 @@ async def open_model_files(
     settings: ControllerSettings,
     store: Store,
     tokens: IngressTokens,
+    active: ActiveNodes,
     registries: RegistrySettings,
     *,
     clock: Clock,
@@ -81,9 +83,11 @@ async def open_model_files(
             store, clock, own="", live_for_s=settings.lease_ttl_s, every_s=max(1.0, settings.lease_ttl_s / 3)
         )
         upkeep = Upkeep(folder=own, unused_s=settings.keep_blobs_s)
-        files = ModelFiles(store, blobs, origins, tokens, clock, places=places, upkeep=upkeep)
+        files = ModelFiles(
+            store, blobs, origins, tokens, clock, places=places, credential_of=active.credential, upkeep=upkeep
+        )
         missing = Missing(files.bring_back)
-        async with open_door(door, blobs, tokens.public_key, clock, coming=missing.coming) as url:
+        async with open_door(door, blobs, tokens.public_key, clock, active, coming=missing.coming) as url:
             places.own = url
             yield OpenedFiles(files, url, (files, places, missing))
 

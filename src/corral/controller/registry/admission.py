@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from corral.contract.access import Scope
 from corral.contract.messages.nodes import (
     HeartbeatReceived,
     HttpHeartbeat,
@@ -22,6 +21,7 @@ from corral.contract.messages.nodes import (
     RegisterNode,
 )
 from corral.contract.protocol import PROTOCOL
+from corral.controller.access.active_nodes import credential_of
 from corral.controller.access.bus_issuer import BusIssuer, with_host
 from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.join_tokens import check_join_token, claim_join_token
@@ -346,10 +346,13 @@ class NodeApi:
             expires_in_s=(minted.expires_in_s or 0.0) if minted and not localai else 0.0,
             signing_key="" if localai else self._tokens.public_key,
             blob_url="" if localai else with_host(self._blob_url, caller.reached_us_at),
-            blob_token=self._tokens.sign(node.id, [Scope.BLOBS]) if node.approved and not localai else "",
+            blob_token=self._blob_token(node) if node.approved and not localai else "",
             ingress=None if localai else self._grant(node, ingress),
             server_time=0.0 if localai else self._clock.now().timestamp(),
         )
+
+    def _blob_token(self, node: Node) -> str:
+        return self._tokens.sign_for_node(node.id, credential_of(node.token_hash))
 
     def _grant(self, node: Node, ingress: IngressOffer | None) -> IngressGrant:
         """The certificate is for the node's id and nothing else. Host names and addresses are the node's own word: one
