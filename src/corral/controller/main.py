@@ -63,6 +63,7 @@ from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
 from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
+from corral.kit.socket_activation import report_ready
 from corral.kit.tasks import leaves
 
 log = get_log(__name__)
@@ -301,6 +302,7 @@ async def serve(
                 LogTunnels(access, node_admin, ingresses) as tunnels,
                 serve_app(peers.around(app) if peers is not None else app, settings, tunnels.protocol) as places,
             ):
+                report_ready(os.environ)
                 log.info("controller ready", instance=instance, at=places, store=store.kind)
                 await stopped.wait()
                 watch.end()

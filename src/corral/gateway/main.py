@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import signal
+import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import uvloop
@@ -48,6 +50,7 @@ from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log
 from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
+from corral.kit.socket_activation import report_ready, take_listeners
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
 log = get_log(__name__)
@@ -78,9 +81,17 @@ class Gateway:
             log.warning("requests were cut off", requests=cut, waited_s=float(self.settings.drain_timeout_s))
 
 
-async def serve(settings: GatewaySettings, *, clock: Clock | None = None, stopped: asyncio.Event | None = None) -> None:
-    """Until `stopped` is set. `CorralError` says in one line what a person must mend before it can start."""
-    async with open_gateway(settings, clock or SystemClock()) as gateway:
+async def serve(
+    settings: GatewaySettings,
+    *,
+    clock: Clock | None = None,
+    stopped: asyncio.Event | None = None,
+    listeners: Sequence[socket.socket] = (),
+) -> None:
+    """Until `stopped` is set. `CorralError` says in one line what a person must mend before it can start. `listeners`:
+    sockets to accept on, opened by another process; without any, it listens where the settings say."""
+    async with open_gateway(settings, clock or SystemClock(), listeners=listeners) as gateway:
+        report_ready(os.environ)
         log.info("gateway serves", url=gateway.url, controller=settings.controller)
         for whose, url in (("clients", gateway.url), ("the gateway", settings.controller)):
             if is_in_clear(url):
@@ -91,7 +102,11 @@ async def serve(settings: GatewaySettings, *, clock: Clock | None = None, stoppe
 
 @contextlib.asynccontextmanager
 async def open_gateway(
-    settings: GatewaySettings, clock: Clock, *, router: Router | None = None
+    settings: GatewaySettings,
+    clock: Clock,
+    *,
+    router: Router | None = None,
+    listeners: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Gateway]:
     address = parse_controller(settings.controller)
     gateway_key = read_gateway_key(settings)
@@ -153,7 +168,7 @@ async def open_gateway(
         )
         door = build_door(settings, keeper, router or own, metrics, clock, gateway_key=gateway_key, state=state)
         async with (
-            _listening(settings, door, _trust(settings, address.target, tls), metrics) as (server, port),
+            _listening(settings, door, _trust(settings, address.target, tls), metrics, listeners) as (server, port),
             asyncio.TaskGroup() as tasks,
         ):
             running = [
@@ -323,7 +338,11 @@ def _trust(
 
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: GatewaySettings, door: Door, tls: Callable[[Target], ssl.SSLContext], metrics: Metrics
+    settings: GatewaySettings,
+    door: Door,
+    tls: Callable[[Target], ssl.SSLContext],
+    metrics: Metrics,
+    listeners: Sequence[socket.socket],
 ) -> AsyncIterator[tuple[RelayServer, int]]:
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
     server = RelayServer(
@@ -335,14 +354,21 @@ async def _listening(
         shortcut=door.shortcut,
     )
     try:
-        port = await _listen(server, settings)
+        port = await _listen(server, settings, listeners)
         yield server, port
     finally:
         await server.close()
         await pool.close()
 
 
-async def _listen(server: RelayServer, settings: GatewaySettings) -> int:
+async def _listen(server: RelayServer, settings: GatewaySettings, listeners: Sequence[socket.socket]) -> int:
+    if listeners:
+        if any(each.family not in (socket.AF_INET, socket.AF_INET6) for each in listeners):
+            raise Invalid(
+                "the gateway was handed a socket that is not TCP: write ListenStream=ADDRESS:PORT in its unit"
+            )
+        ports = [await server.listen_on(each) for each in listeners]
+        return ports[0]
     where = f"{settings.host}:{settings.port}"
     try:
         return await server.listen(settings.host, settings.port)
@@ -375,7 +401,7 @@ def run(settings: GatewaySettings) -> int:
     log.info("gateway starts", **shown(settings))
     _raise_file_limit()
     try:
-        uvloop.run(_serve_until_signalled(settings))
+        uvloop.run(_serve_until_signalled(settings, take_listeners(os.environ)))
     except CorralError as error:
         print(f"corral gateway: {error.message}", file=sys.stderr)
         return 1
@@ -389,11 +415,11 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve_until_signalled(settings: GatewaySettings) -> None:
+async def _serve_until_signalled(settings: GatewaySettings, listeners: Sequence[socket.socket]) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     settle_after_start(loop)
-    serving = asyncio.ensure_future(serve(settings, stopped=stopped))
+    serving = asyncio.ensure_future(serve(settings, stopped=stopped, listeners=listeners))
 
     def told_to_stop() -> None:
         if stopped.is_set():  # told twice: somebody is in a hurry

@@ -104,6 +104,7 @@ class RelayServer:
 
     async def listen_on(self, sock: socket.socket) -> int:
         """Accept on a socket that listens already, handed over by another process. The port is returned."""
+        watch_for_dead_peers(sock)
         listener = await self.loop.create_server(
             self._new_connection,
             sock=sock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,7 +136,7 @@ if count > 2:
     async with make(tmp_path, [], timing=replace(QUICK, steady_after_s=0.5)) as supervisor:
         one = supervisor.start(child("moody", program, journal))
         await until(lambda: len(lines_of(journal)) == 4)
-        assert one.quick_ends == 1
+        assert one.quick_ends == 0
         one.kill()
 
 
@@ -250,3 +251,92 @@ async def test_a_restart_ends_the_wait_of_one_that_crashed(tmp_path: Path) -> No
         await until(lambda: one.quick_ends == 1)
         one.restart()
         await until(lambda: one.starts == 2)
+
+
+# Reports that it is ready, and serves the socket it was handed. Told to stop, it ends when its last client has gone.
+SERVER = """
+import os, signal, socket, sys
+assert os.environ["LISTEN_PID"] == str(os.getpid()), os.environ["LISTEN_PID"]
+assert (os.environ["LISTEN_FDS"], os.environ["LISTEN_FDNAMES"]) == ("1", "server")
+listener = socket.socket(fileno=3)
+os.write(int(os.environ["CORRAL_INTERNAL_READY_FD"]), b"\\n")
+signal.signal(signal.SIGTERM, lambda *_: listener.close())
+while True:
+    try:
+        client, _ = listener.accept()
+    except OSError:
+        sys.exit(0)
+    client.sendall(str(os.getpid()).encode())
+    if client.recv(1) == b"k":
+        listener.close()
+        client.recv(1)
+        sys.exit(0)
+"""
+
+
+def server(listener: socket.socket) -> ChildSpec:
+    return ChildSpec("server", (sys.executable, "-I", "-c", SERVER), ENV, 60.0, (listener,))
+
+
+def answer_of(port: int) -> int:
+    """The process id of the one that accepts."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.settimeout(60)
+        return int(client.recv(16))
+
+
+async def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not alive(pid))
+
+
+async def test_a_child_that_was_ready_is_started_again_at_once_however_often_it_is_killed(tmp_path: Path) -> None:
+    told: list[str] = []
+    slow = Timing(restart_first_s=300.0, restart_cap_s=300.0, steady_after_s=300.0, restart_every_s=0.01)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with make(tmp_path, told, timing=slow) as supervisor:
+            one = supervisor.start(server(listener))
+            for _ in range(10):
+                pid = await asyncio.to_thread(answer_of, port)
+                assert pid == one.pid
+                await kill(pid)
+                assert await asyncio.to_thread(answer_of, port) != pid  # it waited, and was not refused
+            assert (one.starts, one.quick_ends) == (11, 0)
+    assert told == ["server ended (killed by SIGKILL); starting it again now"] * 10
+
+
+async def test_a_restart_with_sockets_starts_the_successor_before_the_old_one_has_ended(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with make(tmp_path, []) as supervisor:
+            one = supervisor.start(server(listener))
+            with await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 60) as kept:
+                old = int(await asyncio.to_thread(kept.recv, 16))
+                kept.sendall(b"k")  # from here on it serves this client alone
+                one.restart()
+                successor = await asyncio.to_thread(answer_of, port)
+                assert successor != old
+                assert psutil.pid_exists(old)
+            await until(lambda: not alive(old))
+            assert one.pid == successor
+            one.stop()
+            await until(lambda: not alive(successor))
+            with pytest.raises(ConnectionRefusedError):
+                answer_of(port)
+
+
+async def test_a_stop_waits_for_the_one_that_still_drains(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with make(tmp_path, []) as supervisor:
+            one = supervisor.start(server(listener))
+            kept = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 60)
+            old = int(await asyncio.to_thread(kept.recv, 16))
+            kept.sendall(b"k")
+            one.restart()
+            successor = await asyncio.to_thread(answer_of, port)
+            one.kill()
+            kept.close()
+        assert not alive(old)
+        assert not alive(successor)

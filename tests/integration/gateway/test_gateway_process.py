@@ -191,3 +191,41 @@ async def test_plain_http_beyond_this_machine_is_warned_about(tmp_path: Path) ->
                 warned.add(line.partition("url=")[2].split()[0])
     assert "http://192.0.2.9:1" in warned
     assert any(url.startswith("http://0.0.0.0:") for url in warned)
+
+
+async def test_it_accepts_on_the_socket_it_was_handed_and_a_killed_one_refuses_nobody(
+    controller: ScriptedController, http: aiohttp.ClientSession
+) -> None:
+    """As systemd hands it over: LISTEN_PID, LISTEN_FDS, and the descriptor 3. Its own --port counts for nothing."""
+    settings = {"controller": f"unix:{controller.socket}", "gateway_key": GATEWAY_KEY, "port": str(free_port())}
+    with sockets.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with process_with(listener, **settings, hints="false") as gateway:
+            await until_ready(http, port)
+            gateway.kill()
+            await gateway.wait()
+        waiting = asyncio.ensure_future(http.get(f"http://127.0.0.1:{port}/healthz"))
+        async with process_with(listener, **settings, hints="false") as gateway:
+            async with await asyncio.wait_for(waiting, 60) as answer:
+                assert await answer.read() == b"ok\n"
+            gateway.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(gateway.wait(), 60) == 0
+
+
+@contextlib.asynccontextmanager
+async def process_with(listener: sockets.socket, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    hand_over = f"""
+import os
+os.dup2({listener.fileno()}, 3)
+os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "gateway"}}
+"""
+    env = {**os.environ, **{f"CORRAL_{name.upper()}": value for name, value in settings.items()}}
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", hand_over + RUN, env=env, pass_fds=(listener.fileno(),)
+    )
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            started.kill()
+        await started.wait()

@@ -55,3 +55,8 @@ def test_a_damaged_memory_is_no_obstacle(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     folder.ports.write_bytes(b"{")
     assert read_ports(folder) == {}
+
+
+def test_a_public_port_that_was_handed_to_us_is_not_looked_for(taken: int) -> None:
+    ports = choose_ports(UpSettings(port=8080), HERE, remembered={}, listening=taken)
+    assert ports["--port"] == taken

@@ -26,6 +26,7 @@ T = TypeVar("T")
 FLEET = ("bus", "controller", "gateway")
 _OWN_TOKEN_LIFE_S = 900.0
 _LOOK_EVERY_S = 0.1
+_LOOK_WITHIN_S = 2.0
 _TRY_EVERY_S = 0.5
 _HOPELESS_AFTER = 3  # ends in a row, before the fleet was ever ready
 
@@ -74,7 +75,10 @@ class BringUp:
     async def _missing(self, client: Client) -> str | None:
         """None when it is ready, else why it is not."""
         try:
-            status, body = await client.status_of("/readyz")
+            async with asyncio.timeout(_LOOK_WITHIN_S):  # while the gateway starts, connections wait in its backlog
+                status, body = await client.status_of("/readyz")
+        except TimeoutError:
+            return "no answer yet"
         except CorralError as error:
             return error.message
         return None if status == 200 else body.decode("utf-8", errors="replace").strip()[:200] or f"HTTP {status}"

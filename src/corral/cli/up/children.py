@@ -5,6 +5,8 @@ Settings travel by environment, secrets by the path of their file: a command lin
 
 from __future__ import annotations
 
+import math
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ class ChildSpec:
     command: tuple[str, ...]
     env: Mapping[str, str]
     stop_timeout_s: float
+    listeners: tuple[socket.socket, ...] = ()  # handed to each run of it (kit/socket_activation.py)
+    steady_after_s: float = math.inf  # for one that cannot say that it is ready: it had a good start after so long
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,15 @@ def worker_settings(site: Site) -> dict[str, str]:
 
 
 def role_child(
-    name: str, kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str], *, stop_timeout_s: float
+    name: str,
+    kind: type[Any],
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    stop_timeout_s: float,
+    listeners: tuple[socket.socket, ...] = (),
 ) -> ChildSpec:
-    return ChildSpec(name, (*ROLE, name), role_env(kind, settings, environ), stop_timeout_s)
+    return ChildSpec(name, (*ROLE, name), role_env(kind, settings, environ), stop_timeout_s, listeners)
 
 
 def role_env(kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

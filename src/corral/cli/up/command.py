@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +36,9 @@ from corral.cli.up.settings import UpSettings
 from corral.cli.up.supervisor import Supervisor, Timing
 from corral.client.contexts import forget_context, refuse_taken
 from corral.kit.clock import SystemClock
+from corral.kit.socket_activation import take_listeners
+
+_BUS_STEADY_AFTER_S = 2.0  # nats-server that cannot start ends at once, and it does not say when it is ready
 
 HELP = """Run a whole fleet on this machine: bus, controller, gateway and a worker.
 
@@ -60,15 +64,20 @@ def up(settings: UpSettings) -> int:
             prepare.make_folders(folder)
             prepare.check_room(folder)
             held.enter_context(hold(folder.lock))
-            site = settle(settings, folder)
-            specs = make_ready(settings, site)
+            inherited = tuple(take_listeners(os.environ))  # systemd's, where it has a socket unit for us
+            site = settle(settings, folder, inherited)
+            listeners = inherited or machine.listen_on(site.bind, site.port, "--port")
+            for listener in listeners:
+                held.enter_context(listener)
+            specs = make_ready(settings, site, listeners)
         return asyncio.run(serve(settings, site, specs))
 
 
-def settle(settings: UpSettings, folder: DataFolder) -> Site:
+def settle(settings: UpSettings, folder: DataFolder, inherited: Sequence[socket.socket] = ()) -> Site:
     """Every address and port, or the one line that says which cannot be had."""
     bind = settings.bind
-    ports = choose_ports(settings, bind, remembered=read_ports(folder))
+    listening = inherited[0].getsockname()[1] if inherited else 0
+    ports = choose_ports(settings, bind, remembered=read_ports(folder), listening=listening)
     remember_ports(folder, ports)
     everywhere = bind in ("0.0.0.0", "::")
     return Site(
@@ -94,8 +103,8 @@ def _chosen_blobs() -> Path | None:
     return Path(chosen).expanduser().absolute() if chosen else None
 
 
-def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:
-    """Secrets, certificates, configuration; and what to start."""
+def make_ready(settings: UpSettings, site: Site, listeners: tuple[socket.socket, ...] = ()) -> dict[str, ChildSpec]:
+    """Secrets, certificates, configuration; and what to start. `listeners`: of the public port."""
     folder = site.folder
     prepare.make_run_folder(site.run)
     prepare.make_key(folder.admin_key)
@@ -113,14 +122,21 @@ def make_ready(settings: UpSettings, site: Site) -> dict[str, ChildSpec]:
         )
     )
     stop_s = settings.stop_timeout_s
-    specs = {"bus": ChildSpec("bus", bus, _without_settings(), stop_s)}
+    specs = {"bus": ChildSpec("bus", bus, _without_settings(), stop_s, steady_after_s=_BUS_STEADY_AFTER_S)}
     for name, decided in (
         ("controller", controller_settings(site)),
         ("gateway", gateway_settings(site)),
         ("worker", worker_settings(site)),
     ):
         if name != "worker" or settings.worker:
-            specs[name] = role_child(name, settings_of(name), decided, os.environ, stop_timeout_s=stop_s)
+            specs[name] = role_child(
+                name,
+                settings_of(name),
+                decided,
+                os.environ,
+                stop_timeout_s=stop_s,
+                listeners=listeners if name == "gateway" else (),
+            )
     return specs
 
 

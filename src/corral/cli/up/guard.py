@@ -4,14 +4,22 @@
 the parent: the parent has threads, and Python must not run in a forked child that had them. The death signal survives
 the exec. SIGKILL, because the parent's sudden end is a crash: nothing shall tidy up (a worker would stop its backends,
 which are meant to outlive it), and nothing shall linger.
+
+The guard also puts listening sockets where the protocol of socket activation wants them: at descriptor 3 and up, with
+the process id of the command, which is known only here.
 """
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+FIRST_FD = 3
+LISTENERS = "CORRAL_INTERNAL_LISTENERS"  # from the supervisor: descriptors of listening sockets, "7,8"
+LISTENER_NAME = "CORRAL_INTERNAL_LISTENER_NAME"
+READY_FD = "CORRAL_INTERNAL_READY_FD"
 
 
 def main() -> None:
@@ -25,10 +33,34 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         # Ignored signals survive an exec, and Python ignores SIGPIPE: the command shall start as any other does.
         signal.signal(each, signal.SIG_DFL)
+    pass_listeners()
     try:
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"cannot start {command[0]}: {error.strerror}")
+
+
+def pass_listeners() -> None:
+    listeners = [int(number) for number in os.environ.pop(LISTENERS, "").split(",") if number]
+    name = os.environ.pop(LISTENER_NAME, "")
+    if not listeners:
+        return
+    free = FIRST_FD + len(listeners)  # every descriptor that may be in the way of the sockets moves beyond them first
+    copies = [move_beyond(each, free) for each in listeners]
+    if READY_FD in os.environ:
+        os.environ[READY_FD] = str(move_beyond(int(os.environ[READY_FD]), free))
+    for place, copy in enumerate(copies, FIRST_FD):
+        os.dup2(copy, place)
+        os.close(copy)
+    os.environ["LISTEN_PID"] = str(os.getpid())
+    os.environ["LISTEN_FDS"] = str(len(listeners))
+    os.environ["LISTEN_FDNAMES"] = ":".join([name] * len(listeners))
+
+
+def move_beyond(descriptor: int, first: int) -> int:
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, first)
+    os.close(descriptor)
+    return moved
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import psutil
 
 from corral.kit.errors import Failed
+from corral.kit.socket_activation import open_listeners
 
 
 def addresses() -> tuple[str, ...]:
@@ -76,6 +77,14 @@ def check_port(host: str, port: int, flag: str) -> None:
     """`Failed` with a line that names the port, who has it if we may know, and the flag that chooses another."""
     try:
         _listening(host, port).close()
+    except OSError as error:
+        raise Failed(_why_not(error, host, port, flag)) from error
+
+
+def listen_on(host: str, port: int, flag: str) -> tuple[socket.socket, ...]:
+    """The sockets of a port that `choose_ports` found. `Failed` when somebody has been quicker."""
+    try:
+        return tuple(open_listeners(host, port))
     except OSError as error:
         raise Failed(_why_not(error, host, port, flag)) from error
 

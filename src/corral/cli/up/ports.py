@@ -18,8 +18,11 @@ from corral.kit.files import write_atomically
 _USUAL = {"--bus-port": 4222, "--blob-port": 8090, "--ingress-port": 50050}
 
 
-def choose_ports(settings: UpSettings, bind: str, *, remembered: Mapping[str, int]) -> dict[str, int]:
-    """By flag. Raises `Failed` with the line that names a port that was asked for and cannot be had."""
+def choose_ports(
+    settings: UpSettings, bind: str, *, remembered: Mapping[str, int], listening: int = 0
+) -> dict[str, int]:
+    """By flag. `listening`: the public port, where a socket on it was handed to us. Raises `Failed` with the line that
+    names a port that was asked for and cannot be had."""
     asked: dict[str, int | None] = {
         "--port": settings.port,
         "--bus-port": settings.bus_port,
@@ -28,6 +31,9 @@ def choose_ports(settings: UpSettings, bind: str, *, remembered: Mapping[str, in
     if settings.worker:
         asked["--ingress-port"] = settings.ingress_port
     chosen: dict[str, int] = {}
+    if listening:
+        chosen["--port"] = listening
+        del asked["--port"]
     for flag, port in asked.items():
         if port:
             machine.check_port(bind, port, flag)

@@ -52,14 +52,14 @@ class UpSettings:
         "say so when the fleet is not ready after so long", default=Seconds(60), check=positive, advanced=True
     )
     restart_first_s: Seconds = setting(
-        "wait before a process that ended is started again; doubles",
+        "wait before a process whose start failed is started again; doubles with each failure",
         default=Seconds(0.5),
         check=positive,
         advanced=True,
     )
     restart_cap_s: Seconds = setting("longest such wait", default=Seconds(30), check=positive, advanced=True)
     steady_after_s: Seconds = setting(
-        "a process that ran for so long starts with the short wait again",
+        "a process that ran for so long had a good start, even where it did not report that it is ready",
         default=Seconds(30),
         check=positive,
         advanced=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
+from corral.kit.socket_activation import report_ready
 from corral.kit.tasks import run_every
 from corral.worker.agent.answers import Deleted, RegisterAgain
 from corral.worker.agent.controller import ControllerApi
@@ -87,6 +89,7 @@ class Agent:
             began = self.clock.monotonic()
             try:
                 await self.ingress.welcome(reply)
+                report_ready(os.environ)  # whatever ends it from here on, its start has not failed
                 lost = await self._live(reply, stopped, hurry)
             except CannotGoOn:
                 raise
