@@ -93,6 +93,7 @@ class ReplicaWorker(CorralWorker):
         self.starts = StartScript()
         self.processes: dict[str, ReplicaProcess] = {}
         self.started: list[dict[str, Any]] = []
+        self.models_at_start: list[set[str]] = []  # what ran here whenever a process was added
         self.told: list[dict[str, Any]] = []  # every order for a replica, as it came
         self._ended: dict[tuple[str, int], ReplicaResult] = {}
         self._at: set[tuple[str, int]] = set()
@@ -178,6 +179,7 @@ class ReplicaWorker(CorralWorker):
             devices=order.devices,
         )
         self.processes[order.process_id] = process
+        self.models_at_start.append({each.model for each in self.processes.values()})
         await self.beat()
         if self.starts.hold is not None:
             await self.starts.hold.wait()

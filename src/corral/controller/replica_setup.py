@@ -21,6 +21,7 @@ def replica_settings(settings: ControllerSettings) -> ReplicaSettings:
             cooldown=Cooldown(first=timedelta(seconds=cooldown_s), longest=timedelta(seconds=max(300.0, cooldown_s))),
             policy=Policy(
                 disk_check=settings.disk_check,
+                exclusive_groups=settings.exclusive_groups,
                 shared_models=settings.shared_models,
                 up_after_s=settings.scale_up_after_s,
                 down_after_s=settings.scale_down_after_s,

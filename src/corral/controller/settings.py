@@ -252,6 +252,10 @@ class _ControllerSettings:
         default=True,
         aliases=("LOCALAI_DISTRIBUTED_DISK_HEADROOM_CHECK",),
     )
+    exclusive_groups: bool = setting(
+        "models that share a concurrency group are never on one node together; off: they are kept apart where possible",
+        default=True,
+    )
     shared_models: bool = setting(
         "every node sees the same models folder: files are not fetched",
         default=False,

@@ -185,6 +185,35 @@ async def test_two_models_that_fit_only_one_at_a_time_give_way_to_each_other(loc
     assert await local.shown("b") == []
 
 
+async def test_models_of_one_concurrency_group_are_never_on_one_node_together(local: ReplicaFleet) -> None:
+    """There is memory for both; each evicts the other while that one is idle."""
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("a", memory="1GiB", concurrency_groups=["big"])
+    await local.define("b", memory="1GiB", concurrency_groups=["big", "other"])
+    for name in ("a", "b", "a"):
+        await local.ask(name)
+        await local.until_ready(name)
+        await local.until_settled()
+    assert barn.models_at_start == [{"a"}, {"b"}, {"a"}]
+
+
+async def test_a_group_added_to_a_running_model_parts_the_two(local: ReplicaFleet) -> None:
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("a", memory="1GiB", concurrency_groups=["big"])
+    await local.define("b", memory="1GiB")
+    for name in ("a", "b"):
+        await local.ask(name)
+        await local.until_ready(name)
+    shed = await local.worker("shed", has="llama-cpp")
+    await local.define("b", memory="1GiB", concurrency_groups=["big"])
+
+    def models_of(worker: ReplicaWorker) -> set[str]:
+        return {process.model for process in worker.processes.values()}
+
+    await until(lambda: len(models_of(barn)) == 1 and len(models_of(shed)) == 1)
+    assert models_of(barn) | models_of(shed) == {"a", "b"}
+
+
 async def test_a_busy_model_is_not_evicted_and_the_other_waits(patient: ReplicaFleet) -> None:
     barn = await patient.worker("barn", has="llama-cpp", total_ram=16 * GIB, available_ram=15 * GIB)
     await patient.define("a", memory="10GiB")

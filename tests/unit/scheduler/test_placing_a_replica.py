@@ -187,16 +187,17 @@ def test_the_least_busy_node_of_those_that_have_other_models() -> None:
     assert placed(world([a, b], [of], there), of).node == "b"
 
 
-def test_members_of_a_group_keep_apart_while_they_can() -> None:
+def test_members_of_a_group_that_is_a_preference_keep_apart_while_they_can() -> None:
     of, other = model(gib=1, concurrency_groups=("big",)), model("other", concurrency_groups=("small", "big"))
     a, b = cpu_node("a", ram_gib=64), cpu_node("b")
-    seen = world([a, b], [of, other], [replica(a, other)])
+    soft = Policy(exclusive_groups=False)
+    seen = world([a, b], [of, other], [replica(a, other)], policy=soft)
     assert placed(seen, of).node == "b"
-    alone = placed(world([a], [of, other], [replica(a, other)]), of)
+    alone = placed(world([a], [of, other], [replica(a, other)], policy=soft), of)
     assert alone.node == "a"
     assert "would rather not be beside other" in alone.text
     unrelated = model(gib=1, concurrency_groups=("quiet",))
-    assert "beside" not in placed(world([a], [unrelated, other], [replica(a, other)]), unrelated).text
+    assert "beside" not in placed(world([a], [unrelated, other], [replica(a, other)], policy=soft), unrelated).text
 
 
 def test_where_it_failed_last_comes_last() -> None:
@@ -220,7 +221,7 @@ def test_as_if_others_had_ended() -> None:
     seen = world([node], [of], [other])
     found = refused(seen, of)
     assert found.ever
-    assert found.verdicts[0].only_memory
+    assert found.verdicts[0].only_replicas
     assert placed(seen, of, gone={other.key}).node == "gpu"
 
 

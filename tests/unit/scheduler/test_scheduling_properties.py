@@ -18,6 +18,7 @@ from corral.contract.hardware import Device
 from corral.contract.labels import selector_of_map
 from corral.controller.scheduler.evict import MakeRoom, Purpose, WaitForRoom, can_answer, choose_place
 from corral.controller.scheduler.explain import explain_model, explain_node
+from corral.controller.scheduler.groups import shared_groups
 from corral.controller.scheduler.place import NoRoom, Placed, judge, place
 from corral.controller.scheduler.room import as_replica_device, devices_of, room_of
 from corral.controller.scheduler.scale import Down, Unsatisfied, Up, plan_scale
@@ -220,6 +221,27 @@ def test_what_was_placed_fits_and_is_taken(world: World) -> None:
             assert found.fit.memory_bytes <= room.left_of_budget
         if not found.fit.devices and model.memory.known and room.ram.free_bytes is not None:
             assert found.fit.memory_bytes + found.fit.host_bytes <= room.ram.free_bytes
+
+
+def members_together(world: World) -> set[tuple[str, str]]:
+    """Models of one group on one node, as pairs of (node, both names)."""
+    return {
+        (node_id, f"{one.model} and {other.model}")
+        for node_id, there in world.on_node.items()
+        for one in there
+        for other in there
+        if one.model in world.models and shared_groups(world, world.models[one.model], other)
+    }
+
+
+@SOME
+@given(worlds(), st.sampled_from(list(Purpose)))
+def test_no_decision_brings_two_members_of_a_group_together(world: World, purpose: Purpose) -> None:
+    for model in world.models.values():
+        found = choose_place(world, model, purpose)
+        if not isinstance(found, Placed):
+            continue
+        assert members_together(carried_out(world, found, model)) == members_together(world)
 
 
 @SOME

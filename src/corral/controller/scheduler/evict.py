@@ -1,8 +1,9 @@
 """Making room: which replicas have to give way so that another fits. Pure.
 
-Only where nothing but memory is in the way, on one node, and no more of them than it takes: rather one of several of a
-model than its last, and the least recently used first. Never one that is busy, pinned, or needed by what people asked
-for (DESIGN §9, invariant 8): what keeps each is told. If it is only a question of time, the answer is to wait.
+Only where nothing but other replicas is in the way (their memory, or a concurrency group), on one node, and no more of
+them than it takes: rather one of several of a model than its last, and the least recently used first. Never one that is
+busy, pinned, or needed by what people asked for (DESIGN §9, invariant 8): what keeps each is told. If it is only a
+question of time, the answer is to wait.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def choose_place(
     found = place(world, model, only=only)
     if isinstance(found, Placed):
         return found
-    nodes = [world.nodes[verdict.node_id] for verdict in found.verdicts if verdict.only_memory]
+    nodes = [world.nodes[verdict.node_id] for verdict in found.verdicts if verdict.only_replicas]
     if not nodes:
         looking = any(verdict.only_looking for verdict in found.verdicts)
         return WaitForRoom(found.text, found.verdicts) if looking else found

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from corral.blobs.progress import human_bytes
 from corral.controller.scheduler.fit import Fit, TooLittle, find_fit
+from corral.controller.scheduler.groups import rivals, shared_groups
 from corral.controller.scheduler.room import Key, room_of
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState, World
 from corral.kit.lines import in_short
@@ -21,7 +22,7 @@ NOT_LOOKED_UP = Build(BuildState.UNKNOWN, "nobody has looked yet whether there i
 
 @dataclass(frozen=True)
 class Check:
-    name: str  # node, selector, backend, slots, disk, memory
+    name: str  # node, selector, backend, slots, group, disk, memory
     ok: bool
     text: str
     lasting: bool = False  # of a failed one: time alone does not cure it
@@ -32,7 +33,7 @@ class Score(NamedTuple):
     """Compared field by field; the smaller wins. The order is the ranking."""
 
     failed: bool  # its last start there failed: anywhere else first
-    grouped: int  # replicas there of models that would rather be apart from it (concurrency groups: soft)
+    grouped: int  # replicas there of models of its concurrency groups (where these are only a preference)
     uncertain: bool  # nobody knows whether it fits
     in_ram: bool  # no accelerator
     replicas: int  # of the same model there: one machine's end should not be that of all
@@ -61,9 +62,10 @@ class Verdict:
         return self.score is not None
 
     @property
-    def only_memory(self) -> bool:
-        """Nothing but others' memory is in the way."""
-        return self.could_hold and [check.name for check in self.checks if not check.ok] == ["memory"]
+    def only_replicas(self) -> bool:
+        """Only other replicas are in the way: their memory, or a concurrency group they share with this model."""
+        failed = {check.name for check in self.checks if not check.ok}
+        return self.could_hold and bool(failed) and failed <= {"memory", "group"}
 
     @property
     def only_looking(self) -> bool:
@@ -125,17 +127,18 @@ def judge(world: World, model: Model, node: Node, gone: Collection[Key] = ()) ->
     replicas = world.on_node.get(node.id, ())
     found = find_fit(model, node, build, room_of(node, replicas, world.policy, gone))
     fetch = fetch_bytes(model, node, build, world.policy)
+    peers = rivals(world, model, node, gone)
     checks = (
         check_node(node),
         check_selector(model, node),
         _check_backend(model, build),
         _check_slots(world, model, node),
+        *_group_checks(world, model, peers),
         _check_disk(model, node, world.policy),
         Check("memory", isinstance(found, Fit), found.text),
     )
     failed = model.failed_on.get(node.id, "")
-    peers = [replica for replica in replicas if replica.key not in gone and _keep_apart(world, model, replica)]
-    notes = _notes(model, build, fetch, failed, peers)
+    notes = _notes(model, build, fetch, failed, () if world.policy.exclusive_groups else peers)
     if isinstance(found, TooLittle) or not all(check.ok for check in checks):
         could = isinstance(found, Fit) or found.ever
         fit = found if isinstance(found, Fit) else None
@@ -229,6 +232,17 @@ def _check_slots(world: World, model: Model, node: Node) -> Check:
     return Check("slots", there < most, f"{there} of at most {most} replicas of it there")
 
 
+def _group_checks(world: World, model: Model, rivals_there: Sequence[Replica]) -> tuple[Check, ...]:
+    """Only of a model that has groups, and only where they are more than a preference."""
+    if not (model.concurrency_groups and world.policy.exclusive_groups):
+        return ()
+    if not rivals_there:
+        return (Check("group", True, "no other model of its concurrency groups is there"),)
+    rival = min(rivals_there, key=lambda replica: replica.model)
+    group = shared_groups(world, model, rival)[0]
+    return (Check("group", False, f"{rival.model} of the same concurrency group {group!r} is there"),)
+
+
 def _check_disk(model: Model, node: Node, policy: Policy) -> Check:
     """Contract, http.md §2.6: what has to be fetched and some room to breathe. A node that tells no disk passes."""
     missing = missing_files_bytes(model, node, policy)
@@ -256,13 +270,6 @@ def _counted(world: World, model: Model, node_id: str) -> list[Replica]:
         and replica.revision == model.revision
         and replica.state is not ReplicaState.STOPPING
     ]
-
-
-def _keep_apart(world: World, model: Model, replica: Replica) -> bool:
-    if not model.concurrency_groups or replica.model == model.name or replica.state is ReplicaState.STOPPING:
-        return False
-    other = world.models.get(replica.model)
-    return other is not None and not set(other.concurrency_groups).isdisjoint(model.concurrency_groups)
 
 
 def _notes(model: Model, build: Build, fetch: int, failed: str, peers: Sequence[Replica]) -> tuple[str, ...]:

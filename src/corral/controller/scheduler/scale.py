@@ -1,9 +1,10 @@
 """How many replicas of a model there should be: one step at a time, and why. Pure (contract: http.md §6.7).
 
 What is counted are replicas of the present revision on healthy nodes that the selector still picks. Others of it that
-live are *leaving*: of an old revision, on a node that is being drained, or where the labels no longer fit. They answer
-until enough of the counted ones do, and go then. The first replica of a model nobody scheduled is not decided here: it
-comes when somebody asks for it (`controller/loads`).
+live are *leaving*: of an old revision, on a node that is being drained, where the labels no longer fit, or beside a
+model of the same concurrency group that has precedence there. They answer until enough of the counted ones do, and go
+then. The first replica of a model nobody scheduled is not decided here: it comes when somebody asks for it
+(`controller/loads`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from corral.controller.scheduler.evict import MakeRoom, Purpose, WaitForRoom, can_answer, choose_place
+from corral.controller.scheduler.groups import why_it_must_leave
 from corral.controller.scheduler.place import NoRoom, Placed, check_node, check_selector, place
 from corral.controller.scheduler.world import BuildState, Model, Node, Replica, ReplicaState, World
 
@@ -128,7 +130,9 @@ class _Look:
             return ""
         if node.status == "draining":
             return f"{node.name} is being drained"
-        return "" if check_selector(self.model, node).ok else f"{node.name} is no longer selected"
+        if not check_selector(self.model, node).ok:
+            return f"{node.name} is no longer selected"
+        return why_it_must_leave(self.world, self.model, replica)
 
     def unused_s(self, replica: Replica) -> float:
         since = replica.unused_since()

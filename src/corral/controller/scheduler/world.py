@@ -188,6 +188,7 @@ class Policy:
     """The numbers of placing, evicting and scaling. Settings of the controller."""
 
     disk_check: bool = True  # off: too little disk is told and does not count
+    exclusive_groups: bool = True  # off: concurrency groups are a preference among nodes
     shared_models: bool = False  # every node sees the same models folder: nothing is fetched
     disk_share: float = 0.05  # contract: the size, and the larger of these two
     disk_spare_bytes: int = GIB

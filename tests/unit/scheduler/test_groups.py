@@ -1,0 +1,126 @@
+"""Concurrency groups: two models that share one are never on the same node together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from corral.controller.scheduler.evict import MakeRoom, Purpose, WaitForRoom, choose_place
+from corral.controller.scheduler.place import NoRoom, Placed
+from corral.controller.scheduler.scale import Down, Hold, Up, plan_scale
+from corral.controller.scheduler.world import Policy, Replica, ReplicaState, World
+from tests.support.scheduling import ago, cpu_node, model, replica, with_schedule, world
+
+A, B = cpu_node("a", ram_gib=64), cpu_node("b", ram_gib=32)
+NEW = model("new", 1, concurrency_groups=("big",))
+OLD = model("old", 1, concurrency_groups=("small", "big"))
+
+
+def seen(*replicas: Replica, nodes: tuple[Any, ...] = (A,), models: tuple[Any, ...] = (NEW, OLD), **more: Any) -> World:
+    return world(nodes, models, replicas, **more)
+
+
+def test_another_node_is_chosen_while_there_is_one() -> None:
+    found = choose_place(seen(replica(A, OLD), nodes=(A, B)), NEW)
+    assert isinstance(found, Placed)
+    assert found.node == "b"
+
+
+def test_an_idle_rival_is_evicted() -> None:
+    found = choose_place(seen(replica(A, OLD)), NEW)
+    assert isinstance(found, MakeRoom), found
+    assert [victim.model for victim in found.victims] == ["old"]
+    assert found.placed.node == "a"
+
+
+def test_only_the_rival_is_evicted() -> None:
+    other = model("other", 1, concurrency_groups=("small",))
+    there = (replica(A, other, ready_at=ago(9000)), replica(A, OLD), replica(A, "unknown"))
+    found = choose_place(seen(*there, models=(NEW, OLD, other)), NEW)
+    assert isinstance(found, MakeRoom), found
+    assert [victim.model for victim in found.victims] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"in_flight": 1}, "a: waits for room: old is busy with 1 request"),
+        ({"state": ReplicaState.STARTING, "ready_at": None}, "a: waits for room: old is starting"),
+        ({"last_used_at": ago(1)}, "a: waits for room: old was used a moment ago"),
+        ({"state": ReplicaState.STOPPING}, "a: waits for old to end"),
+    ],
+)
+def test_a_rival_in_use_is_waited_for(more: dict[str, Any], text: str) -> None:
+    found = choose_place(seen(replica(A, OLD, **more)), NEW)
+    assert isinstance(found, WaitForRoom), found
+    assert found.text == text
+
+
+@pytest.mark.parametrize(
+    ("rival", "why"),
+    [
+        (replace(OLD, pinned=True), "old is pinned"),
+        (with_schedule(OLD, min_replicas=1), "old has 1 replicas and needs 1"),
+        (with_schedule(OLD, spread_all=True), "old belongs on every node"),
+    ],
+)
+def test_a_rival_that_is_required_stays_and_the_refusal_names_it(rival: Any, why: str) -> None:
+    found = choose_place(seen(replica(A, rival), models=(NEW, rival)), NEW)
+    assert isinstance(found, NoRoom), found
+    assert found.ever
+    assert "old of the same concurrency group 'big' is there" in found.text
+    assert found.kept == (why,)
+
+
+def test_growth_makes_no_rival_cold() -> None:
+    assert isinstance(choose_place(seen(replica(A, OLD)), NEW, Purpose.GROWTH), NoRoom)
+
+
+def test_replicas_of_one_model_are_no_rivals() -> None:
+    node = replace(A, max_replicas_per_model=2)
+    found = choose_place(seen(replica(node, NEW), nodes=(node,)), NEW)
+    assert isinstance(found, Placed)
+
+
+def test_as_a_preference_a_rival_is_joined_when_there_is_no_other_node() -> None:
+    found = choose_place(seen(replica(A, OLD), policy=Policy(exclusive_groups=False)), NEW)
+    assert isinstance(found, Placed)
+    assert "would rather not be beside old" in found.text
+
+
+# A group added to the definition of a model that runs already.
+
+
+def together(**of_new: Any) -> tuple[Replica, Replica]:
+    return replica(A, OLD, ready_at=ago(9000)), replica(A, NEW, **of_new)
+
+
+def test_of_two_that_meet_one_leaves() -> None:
+    there = seen(*together())
+    leaves = plan_scale(there, NEW)
+    assert isinstance(leaves, Down)
+    assert leaves.text == "old of the same concurrency group 'big' has precedence on a"
+    assert isinstance(plan_scale(there, OLD), Hold)
+
+
+def test_the_one_in_use_stays() -> None:
+    there = seen(*together(in_flight=1))
+    assert isinstance(plan_scale(there, OLD), Down)
+    assert isinstance(plan_scale(there, NEW), Hold)
+
+
+def test_the_pinned_one_stays() -> None:
+    pinned = replace(NEW, pinned=True)
+    there = seen(*together(), models=(pinned, OLD))
+    assert isinstance(plan_scale(there, OLD), Down)
+    assert isinstance(plan_scale(there, pinned), Hold)
+
+
+def test_one_that_was_used_lately_moves_before_it_leaves() -> None:
+    there = seen(*together(last_used_at=ago(60)), nodes=(A, B))
+    step = plan_scale(there, NEW)
+    assert isinstance(step, Up)
+    assert isinstance(step.decision, Placed)
+    assert step.decision.node == "b"
