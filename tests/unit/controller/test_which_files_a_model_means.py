@@ -18,11 +18,12 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import read_definition
 from corral.controller.files.door import Certificate, told_url
 from corral.controller.files.origins import Origins, OriginSettings
-from corral.controller.files.wanted import on_a_worker, wanted_files, wanted_snapshots
+from corral.controller.files.wanted import on_a_worker, still_meant, wanted_files, wanted_snapshots
 from corral.controller.models.folder import with_local_files
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings
+from corral.store.model_files import StoredFile
 
 
 def wanted(folder: Path | None = None, **words: Any) -> list[tuple[str, str]]:
@@ -184,3 +185,40 @@ def test_what_was_there_before_is_no_speed() -> None:
     now = 2.0
     second(Progress(Phase.DOWNLOADING, "b", 500, 1000))
     assert (told[-1].current_bytes, told[-1].rate) == (1600, 50.0)
+
+
+def stored(path: str, uri: str, digest: str = "sha256:" + "a" * 64) -> StoredFile:
+    return StoredFile("m", path, uri, uri, digest, 7)
+
+
+HUB = "huggingface://org/repo@main"
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ({"download_files": [{"filename": "w.gguf", "uri": "https://x/w"}]}, ["w.gguf"]),
+        ({"download_files": [{"filename": "w.gguf", "uri": "https://x/other"}]}, []),
+        ({"download_files": [{"filename": "w.gguf", "uri": "https://x/w", "sha256": "a" * 64}]}, ["w.gguf"]),
+        ({"download_files": [{"filename": "w.gguf", "uri": "https://x/w", "sha256": "b" * 64}]}, []),
+        ({"parameters": {"model": "https://x/w"}}, ["w.gguf"]),
+        ({"parameters": {"model": "own.gguf"}}, ["own.gguf"]),
+        ({"parameters": {"model": "folder"}}, ["folder/a", "folder/b"]),
+        ({"parameters": {"model": "org/repo"}, "backend": "vllm"}, ["org/repo/a"]),
+        ({"parameters": {"model": "org/other"}, "backend": "vllm"}, []),
+        ({}, []),
+    ],
+)
+def test_of_what_was_fetched_before_an_edit_only_what_is_still_meant_counts(
+    words: dict[str, Any], kept: list[str]
+) -> None:
+    rows = [
+        stored("w.gguf", "https://x/w"),
+        stored("own.gguf", "file:///models/own.gguf"),
+        stored("folder/a", "file:///models/folder/a"),
+        stored("folder/b", "file:///models/folder/b"),
+        stored("org/repo/", HUB),
+        stored("org/repo/a", "huggingface://org/repo@0123/a"),
+    ]
+    definition = read_definition({"name": "m", "backend": "b"} | words)
+    assert [row.path for row in still_meant(definition, rows)] == kept

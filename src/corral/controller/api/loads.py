@@ -55,7 +55,7 @@ class ModelLoads(Controller):
         name = whole_name(model)
         if not principal_of(request).may_use(name):  # as under /v1: whether there is such a model is not its business
             raise NotFound(f"{name} is not being loaded")
-        found = await loads.wait(await _meant(models, name), since=since, wait_s=wait_s)
+        found = await loads.wait(await _meant(models, name), since=since, wait_s=wait_s, current=True)
         if found is None or (found.state == LoadState.LOADED and not since):
             raise NotFound(f"{name} is not being loaded")
         return found
@@ -64,7 +64,7 @@ class ModelLoads(Controller):
         "/load", guards=(admins,), status_code=202, summary="Have a replica of it loaded, out of a gallery if need be"
     )
     async def load(self, request: AnyRequest, loads: Loads, model: str) -> LoadStatus:
-        return await loads.ask(whole_name(model), by=principal_of(request).name)
+        return await loads.ask(whole_name(model), by=principal_of(request).name, current=True)
 
     @post("/unload", guards=(admins,), status_code=200, summary="End its replicas when they have done their work")
     async def unload(

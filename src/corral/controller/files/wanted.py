@@ -17,7 +17,9 @@ from corral.contract.artifacts import HubSnapshot, snapshot_of
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.contract.sources import file_name, is_repository_id, is_safe_path
+from corral.controller.files.snapshots import row_path, uri_of
 from corral.kit.errors import Invalid
+from corral.store.model_files import StoredFile
 
 SET_LENGTH = 12
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
@@ -43,7 +45,7 @@ def wanted_files(definition: Definition, folder: Path | None = None) -> tuple[Mo
     listed = {file.path: file for file in definition.files}
     brought = [each.folder for each in wanted_snapshots(definition, folder)]
     first: list[ModelFile] = []
-    for position, word in enumerate(_words(definition)):
+    for position, word in enumerate(named_in(definition)):
         if snapshot_of(word) is not None or any(f"{word}/".startswith(f"{each}/") for each in brought):
             continue
         found = [listed[word]] if word in listed else _implied(word, definition.files, folder)
@@ -56,7 +58,8 @@ def wanted_files(definition: Definition, folder: Path | None = None) -> tuple[Mo
     return (*first, *(file for file in listed.values() if file not in first))
 
 
-def _words(definition: Definition) -> Iterator[str]:
+def named_in(definition: Definition) -> Iterator[str]:
+    """The weights first, then what goes with them: paths below the models folder, or URIs."""
     if definition.weights:
         yield definition.weights
     for key in _COMPANIONS:
@@ -87,6 +90,29 @@ def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if file.is_file() and not hidden and not file.name.endswith(_SIDECARS):
             yield ModelFile(file.relative_to(folder).as_posix(), file.absolute().as_uri())
+
+
+def still_meant(definition: Definition, stored: Sequence[StoredFile]) -> list[StoredFile]:
+    """Of what was fetched for a model, the files that its present definition means: an edit may have replaced the rest,
+    whose rows stay until the new files are here. Lists of repositories are left out."""
+    listed = {file.path: file for file in definition.files}
+    names = tuple(named_in(definition))
+    rows = {row.path: row for row in stored}
+    repositories = [
+        each
+        for each in wanted_snapshots(definition)
+        if (row := rows.get(row_path(each))) is not None and row.uri == uri_of(each)
+    ]
+
+    def is_meant(row: StoredFile) -> bool:
+        if (file := listed.get(row.path)) is not None:
+            return row.uri == file.uri and digest_of_file(file) in ("", row.digest)
+        if any(row.path.startswith(f"{each.folder}/") for each in repositories):
+            return True
+        in_folder = row.uri.startswith("file:") and any(f"{row.path}/".startswith(f"{name}/") for name in names)
+        return in_folder or row.uri in names
+
+    return [row for row in stored if not row.is_list and is_meant(row)]
 
 
 def digest_of_file(file: ModelFile) -> str:

@@ -20,7 +20,7 @@ from corral.controller.models.near import unknown_model
 from corral.controller.replicas.life import Stage, leave
 from corral.controller.replicas.reading import read_routing
 from corral.controller.replicas.reconcile import LOADS
-from corral.controller.replicas.world import job_of, job_row_of, read_own, record, row_of
+from corral.controller.replicas.world import job_of, job_row_of, read_own, row_of
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
@@ -48,20 +48,20 @@ class Loads:
         self._clock = clock
         self._cooldown = cooldown or Cooldown()
 
-    async def ask(self, name: str, *, by: str = "", install: bool = True) -> LoadStatus:
+    async def ask(self, name: str, *, by: str = "", install: bool = True, current: bool = False) -> LoadStatus:
         """A replica is wanted. Raises NotFound, with what is near; else says how it stands. `install`: also of a model
-        the fleet does not have yet."""
+        the fleet does not have yet. `current`: replicas of an earlier definition do not count."""
         definition = await self._models.ensure(name, by=by, install=install)
         model = definition.name
         if definition.disabled:
             raise NotFound(f"the model {model} is disabled; `corral models edit {model} --unset disabled` enables it")
-        known = await self._known(definition)
+        known = await self._known(definition, current=current)
         if known is not None:
             return known
         async with self._store.write() as tx:
             now, row = await tx.now(), await load_jobs.find(tx, model)
             before = job_of(row) if row is not None else None
-            if before is not None and _stands(before, definition, now):
+            if before is not None and _stands(before, definition, now, current=current):
                 return jobs.status_of(before, now)
             job = jobs.begin(model, definition.revision, now, before)
             if before is None and not await load_jobs.claim(tx, job_row_of(job)):
@@ -72,12 +72,14 @@ class Loads:
         self._watch.touched(LOADS, model)
         return jobs.status_of(job, now)
 
-    async def find(self, model: str) -> LoadStatus | None:
+    async def find(self, model: str, *, current: bool = False) -> LoadStatus | None:
         """None: it is not being loaded, and nothing answers for it."""
         async with self._store.read() as tx:
-            return await self._find(tx, model)
+            return await self._find(tx, model, current=current)
 
-    async def wait(self, model: str, *, since: int = 0, wait_s: float = 0.0) -> LoadStatus | None:
+    async def wait(
+        self, model: str, *, since: int = 0, wait_s: float = 0.0, current: bool = False
+    ) -> LoadStatus | None:
         """As soon as there is something newer than `since`, or when the time is over."""
         moved = asyncio.Event()
         counters = (LOADS, REPLICAS, "inventory")
@@ -87,7 +89,7 @@ class Loads:
             deadline = self._clock.monotonic() + wait_s
             while True:
                 moved.clear()
-                found = await self.find(model)
+                found = await self.find(model, current=current)
                 left_s = deadline - self._clock.monotonic()
                 if found is None or found.version > since or left_s <= 0:
                     return found
@@ -135,33 +137,50 @@ class Loads:
         self._watch.touched(REPLICAS, model)
         return len(own)
 
-    async def _known(self, definition: Definition) -> LoadStatus | None:
+    async def _known(self, definition: Definition, *, current: bool) -> LoadStatus | None:
         """Nothing has to be written: it answers, or is on its way, or must wait."""
         model = definition.name
         async with self._store.read() as tx:
             now, row = await tx.now(), await load_jobs.find(tx, model)
-            if await self._answers(tx, model):
-                return _loaded(model, now)
-            job = job_of(row) if row is not None else None
-        return jobs.status_of(job, now) if job is not None and _stands(job, definition, now) else None
+            answering = await self._answering(tx, model)
+        if definition.revision in answering or (answering and not current):
+            return _loaded(model, now)
+        job = job_of(row) if row is not None else None
+        if job is None or not _stands(job, definition, now, current=current):
+            return None
+        return _beside(jobs.status_of(job, now), answering)
 
-    async def _find(self, tx: Transaction, model: str) -> LoadStatus | None:
+    async def _find(self, tx: Transaction, model: str, *, current: bool) -> LoadStatus | None:
         now, row = await tx.now(), await load_jobs.find(tx, model)
-        job = record(jobs.Job, row, state=LoadState(row.state)) if row is not None else None
+        job = job_of(row) if row is not None else None
         if job is not None and job.active:
             return jobs.status_of(job, now)
-        if await self._answers(tx, model):
+        answering = await self._answering(tx, model)
+        known = await models.find(tx, model) if current and answering else None
+        if answering and (known is None or known.revision in answering):
             return _loaded(model, now)
-        return jobs.status_of(job, now) if job is not None and jobs.is_shown(job, now, self._cooldown) else None
+        if job is None or not jobs.is_shown(job, now, self._cooldown):
+            return None
+        return _beside(jobs.status_of(job, now), answering)
 
-    async def _answers(self, tx: Transaction, model: str) -> bool:
+    async def _answering(self, tx: Transaction, model: str) -> set[str]:
+        """The revisions of which a replica can answer."""
         shown, _ = await read_routing(tx, model)
-        return bool(shown)
+        return {replica.revision for replica in shown}
 
 
-def _stands(job: Job, definition: Definition, now: datetime) -> bool:
-    """It is under way, or has failed too lately to be tried again. What was changed since is another matter."""
-    return job.active or (job.revision == definition.revision and not job.may_try(now))
+def _beside(status: LoadStatus, answering: set[str]) -> LoadStatus:
+    """A load that failed while replicas of an earlier definition still answer: requests are served, and by what."""
+    if status.state != LoadState.FAILED or not answering:
+        return status
+    return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still answer requests")
+
+
+def _stands(job: Job, definition: Definition, now: datetime, *, current: bool) -> bool:
+    """It is under way, or has failed too lately to be tried again. What was changed since is another matter; so is,
+    with `current`, a load that was begun for an earlier definition and may end with it."""
+    same = job.revision == definition.revision
+    return (same or not current) if job.active else (same and not job.may_try(now))
 
 
 def _loaded(model: str, now: datetime) -> LoadStatus:

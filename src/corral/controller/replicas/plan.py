@@ -36,7 +36,7 @@ from corral.controller.replicas.life import (
 from corral.controller.replicas.mirror import mirror
 from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
 from corral.controller.scheduler.place import NoRoom, Placed, place
-from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, plan_scale
+from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, instead_of_itself, plan_scale
 from corral.controller.scheduler.world import Model, World
 
 MOST_STEPS = 16  # of one model in one look
@@ -246,10 +246,22 @@ class _ModelPlan:
             if self._job is not None and self._job.active:
                 self._job = None
         if self._job is not None and self._job.active and not self._present():
-            self._place(choose_place(self._world(), self._tried(), Purpose.COLD), Purpose.COLD)
+            self._place_first()
         else:
             self._scale()
         self._keep_job()
+
+    def _place_first(self) -> None:
+        """The first replica of the present revision. Those of an earlier one give way where there is no room for both:
+        what they run is not what people asked for any more."""
+        decision = choose_place(self._world(), self._tried(), Purpose.COLD)
+        instead = instead_of_itself(self._world(), self._tried()) if isinstance(decision, NoRoom) else None
+        row = self._decided.rows.get(instead.replica.key) if instead is not None else None
+        if instead is not None and row is not None:
+            _let_go(self._decided, row, instead.text, self._facts)
+            self._wait(f"waits for the replica of the earlier definition to end: it {instead.text}")
+        else:
+            self._place(decision, Purpose.COLD)
 
     # What there is of it.
 

@@ -16,6 +16,7 @@ from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.inventory import find_installed, names_in
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
 from corral.controller.desired.world import TargetKey, rule_of
+from corral.controller.files.wanted import still_meant
 from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
@@ -148,8 +149,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
     schedules = {row.model: row for row in await model_schedules.list_(tx)}
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
-        if not file.is_list:
-            files.setdefault(file.model, []).append(file)
+        files.setdefault(file.model, []).append(file)
     seen: dict[tuple[str, str], list[Seen]] = {}
     for peak in await process_peaks.list_(tx):
         one = Seen(peak.ram_bytes, peak.device_bytes, peak.devices)
@@ -158,7 +158,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
         definition = definition_of(row)
         if definition is None or definition.alias:
             continue
-        stored = files.get(row.id, [])
+        stored = still_meant(definition, files.get(row.id, []))
         schedule = schedules.get(row.id)
         job = read.jobs.get(row.id)
         read.definitions[row.id] = definition

@@ -165,7 +165,7 @@ def _missing(look: _Look) -> Step | None:
     decision = choose_place(look.world, look.model, purpose, only=nodes)
     if not isinstance(decision, NoRoom):
         return Up(decision, purpose, look.told)
-    if instead := _instead_of_itself(look):
+    if instead := instead_of_itself(look.world, look.model):
         return instead
     if not look.model.schedule.scales:  # nobody set a number: what leaves stays until there is room elsewhere
         return Hold(f"{look.told}; {decision.text}", False)
@@ -176,8 +176,9 @@ def _without_one(look: _Look) -> set[str]:
     return {node.id for node in look.everywhere} - {replica.node_id for replica in look.counted}
 
 
-def _instead_of_itself(look: _Look) -> Down | None:
+def instead_of_itself(world: World, model: Model) -> Down | None:
     """Where memory does not hold the old one and the new one, the old one has to go first."""
+    look = _Look(world, model)
     old = [replica for replica in look.leaving if replica.revision != look.model.revision]
     for replica in sorted(old, key=_end_order):
         if isinstance(place(look.world, look.model, gone={replica.key}), Placed):
