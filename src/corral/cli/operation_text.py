@@ -41,12 +41,18 @@ def state(view: OperationView) -> str:
 
 
 def exit_code(views: Iterable[OperationView]) -> int:
-    """0 done, 1 a node is failing, 3 only waiting or not settled yet (DESIGN §5). The worst of several counts. What
-    was taken back while it was followed did not happen, so that is no success either."""
-    states = {state(view) for view in views}
+    """0 done, 1 a node is failing, 3 only waiting (for a first node, too) or not settled yet (DESIGN §5). The worst of
+    several counts. What was taken back while it was followed did not happen, so that is no success either."""
+    seen = list(views)
+    states = {state(view) for view in seen}
     if states & {"failing", "cancelled"}:
         return FAILED
-    return UNDER_WAY if states - {"done"} else DONE
+    return UNDER_WAY if states - {"done"} or any(_waits_for_nodes(view) for view in seen) else DONE
+
+
+def _waits_for_nodes(view: OperationView) -> bool:
+    """An install that found no node has installed nothing: it waits for the first node that joins."""
+    return view.kind == "install" and not view.nodes and view.scope in ("all", "selector")
 
 
 def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
@@ -189,7 +195,10 @@ def history_row(record: OperationRecord, now: datetime | None = None) -> tuple[s
 def report(view: OperationView, now: datetime | None = None) -> list[str]:
     """What a watcher is told when nothing moves any more: what was done, what remains, how to follow it."""
     if not view.nodes:
-        later = "; the first that joins gets it" if view.scope == "all" and view.kind == "install" else ""
+        later = ""
+        if _waits_for_nodes(view):
+            which = "joins" if view.scope == "all" else f"joins with {view.scope_value}"
+            later = f" yet; the first that {which} gets it"
         return [plain(f"{view.backend}: no node to do it on{later}")]
     groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind == 'fetch' else 'on'}", "success")]
     groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]

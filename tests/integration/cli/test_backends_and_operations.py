@@ -76,7 +76,7 @@ def test_install_stays_until_it_is_done_and_says_so_in_lines(corral: Corral) -> 
         (WAITING, 3, "vllm: waits on shed: node offline, will retry when healthy", "corral ops watch 3f2a91c0"),
         (operation("done", on("attic", "cancelled"), outcome="cancelled"), 1, "vllm: cancelled on attic", ""),
         (operation("done", on("attic", "skipped", error="no linux/arm64 build")), 0, "no linux/arm64 build", ""),
-        (operation("done"), 0, "no node to do it on", ""),
+        (operation("done"), 3, "no node to do it on yet; the first that joins gets it", ""),
     ],
 )
 def test_how_it_ends_is_told_by_the_exit_code_and_what_remains(

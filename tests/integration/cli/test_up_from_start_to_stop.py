@@ -138,10 +138,11 @@ async def test_a_worker_that_cannot_start_is_told_and_the_fleet_stays(house: Hou
     house.specs["worker"] = ChildSpec("worker", dying, ENV, 5.0)
     house.site = dataclasses.replace(house.site, ingress_port=1)
     running = asyncio.create_task(house.up())
-    await until(lambda: "Corral is ready." in printed.out())
+    await until(lambda: "Corral runs, but this machine's worker is not ready yet." in printed.out())
     os.kill(os.getpid(), signal.SIGINT)
     assert await running == 0
     assert "corral:   corral worker: port 50050 is in use" in printed.err()
+    assert "Corral is ready." not in printed.out()
 
 
 async def test_slow_is_told_not_given_up(house: House, printed: Printed) -> None:
@@ -155,13 +156,20 @@ async def test_slow_is_told_not_given_up(house: House, printed: Printed) -> None
     assert await running == 0
 
 
-async def test_a_worker_that_is_late_does_not_hold_the_greeting(house: House, printed: Printed) -> None:
+async def test_a_worker_that_is_late_does_not_hold_the_greeting_but_ready_is_said_only_with_it(
+    house: House, printed: Printed
+) -> None:
     house.worker.ready = False
     house.settings = dataclasses.replace(house.settings, ready_timeout_s=Seconds(0.2))
     running = asyncio.create_task(house.up())
-    await until(lambda: "Corral is ready." in printed.out())
+    await until(lambda: "Corral runs, but this machine's worker is not ready yet." in printed.out())
+    await until(lambda: "Ctrl-C" in printed.out())
     await until(lambda: "this machine's worker is not ready yet: not yet" in printed.err())
     assert not any(method == "DELETE" for method, _, _ in house.gateway.calls)  # it may still need its token
+    assert "Corral is ready." not in printed.out()
+    house.worker.ready = True
+    await until(lambda: "Corral is ready." in printed.out())
+    await until(lambda: any(method == "DELETE" for method, _, _ in house.gateway.calls))
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 

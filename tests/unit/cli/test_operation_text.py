@@ -26,7 +26,7 @@ NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
     ],
 )
 def test_the_worst_of_several_decides_the_exit_code(states: list[str], code: int) -> None:
-    assert text.exit_code([operation(state=each) for each in states]) == code
+    assert text.exit_code([operation(on("attic", "success"), state=each) for each in states]) == code
 
 
 def test_what_was_cancelled_is_no_success_though_it_has_ended() -> None:
@@ -123,8 +123,17 @@ def test_the_report_says_what_was_done_and_what_remains_grouped_by_reason() -> N
 
 
 def test_a_fleet_without_nodes_is_told_so() -> None:
-    assert text.report(operation(state="done")) == ["vllm: no node to do it on; the first that joins gets it"]
+    assert text.report(operation(state="done")) == ["vllm: no node to do it on yet; the first that joins gets it"]
+    chosen = operation(state="done", scope="selector", scope_value="tier=fast")
+    assert text.report(chosen) == ["vllm: no node to do it on yet; the first that joins with tier=fast gets it"]
     assert text.report(operation(state="done", kind="delete")) == ["vllm: no node to do it on"]
+
+
+def test_an_install_that_found_no_node_is_waiting_and_not_done() -> None:
+    assert text.exit_code([operation(state="done")]) == 3
+    assert text.exit_code([operation(state="done", scope="selector", scope_value="tier=fast")]) == 3
+    assert text.exit_code([operation(state="done", kind="delete")]) == 0
+    assert text.exit_code([operation(on("attic", "success"), state="done")]) == 0
 
 
 def test_how_to_go_on_is_said_only_where_something_goes_on() -> None:

@@ -28,6 +28,8 @@ _OWN_TOKEN_LIFE_S = 900.0
 _LOOK_EVERY_S = 0.1
 _LOOK_WITHIN_S = 2.0
 _TRY_EVERY_S = 0.5
+_OWN_WORKER = "this machine's worker"
+READY = "Corral is ready."
 _HOPELESS_AFTER = 3  # ends in a row, before the fleet was ever ready
 
 
@@ -56,21 +58,27 @@ class BringUp:
             await self._until_fleet_answers(client)
             self._announce_locally()
             if "worker" in self._specs:
-                await self._start_worker(client)
-            wanted = CreateJoinToken(name="join line of corral up")
-            self._greet(await insist(lambda: client.tokens.create(wanted)))
+                await self._start_with_worker(client)
+            else:
+                await self._greet(client, is_ready=True)
 
-    async def _start_worker(self, client: Client) -> None:
-        """Its token is made here and now, for this machine alone, and taken back if it was not needed."""
+    async def _start_with_worker(self, client: Client) -> None:
+        """Its token is made here and now, for this machine alone, and taken back once it is not needed any more. A
+        worker that is late does not keep the others from using the fleet, but the fleet is called ready only when it
+        is."""
         wanted = CreateJoinToken(name="this machine's worker", ttl_s=_OWN_TOKEN_LIFE_S, pre_approved=True)
         made = await insist(lambda: client.tokens.create(wanted))
         write_secret(self._site.folder.worker_token, made.secret + "\n")
         self._supervisor.start(self._specs["worker"])
         ingress = Endpoint(self._site.ingress_url, "", self._endpoint.ca, any_name=True)
         async with Client(ingress, timeout_s=5.0) as worker:
-            ready = await self._within_patience("this machine's worker", worker)
-        if ready:  # one that is late still needs it
-            await insist(lambda: client.tokens.revoke(made.token.id))
+            is_ready = await self._within_patience(_OWN_WORKER, worker)
+            await self._greet(client, is_ready=is_ready)
+            while not is_ready:
+                await asyncio.sleep(_TRY_EVERY_S)
+                if is_ready := await self._missing(worker) is None:
+                    _print(READY)
+        await insist(lambda: client.tokens.revoke(made.token.id))
 
     async def _missing(self, client: Client) -> str | None:
         """None when it is ready, else why it is not."""
@@ -127,14 +135,16 @@ class BringUp:
                 f"`--context {context.name}` or after `corral contexts use {context.name}`"
             )
 
-    def _greet(self, made: JoinTokenCreated) -> None:
+    async def _greet(self, client: Client, *, is_ready: bool) -> None:
+        wanted = CreateJoinToken(name="join line of corral up")
+        made: JoinTokenCreated = await insist(lambda: client.tokens.create(wanted))
         for line in greeting(
             self._site,
             join_command=made.join_command or join_line(self._public_endpoint(), made.secret),
             key=self._endpoint.key if self._settings.show_key or sys.stdout.isatty() else None,
+            is_ready=is_ready,
         ):
-            with contextlib.suppress(OSError):  # nobody reads it: no reason to stop
-                print_line(line)
+            _print(line)
 
     def _public_endpoint(self) -> Endpoint:
         return Endpoint(self._site.public_url, "", self._endpoint.ca)
@@ -150,11 +160,11 @@ async def insist(ask: Callable[[], Awaitable[T]], *, every_s: float = _TRY_EVERY
             await asyncio.sleep(every_s)
 
 
-def greeting(site: Site, *, join_command: str, key: str | None) -> list[str]:
+def greeting(site: Site, *, join_command: str, key: str | None, is_ready: bool = True) -> list[str]:
     """What a person sees when everything runs. Pure."""
     url = site.public_url if site.lan else site.local_url
     return [
-        "Corral is ready.",
+        READY if is_ready else f"Corral runs, but {_OWN_WORKER} is not ready yet.",
         "",
         f"  URL        {url}/v1",
         f"  page       {url}/",
@@ -170,6 +180,11 @@ def greeting(site: Site, *, join_command: str, key: str | None) -> list[str]:
         "That line is good once, for an hour; then let the machine in with `corral nodes approve NAME`.",
         "Ctrl-C stops everything.",
     ]
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it: no reason to stop
+        print_line(line)
 
 
 def _last(lines: list[str]) -> str:
