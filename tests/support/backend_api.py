@@ -27,6 +27,7 @@ from corral.controller.access.keys import Access
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
 from corral.controller.fleetfile.service import FleetFiles
+from corral.controller.gallery_status import GalleryStatus
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
@@ -90,6 +91,7 @@ class Api:
             "models": models,
             "schedules": schedules,
             "fetches": NothingToFetch(),
+            "gallery_status": GalleryStatus({}),
             "fleet_files": FleetFiles(controller.store, models, schedules, controller.backends.operations, nodes),
             "nodes": nodes,
             **more,

@@ -31,6 +31,7 @@ from corral.controller.access.revocations import Revocations
 from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
 from corral.controller.backends import Backends
+from corral.controller.gallery_status import GalleryStatus
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
@@ -175,7 +176,7 @@ def _page_app(
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
-    services["fetches"] = NothingToFetch()
+    services |= {"fetches": NothingToFetch(), "gallery_status": GalleryStatus({})}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
     models = models_of(store, watch)
     services |= {"models": models, "schedules": Schedules(store, watch), "receipts": ReceiptBook(store, clock)}

@@ -84,6 +84,7 @@ class ScriptedFleet:
         self.matrix: dict[str, Any] = {"nodes": [], "backends": [], "checked_at": ""}
         self.available: list[dict[str, Any]] = []
         self.upgrades: dict[str, Any] = {}
+        self.galleries: list[dict[str, Any]] = []
         self.closing = asyncio.Event()
         self.silent = False  # streams of operations stay open and say nothing
         # (method, path) → an answer out of the ordinary, once; or what makes one, each time
@@ -149,6 +150,8 @@ class ScriptedFleet:
                 return web.json_response(self.upgrades)
             case "GET", ["api", "me"]:
                 return web.json_response({"key_id": "k1", "name": "admin", "role": "admin"})
+            case "GET", ["api", "galleries"]:
+                return web.json_response(self.galleries)
             case "GET", ["api", "cluster"]:
                 return web.json_response(self.cluster)
             case "GET", ["api", "nodes"]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from corral.cli.output import DONE, FAILED, complain, interactive, some, tell
+from corral.cli.output import DONE, FAILED, complain, interactive, plain, remark, some, tell
 from corral.kit.errors import CorralError
 
+if TYPE_CHECKING:
+    from corral.client import Client
+
+NOTHING_FITS = "nothing like that in any gallery"
+NOTHING_FITS_IN_THE_REST = "nothing like that in the galleries that can be read"
 Json = Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="do not stay to watch")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
@@ -29,6 +34,17 @@ def confirm(what: str) -> None:
         raise typer.BadParameter(f"nobody to ask here: add --yes to {what}")
     if not typer.confirm(f"Really {what}?", default=False):
         raise typer.Exit(FAILED)
+
+
+async def remark_unread_galleries(client: Client, kind: str) -> bool:
+    """One sentence for each gallery of `backends` or `models` that cannot be read. Whether there was one."""
+    try:
+        notices = [each.notice for each in await client.galleries() if each.kind == kind and each.notice]
+    except CorralError as error:  # the answer itself is there: what may be missing in it is only a remark
+        notices = [f"whether all galleries can be read is not known: {error.message}"]
+    for each in notices:
+        remark(plain(each))
+    return bool(notices)
 
 
 def unknown(noun: str, name: str, known: Sequence[str], *, none: str) -> str:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corral.cli import backend_text, watching
-from corral.cli.asking import Detach, Json, Yes, confirm, said, unknown
+from corral.cli.asking import (
+    NOTHING_FITS,
+    NOTHING_FITS_IN_THE_REST,
+    Detach,
+    Json,
+    Yes,
+    confirm,
+    remark_unread_galleries,
+    said,
+    unknown,
+)
 from corral.cli.output import DONE, FAILED, complain, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote, remote_destructive
 from corral.kit.errors import CorralError, NotFound, Unavailable
@@ -35,6 +45,7 @@ Selector = Annotated[
 ]
 AllNodes = Annotated[bool, typer.Option("--all-nodes", help="on every node, also those that join later")]
 MaxParallel = Annotated[str, typer.Option("--max-parallel", metavar="N", help="so many nodes switch at once: 3, 25%")]
+NOTHING_NEWER = "everything is as new as the galleries have it"
 _AT_ONCE = 16  # nodes that read their disks because of one command
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only tell what would happen on each node")]
 
@@ -57,11 +68,12 @@ async def list_available(
       corral backends available whisper --builds
     """
     entries = backend_text.matching(await client.backends.available(), term, builds=builds)
+    unread = await remark_unread_galleries(client, "backends")
     if as_json:
         print_json(entries)
         return
     rows = [backend_text.available_row(entry) for entry in entries]
-    print_table(backend_text.AVAILABLE_COLUMNS, rows, empty="nothing like that in any gallery")
+    print_table(backend_text.AVAILABLE_COLUMNS, rows, empty=NOTHING_FITS_IN_THE_REST if unread else NOTHING_FITS)
 
 
 @app.command("list")
@@ -203,7 +215,7 @@ async def upgrade_backends(
     scope = _scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
     if not chosen:
-        remark("everything is as new as the galleries have it")
+        remark(NOTHING_NEWER)
         if as_json:
             print_json([])
         return DONE
@@ -288,11 +300,13 @@ async def list_upgrades(
       corral backends upgrades --check
     """
     upgrades = await (client.backends.check_upgrades() if check else client.backends.upgrades())
+    unread = await remark_unread_galleries(client, "backends")
     if as_json:
         print_json(upgrades)
         return
     rows = backend_text.upgrade_rows(upgrades)
-    print_table(backend_text.UPGRADE_COLUMNS, rows, empty="everything is as new as the galleries have it")
+    empty = "nothing newer in the galleries that can be read" if unread else NOTHING_NEWER
+    print_table(backend_text.UPGRADE_COLUMNS, rows, empty=empty)
     if rows:
         remark("`corral backends upgrade --outdated` upgrades them all, `--dry-run` tells what that means.")
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from corral.cli import model_replicas, model_text, watching
-from corral.cli.asking import Detach, Json, Yes, confirm, said
+from corral.cli.asking import (
+    NOTHING_FITS,
+    NOTHING_FITS_IN_THE_REST,
+    Detach,
+    Json,
+    Yes,
+    confirm,
+    remark_unread_galleries,
+    said,
+)
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote, remote_destructive
 from corral.kit.errors import CorralError, Failed, Invalid
@@ -59,11 +68,12 @@ async def list_available(
       corral models available "qwen coder"
     """
     entries = await client.models.available(term)
+    unread = await remark_unread_galleries(client, "models")
     if as_json:
         print_json(entries)
         return
     rows = [model_text.available_row(entry) for entry in entries]
-    print_table(model_text.AVAILABLE_COLUMNS, rows, empty="nothing like that in any gallery")
+    print_table(model_text.AVAILABLE_COLUMNS, rows, empty=NOTHING_FITS_IN_THE_REST if unread else NOTHING_FITS)
 
 
 @app.command("list")

@@ -20,18 +20,18 @@ from corral.client.fleet import FleetFiles
 from corral.client.keys import Keys
 from corral.client.loads import Loads
 from corral.client.logs import Logs
-from corral.client.models import Models
+from corral.client.models import GALLERIES_S, Models
 from corral.client.nodes import Nodes
 from corral.client.operations import Operations
 from corral.client.requests import Requests
 from corral.client.tokens import Tokens
 from corral.client.trust import trust_of
 from corral.client.why import Why
-from corral.contract.admin import Cluster
+from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
-from corral.kit.errors import Failed, Unavailable, Unreachable
+from corral.kit.errors import Failed, NotFound, Unavailable, Unreachable
 
 T = TypeVar("T")
 EVERYTHING = "/api/events"
@@ -105,6 +105,13 @@ class Client:
 
     async def cluster(self) -> Cluster:
         return await self.call("GET", "/api/cluster", Cluster)
+
+    async def galleries(self) -> tuple[GalleryView, ...]:
+        """Which galleries there are and which cannot be read. Empty from a controller that does not tell yet."""
+        try:
+            return await self.call("GET", "/api/galleries", tuple[GalleryView, ...], timeout_s=GALLERIES_S)
+        except NotFound:
+            return ()
 
     async def server_time(self) -> datetime | None:
         """The controller's clock, to the second, as its answers carry it."""

@@ -15,7 +15,7 @@ from corral.contract.catalogue import (
     ScheduleView,
 )
 
-_GALLERIES_S = 120.0  # as long as the gateway waits for the controller: galleries may be slow the first time
+GALLERIES_S = 120.0  # as long as the gateway waits for the controller: galleries may be slow the first time
 
 
 class Models:
@@ -33,10 +33,10 @@ class Models:
     async def available(self, term: str = "") -> tuple[AvailableModel, ...]:
         """What the galleries have, with all these words in name, description or tags."""
         path = "/api/models/available" + (f"?term={quote(term, safe='')}" if term else "")
-        return await self._caller.call("GET", path, tuple[AvailableModel, ...], timeout_s=_GALLERIES_S)
+        return await self._caller.call("GET", path, tuple[AvailableModel, ...], timeout_s=GALLERIES_S)
 
     async def install(self, asked: InstallModel) -> ModelChanged:
-        return await self._caller.call("POST", "/api/models", ModelChanged, asked, timeout_s=_GALLERIES_S)
+        return await self._caller.call("POST", "/api/models", ModelChanged, asked, timeout_s=GALLERIES_S)
 
     async def replace(self, model: str, asked: EditModel) -> ModelChanged:
         """Exactly this definition."""

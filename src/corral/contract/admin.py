@@ -410,6 +410,18 @@ class BackendVerified(Message, frozen=True):
     damaged: int = 0  # how many files in all
 
 
+class GalleryView(Message, frozen=True):
+    """One entry of `GET /api/galleries`. `error`: why it could not be read; `notice`: the same in one sentence."""
+
+    kind: str = always(str)  # backends or models
+    name: str = always(str)
+    url: str = always(str)
+    mirrors: tuple[str, ...] = ()
+    entries: int = 0  # of its index, or of the last good copy where it cannot be read
+    error: str = ""
+    notice: str = ""
+
+
 class BackendUpgrades(Message, frozen=True):
     """What was last found that is newer, by name of the build."""
 

@@ -29,6 +29,7 @@ from corral.gallery.compatibility import is_hardware_specific
 from corral.gallery.direct import direct_entry
 from corral.gallery.entries import BackendEntry
 from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
+from corral.gallery.library import Library
 from corral.gallery.machine import Machine
 from corral.gallery.opening import GalleryOptions, make_resolver
 from corral.gallery.resolve import Resolver
@@ -128,6 +129,10 @@ class Galleries:
     def unread(self) -> Mapping[str, str]:
         """Galleries that could not be read the last time, and why."""
         return self._resolver.library.unread()
+
+    @property
+    def library(self) -> Library:
+        return self._resolver.library
 
     def _resolver_for(self, asked: Asked) -> Resolver:
         try:

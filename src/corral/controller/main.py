@@ -31,6 +31,7 @@ from corral.controller.files.fetches import Fetches
 from corral.controller.files.opening import fetch_pace, open_model_files
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.galleries import open_galleries
+from corral.controller.gallery_status import GalleryStatus
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
 from corral.controller.health.listening import Listening
@@ -216,6 +217,7 @@ async def serve(
             most_pending=settings.pending_limit,
         )
         node_admin = NodeAdmin(store, changes, issuer, revoked)
+        gallery_status = GalleryStatus({"backends": catalogue.library, "models": catalogued.library})
         overview = Overview(
             store,
             bus,
@@ -224,7 +226,7 @@ async def serve(
             health,
             live_for_s=settings.lease_ttl_s,
             compat_localai=settings.compat_localai,
-            more=catalogued.notices,
+            more=lambda: [*catalogued.notices(), *gallery_status.notices()],
         )
         presence = Presence(store, instance, clock, interval_s=settings.lease_ttl_s / 3, blob_url=opened_files.url)
         app = build_app(
@@ -253,6 +255,7 @@ async def serve(
                 "integrity": backends.integrity,
                 "upgrades": backends.upgrades,
                 "catalogue": catalogue,
+                "gallery_status": gallery_status,
                 "preparing": backends.preparing,
                 "models": catalogued.models,
                 "fetches": fetches,

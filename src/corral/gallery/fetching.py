@@ -14,7 +14,7 @@ import aiohttp
 
 from corral import __version__
 from corral.contract.sources import RAW_GITHUB, github_url
-from corral.kit.errors import Failed, Invalid, NotFound, Unreachable
+from corral.kit.errors import Failed, Invalid, NotFound, Unreachable, reason_of
 
 USER_AGENT = f"Corral/{__version__} ({sys.platform}; {platform.machine()})"
 _LONGEST_REF = 1024
@@ -123,7 +123,7 @@ class HttpDownload:
                     raise Failed(f"{_shown(url)} answered {answer.status}")
                 return await self._body(url, answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unreachable(f"{_shown(url)}: {error or type(error).__name__}") from error
+            raise Unreachable(f"{_shown(url)}: {_words(error)}") from error
 
     async def _body(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
         body = bytearray()
@@ -143,6 +143,15 @@ def follow_ref(url: str, body: bytes) -> str:
         raise Invalid(f"{_shown(url)} names {text[:100]!r}, which is not beside it")
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{text}", fragment=""))
+
+
+def _words(error: Exception) -> str:
+    """The system's few words where a connection failed, instead of the library's long ones."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        return reason_of(error.os_error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 def _shown(url: str) -> str:

@@ -14,7 +14,7 @@ from corral.gallery.catalogue import AliasGroup, Catalogue, Unknown, split_query
 from corral.gallery.compatibility import capability_chain
 from corral.gallery.entries import BackendEntry, Index, read_index
 from corral.gallery.galleries import Gallery
-from corral.gallery.shelves import OPTIONS, Fetch, LibraryOptions, Shelves
+from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves
 from corral.kit.clock import Clock
 
 __all__ = ["Library", "LibraryOptions"]
@@ -88,6 +88,13 @@ class Library:
     def unread(self) -> dict[str, str]:
         """Galleries nobody could read the last time, and why; a copy of an earlier day may stand in for them."""
         return self._shelves.unread()
+
+    def states(self) -> list[GalleryState]:
+        return self._shelves.states()
+
+    async def check(self) -> list[GalleryState]:
+        """How reading each gallery went, after those that are due were read."""
+        return await self._shelves.check()
 
     async def index(self, gallery: Gallery) -> Index:
         """Raises Unavailable when there is not even an old copy."""

@@ -51,6 +51,7 @@ class LibraryOptions:
 
 OPTIONS = LibraryOptions()
 _NEVER = float("-inf")
+_LONGEST_REASON = 160
 
 
 @dataclass
@@ -59,7 +60,25 @@ class _Shelf(Generic[I]):
     read_at: float = _NEVER  # a copy from the disk is not fresh, however recently the machine was started
     failed_at: dict[str, float] = field(default_factory=dict)  # candidate → when
     all_failed_at: float | None = None
-    why: str = ""
+    why: str = ""  # one sentence per candidate
+    first_why: str = ""  # that of the first candidate alone
+
+
+@dataclass(frozen=True, slots=True)
+class GalleryState:
+    """How the last attempt to read a gallery ended. `error` is empty where it was read, or not asked for yet."""
+
+    gallery: Gallery
+    entries: int = 0
+    error: str = ""
+
+    @property
+    def notice(self) -> str:
+        """One short sentence for people; empty where nothing is wrong."""
+        if not self.error:
+            return ""
+        copy = "; its last good copy is used" if self.entries else ""
+        return f"The gallery {self.gallery.name} cannot be read ({_shortened(self.error)}){copy}."
 
 
 class Shelves(Generic[I]):
@@ -101,6 +120,23 @@ class Shelves(Generic[I]):
         """Galleries nobody could read the last time, and why; a copy of an earlier day may stand in for them."""
         return {name: shelf.why for name, shelf in self._shelves.items() if shelf.all_failed_at is not None}
 
+    def states(self) -> list[GalleryState]:
+        """Of every gallery but the built-in one, as far as they were read."""
+        return [
+            GalleryState(
+                gallery,
+                len(shelf.index.entries) if shelf.index is not None else 0,
+                shelf.first_why if shelf.all_failed_at is not None else "",
+            )
+            for gallery in self.galleries
+            if gallery != BUILT_IN and (shelf := self._shelves[gallery.name])
+        ]
+
+    async def check(self) -> list[GalleryState]:
+        """The same, after those that are due were read."""
+        await self.read(self.galleries)
+        return self.states()
+
     async def _try(self, gallery: Gallery) -> I | str:
         try:
             return await self.index(gallery)
@@ -137,7 +173,7 @@ class Shelves(Generic[I]):
             self._accept(shelf, index)
             await asyncio.to_thread(self._keep, gallery, body)
             return index
-        return await self._fall_back(gallery, shelf, "; ".join(why))
+        return await self._fall_back(gallery, shelf, why)
 
     async def _read_candidate(self, gallery: Gallery, url: str) -> tuple[I, bytes]:
         try:
@@ -156,8 +192,9 @@ class Shelves(Generic[I]):
         for problem in index.problems[:20]:
             log.debug("gallery entry skipped", gallery=index.gallery.name, problem=str(problem))
 
-    async def _fall_back(self, gallery: Gallery, shelf: _Shelf[I], why: str) -> I:
-        shelf.all_failed_at, shelf.why = self._clock.monotonic(), why
+    async def _fall_back(self, gallery: Gallery, shelf: _Shelf[I], reasons: Sequence[str]) -> I:
+        why = "; ".join(reasons)
+        shelf.all_failed_at, shelf.why, shelf.first_why = self._clock.monotonic(), why, reasons[0]
         if shelf.index is None:
             shelf.index = await asyncio.to_thread(self._last_good_copy, gallery)
         if shelf.index is None:
@@ -190,6 +227,10 @@ class Shelves(Generic[I]):
         if self._cache_folder is None:
             return None
         return self._cache_folder / "gallery" / f"{hashlib.sha256(gallery.url.encode()).hexdigest()}.yaml"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 1]}…"
 
 
 def usable_candidates(

@@ -283,3 +283,17 @@ async def test_an_error_reaches_all_who_share_the_work() -> None:
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [Failed] * 3
     assert await shared.do("k", succeed) == 7  # and the next starts afresh
+
+
+async def test_a_gallery_that_cannot_be_read_is_told_in_one_short_sentence(room: Room) -> None:
+    assert [state.notice for state in room.library.states()] == ["", ""], "nobody has asked yet"
+    await room.library.check()
+    del room.web.pages[G.url], room.web.pages[H.url]
+    room.library.forget()
+    assert [state.notice for state in await room.library.check()] == [
+        "The gallery g cannot be read (https://g/index.yaml is down); its last good copy is used.",
+        "The gallery h cannot be read (https://h/index.yaml is down); its last good copy is used.",
+    ]
+    room.web.pages = {G.url: ONE, H.url: TWO}
+    room.library.forget()
+    assert [(state.notice, state.entries) for state in await room.library.check()] == [("", 2), ("", 2)]

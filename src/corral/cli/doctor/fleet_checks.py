@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from corral import __version__
 from corral.cli.doctor.findings import Finding, fail, ok, warn
 from corral.cli.output import ago
-from corral.contract.admin import Cluster, NodeView
+from corral.contract.admin import Cluster, GalleryView, NodeView
 from corral.kit.durations import format_duration
 from corral.kit.errors import CorralError
 
@@ -46,6 +46,8 @@ async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
         for finding in check_cluster(await client.cluster()):
             yield finding
         for finding in check_nodes(await client.nodes.list()):
+            yield finding
+        for finding in check_galleries(await client.galleries()):
             yield finding
     except CorralError as error:
         yield fail("key", error.message, "give an admin or viewer key with --key or CORRAL_KEY")
@@ -90,6 +92,16 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     for notice in cluster.notices:
         if _OF_A_FILE in notice:  # the others are told above, each with its cure
             yield warn("models", notice, "mend or remove the file")
+
+
+def check_galleries(galleries: tuple[GalleryView, ...]) -> Iterator[Finding]:
+    unread = [each for each in galleries if each.notice]
+    for each in unread:
+        setting = "--model-galleries" if each.kind == "models" else "--galleries"
+        mend = f"see whether the controller's machine reaches it, or change {setting}"
+        yield warn("gallery", f"{each.kind}: {each.notice.removesuffix('.')}", mend)
+    if galleries and not unread:
+        yield ok("galleries", f"{len(galleries)} read")
 
 
 def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             ModelsDoor,
             Scheduling,
             *access.ROUTES,
-            cluster.cluster,
+            *cluster.ROUTES,
             *fleet.ROUTES,
             events.events,
             internal.fleet_view,

@@ -49,6 +49,10 @@ class ModelGalleries:
     async def refresh(self) -> None:
         self._library.forget()
 
+    @property
+    def library(self) -> ModelLibrary:
+        return self._library
+
     def unread(self) -> Mapping[str, str]:
         return self._library.unread()
 

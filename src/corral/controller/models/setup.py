@@ -20,6 +20,7 @@ from corral.controller.settings import ControllerSettings
 from corral.controller.watch import Watch
 from corral.gallery.galleries import parse_galleries
 from corral.gallery.library import LibraryOptions
+from corral.gallery.models.library import ModelLibrary
 from corral.gallery.opening import GalleryOptions
 from corral.gallery.yaml_items import read_items
 from corral.kit.clock import Clock
@@ -32,6 +33,7 @@ class ModelParts:
     models: Models
     schedules: Schedules
     folder: ModelsFolder
+    library: ModelLibrary
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -58,7 +60,7 @@ async def open_models(
             models_folder(settings), models, store, watch, clock, interval_s=settings.models_folder_interval_s
         )
         await schedules.seed(given)
-        yield ModelParts(models, schedules, folder)
+        yield ModelParts(models, schedules, folder, galleries.library)
 
 
 def model_gallery_options(settings: ControllerSettings) -> GalleryOptions:

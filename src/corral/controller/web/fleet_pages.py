@@ -7,6 +7,8 @@ from litestar import get
 
 from corral.contract.admin import NodeView
 from corral.controller.api.auth import viewers
+from corral.controller.gallery_status import BACKENDS as BACKEND_GALLERIES
+from corral.controller.gallery_status import GalleryStatus
 from corral.controller.operations.installed import InstalledBackends
 from corral.controller.operations.service import Operations
 from corral.controller.overview import Overview
@@ -34,9 +36,9 @@ async def fleet(inside: Inside, overview: Overview, after: str = "") -> Page:
 
 
 @get(BACKENDS)
-async def backends(inside: Inside, installed: InstalledBackends, look: Look) -> Page:
+async def backends(inside: Inside, installed: InstalledBackends, gallery_status: GalleryStatus, look: Look) -> Page:
     part = f"/page/backends{look.query()}"
-    return await inside.page("backends.html", BACKENDS, part, lambda: _matrix(installed, look, inside))
+    return await inside.page("backends.html", BACKENDS, part, lambda: _matrix(installed, gallery_status, look, inside))
 
 
 @get(OPERATIONS)
@@ -61,8 +63,10 @@ async def overview_part(inside: Inside, overview: Overview) -> Page:
 
 
 @get("/page/backends", guards=[viewers])
-async def backends_part(inside: Inside, installed: InstalledBackends, look: Look) -> Page:
-    return await inside.part("backends_part.html", lambda: _matrix(installed, look, inside))
+async def backends_part(
+    inside: Inside, installed: InstalledBackends, gallery_status: GalleryStatus, look: Look
+) -> Page:
+    return await inside.part("backends_part.html", lambda: _matrix(installed, gallery_status, look, inside))
 
 
 @get("/page/operations", guards=[viewers])
@@ -70,9 +74,10 @@ async def operations_part(inside: Inside, operations: Operations) -> Page:
     return await inside.part("operations_part.html", lambda: _history(operations, inside))
 
 
-async def _matrix(installed: InstalledBackends, look: Look, inside: Inside) -> Shown:
+async def _matrix(installed: InstalledBackends, gallery_status: GalleryStatus, look: Look, inside: Inside) -> Shown:
     shown = matrix_of(await installed.matrix(), look)
-    return {"matrix": shown, "checked": ago(parse_moment(shown.checked_at), inside.now())}
+    checked = ago(parse_moment(shown.checked_at), inside.now())
+    return {"matrix": shown, "checked": checked, "notices": gallery_status.notices(BACKEND_GALLERIES)}
 
 
 async def _history(operations: Operations, inside: Inside) -> Shown:

@@ -12,6 +12,8 @@ from litestar.params import Parameter
 from corral.contract.codec import Message, encode
 from corral.contract.why import DECISIONS, said_once
 from corral.controller.api.auth import viewers
+from corral.controller.gallery_status import MODELS as MODEL_GALLERIES
+from corral.controller.gallery_status import GalleryStatus
 from corral.controller.loads.service import Loads
 from corral.controller.models.service import Models
 from corral.controller.receipts import ReceiptBook
@@ -43,8 +45,17 @@ class Written(Message, frozen=True, omit_defaults=False):
 class Cataloguing:
     """What the list of models is made of."""
 
-    def __init__(self, models: Models, loads: Loads, replica_rows: ReplicaRows, inside: Inside, look: Look) -> None:
+    def __init__(
+        self,
+        models: Models,
+        loads: Loads,
+        replica_rows: ReplicaRows,
+        gallery_status: GalleryStatus,
+        inside: Inside,
+        look: Look,
+    ) -> None:
         self._models = models
+        self._galleries = gallery_status
         self._loads = loads
         self._rows = replica_rows
         self._inside = inside
@@ -52,7 +63,8 @@ class Cataloguing:
 
     async def fill(self) -> Shown:
         views, loads = await self._models.list_views(), await self._loads.list_(past=True)
-        return {"catalogue": catalogue_of(views, loads, await self._rows.list_(), self.look, self._inside.now())}
+        catalogue = catalogue_of(views, loads, await self._rows.list_(), self.look, self._inside.now())
+        return {"catalogue": catalogue, "notices": self._galleries.notices(MODEL_GALLERIES)}
 
 
 @get(MODELS)
@@ -108,9 +120,14 @@ async def _requests(receipts: ReceiptBook, asked: RequestLook, inside: Inside) -
 
 
 async def _cataloguing(
-    models: Models, loads: Loads, replica_rows: ReplicaRows, inside: Inside, look: Look
+    models: Models,
+    loads: Loads,
+    replica_rows: ReplicaRows,
+    gallery_status: GalleryStatus,
+    inside: Inside,
+    look: Look,
 ) -> Cataloguing:
-    return Cataloguing(models, loads, replica_rows, inside, look)
+    return Cataloguing(models, loads, replica_rows, gallery_status, inside, look)
 
 
 async def _asked(

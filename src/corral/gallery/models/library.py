@@ -20,7 +20,7 @@ from corral.gallery.models.builtin import read_built_in_models
 from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
 from corral.gallery.models.merging import Base, make_definition, read_base
 from corral.gallery.models.variants import FleetMachine, choose_variant
-from corral.gallery.shelves import OPTIONS, Fetch, LibraryOptions, Shelves
+from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
 
@@ -111,6 +111,13 @@ class ModelLibrary:
 
     def unread(self) -> dict[str, str]:
         return self._shelves.unread()
+
+    def states(self) -> list[GalleryState]:
+        return self._shelves.states()
+
+    async def check(self) -> list[GalleryState]:
+        """How reading each gallery went, after those that are due were read."""
+        return await self._shelves.check()
 
     async def _variant(self, entry: ModelEntry, machines: Sequence[FleetMachine], wanted: str) -> ModelEntry:
         if not entry.variants or wanted.lower() == entry.name.lower():

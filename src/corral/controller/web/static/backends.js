@@ -71,6 +71,7 @@ allow({
 
 if (admin) {
   setUpSearch({
+    kind: "backends",
     async ask(term) {
       const page = await call("GET", `/api/backends?items=20&term=${encodeURIComponent(term)}`);
       return { items: page.backends, count: page.availableBackends };

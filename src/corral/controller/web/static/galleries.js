@@ -1,13 +1,13 @@
 // What the galleries have, searched while somebody types: the panel behind `#add` with `#term`, `#found-words`, `#found`.
 
-import { openPanel } from "./acts.js";
+import { call, openPanel } from "./acts.js";
 import { $, make } from "./dom.js";
 
 const PAUSE_MS = 200;
 
-/** `ask(term)` resolves to `{ items, count }`; `item(each)` is the line of one; `words(count)` says how many fit.
- *  Returns what searches again. */
-export function setUpSearch({ ask, item, words }) {
+/** `kind`: of the galleries; `ask(term)` resolves to `{ items, count }`; `item(each)` is the line of one; `words(count)`
+ *  says how many fit. Galleries that cannot be read are named behind it. Returns what searches again. */
+export function setUpSearch({ kind, ask, item, words }) {
   let searches = 0; // an answer that was overtaken by a later one is old news
   let pause = 0;
 
@@ -17,8 +17,11 @@ export function setUpSearch({ ask, item, words }) {
       const { items, count } = await ask($("#term").value.trim());
       if (mine !== searches) return;
       const more = count > items.length ? ` The first ${items.length} are shown.` : "";
-      $("#found-words").textContent = `${words(count)}.${more}`;
+      const said = `${words(count)}.${more}`;
+      $("#found-words").textContent = said;
       $("#found").replaceChildren(...items.map(item));
+      const notices = (await call("GET", "/api/galleries")).filter((each) => each.kind === kind && each.notice);
+      if (mine === searches) $("#found-words").textContent = [said, ...notices.map((each) => each.notice)].join(" ");
     } catch (error) {
       if (mine === searches) $("#found-words").textContent = error.message;
     }

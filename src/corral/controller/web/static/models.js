@@ -77,6 +77,7 @@ if (admin) {
 
 function setUpInstalling() {
   const search = setUpSearch({
+    kind: "models",
     async ask(term) {
       const found = await call("GET", `/api/models/available?term=${encodeURIComponent(term)}`);
       return { items: found.slice(0, FOUND), count: found.length };
