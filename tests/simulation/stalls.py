@@ -34,6 +34,7 @@ from corral.worker.ingress.inflight import InFlight
 from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.replicas import Replicas
 from corral.worker.installer.installer import Installer
+from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.states import GiveUp, RestartIn, decide_restart
 from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.supervisor.table import Stopped
@@ -109,6 +110,10 @@ class DiskOutcomes(Outcomes):
         return outcome
 
 
+async def _have_libraries(_build: InstalledBackend) -> None:
+    """The simulated machines lack nothing."""
+
+
 class Stall:
     """One worker's life with its processes."""
 
@@ -123,7 +128,7 @@ class Stall:
         self._may_break: set[str] = set()  # processes that somebody said are to end whatever they do
         self.changed: Callable[[], None] = lambda: None  # who wants to hear of it
         self._orders = ReplicaOrders(
-            cast(Installer, SimpleNamespace(find=self._find_build)),
+            cast(Installer, SimpleNamespace(find=self._find_build, ensure_libraries=_have_libraries)),
             cast(Supervisor, self),
             runs,
             voice,

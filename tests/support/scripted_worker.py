@@ -138,6 +138,7 @@ class CorralWorker(ScriptedWorker):
         self.outcomes: dict[tuple[str, int], wire.BackendResult] = {}
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.damaged: tuple[str, ...] = ()  # files of whatever is verified
+        self.cured = False  # whether the libraries are there now that orders were refused for
         self.carried_out: list[tuple[str, str, int]] = []  # kind, op_id, attempt of everything really done
         self._seq = 0
         self._listed_last: tuple[wire.NodeBackend, ...] = ()
@@ -193,7 +194,7 @@ class CorralWorker(ScriptedWorker):
             wire.OrderReport(op, attempt, kind, backend) for (op, attempt), (kind, backend) in self.running.items()
         ]
         orders += [
-            wire.OrderReport(op, attempt, "install", result.backend, result)
+            wire.OrderReport(op, attempt, "install", result.backend, result, cured=self.cured and bool(result.missing))
             for (op, attempt), result in self.outcomes.items()
         ]
         beat = BusHeartbeat(boot_id=self.boot_id, inventory=rows, inventory_seq=seq, orders=tuple(orders))

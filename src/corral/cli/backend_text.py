@@ -90,6 +90,8 @@ def _row_notes(row: MatrixRow) -> Iterator[str]:
     )
     for word, count in sorted(doing.items()):
         yield f"{word} on {count}"
+    if broken := sum(bool(cell.problem) for cell in row.nodes.values()):
+        yield f"cannot run on {broken}, see `corral doctor`"
 
 
 def newer(row: MatrixRow) -> str:

@@ -378,6 +378,7 @@ class MatrixCell(Message, frozen=True):
     drift: bool = False  # most nodes have another build
     can_roll_back: bool = False
     intent: MatrixIntent | None = None
+    problem: str = ""  # why nothing of it can run there now, and what to do about it
 
 
 class MatrixRow(Message, frozen=True):

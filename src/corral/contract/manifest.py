@@ -7,6 +7,7 @@
       ready: {path: /health, timeout_s: 120}
       slots: 4
       devices: one                # none, one, many; empty: as placement picks
+      needs: {libraries: [libgomp.so.1], debian: [libgomp1]}  # of the system, not of the build
 
 A build without it is LocalAI's: `run.sh --addr host:port`, speaking gRPC. The command runs in the version's folder; its
 first word, when it has no slash, is looked for in the build's own environment (`venv/bin`), then in that folder, then
@@ -30,9 +31,12 @@ PROTOCOLS = (OPENAI, GRPC)
 DEVICES = ("", "none", "one", "many")
 MOST_SLOTS = 65_536
 LONGEST_WAIT_S = 24 * 3600.0
+MAX_NEEDS = 64
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LIBRARY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.-]{0,126}\.so(\.[0-9]+)*\Z")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,126}\Z")  # Debian policy, 5.6.1: no option, no path, no version
 
 
 class Ready(Message, frozen=True):
@@ -42,6 +46,13 @@ class Ready(Message, frozen=True):
     timeout_s: float = 30.0  # without output or progress, not in all
 
 
+class Needs(Message, frozen=True):
+    """Shared libraries that the machine must have: the build does not bring them."""
+
+    libraries: tuple[str, ...] = ()  # as the linker looks them up: libgomp.so.1
+    debian: tuple[str, ...] = ()  # the packages that have them on Debian and Ubuntu
+
+
 class Manifest(Message, frozen=True):
     protocol: str = always(str)  # openai | grpc
     command: tuple[str, ...] = ()
@@ -49,6 +60,7 @@ class Manifest(Message, frozen=True):
     ready: Ready = msgspec.field(default_factory=Ready)
     slots: int = 1  # requests one process serves at once, unless the model's definition says otherwise
     devices: str = ""  # accelerators one process can use: none, one, many; empty: as placement picks
+    needs: Needs | None = None  # None: nothing that was declared
 
 
 LOCALAI = Manifest(protocol=GRPC, command=("./run.sh", "--addr", "{host}:{port}"))
@@ -120,6 +132,20 @@ def check_manifest(manifest: Manifest) -> None:
             raise Invalid(f"{key!r} is not the name of an environment variable")
     for word in (*manifest.command, *manifest.env.values()):
         _check_word(word)
+    if manifest.needs is not None:
+        check_needs(manifest.needs)
+
+
+def check_needs(needs: Needs) -> None:
+    """Raises Invalid. A worker checks again what an order brings: its package manager runs as root."""
+    if len(needs.libraries) > MAX_NEEDS or len(needs.debian) > MAX_NEEDS:
+        raise Invalid(f"needs: at most {MAX_NEEDS} libraries and {MAX_NEEDS} packages")
+    for library in needs.libraries:
+        if not _LIBRARY.match(library):
+            raise Invalid(f"needs: {library[:64]!r} is not the name of a library; write it such as libgomp.so.1")
+    for package in needs.debian:
+        if not _DEBIAN_PACKAGE.match(package):
+            raise Invalid(f"needs: {package[:64]!r} is not the name of a Debian package")
 
 
 def _check_word(word: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from corral.contract.codec import Message
-from corral.contract.manifest import Manifest, check_manifest
+from corral.contract.manifest import LOCALAI, Manifest, Needs, check_manifest
 from corral.contract.sources import DIRECTORY, FILE, OCI, OCIFILE, Source, TextFile, is_safe_path, parse_uri
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.yaml_items import LIMITS, Item, Limits, Problem, read_items
@@ -39,6 +39,7 @@ class _Corral(Message, frozen=True):
     ready: dict[str, str] = msgspec.field(default_factory=dict)
     slots: int = 1
     devices: str = ""
+    needs: Needs | None = None
     platforms: _Strings = ()
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -148,7 +149,7 @@ def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
         sha256=written.sha256.lower(),
         icon=written.icon if _is_link(written.icon) else "",
         urls=tuple(filter(_is_link, written.urls)),
-        manifest=_manifest(extension) if extension is not None and extension.protocol else None,
+        manifest=_manifest(extension) if extension is not None else None,
         platforms=_platforms(extension) if extension is not None else (),
         files=_files(extension) if extension is not None else (),
         **{key: getattr(written, key) for key in _COPIED},
@@ -193,14 +194,20 @@ def _is_image(uri: str) -> bool:
     return bool(uri) and not uri.startswith(BUILTIN_SCHEME) and parse_uri(uri).kind == OCI
 
 
-def _manifest(extension: _Corral) -> Manifest:
-    wanted: dict[str, Any] = {
-        key: getattr(extension, key) for key in ("protocol", "command", "env", "slots", "devices")
-    }
-    try:
-        manifest = msgspec.convert({**wanted, "ready": extension.ready}, type=Manifest, strict=False)
-    except msgspec.ValidationError as error:
-        raise Invalid(f"corral: {error}") from error
+def _manifest(extension: _Corral) -> Manifest | None:
+    """None: a build that is run LocalAI's way and declares nothing."""
+    if extension.protocol:
+        wanted: dict[str, Any] = {
+            key: getattr(extension, key) for key in ("protocol", "command", "env", "slots", "devices", "needs", "ready")
+        }
+        try:
+            manifest = msgspec.convert(wanted, type=Manifest, strict=False)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"corral: {error}") from error
+    elif extension.needs is not None:
+        manifest = msgspec.structs.replace(LOCALAI, needs=extension.needs)
+    else:
+        return None
     try:
         check_manifest(manifest)
     except Invalid as error:

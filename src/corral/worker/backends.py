@@ -40,9 +40,11 @@ from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders
+from corral.worker.libraries import SystemLibraries
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.settings import WorkerSettings
 from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.system_packages import PackageManager
 
 
 @dataclass(frozen=True)
@@ -91,19 +93,23 @@ async def open_backends(
             in_use=supervisor.model_files,
             upkeep=FilesUpkeep(unused_s=settings.keep_unused_files_s),
         )
+        libraries = SystemLibraries(PackageManager(settings.install_system_packages, env=env, clock=clock))
         installer = Installer(
             Contents(means),
             InstallFolders(settings.backends_dir, settings.system_backends),
             in_use=supervisor.directories,
             capability=lambda: report().capability,
             clock=clock,
+            libraries=libraries,
         )
         replacing = Replacing(supervisor, traffic, drain_s=settings.drain_timeout_s)
         await installer.start()
         await replacing.keep_one_each(await _current_folders(installer))
         changes = BackendChanges(installer, supervisor, resolving, replacing)
         voice = Voice()
-        backend_orders = BackendOrders(changes, installer, supervisor, runs, outcomes, voice, clock)
+        backend_orders = BackendOrders(
+            changes, installer, supervisor, runs, outcomes, voice, clock, libraries=libraries
+        )
         model_orders = ModelOrders(supervisor, settings.models_dir, lambda: changes.peer.hosts, files=files)
         replica_orders = ReplicaOrders(
             installer,
@@ -122,10 +128,16 @@ async def open_backends(
             changes.peer = peer
             supervisor.use_ports(peer.ports or own_ports)
 
+        async def look_for_libraries() -> None:
+            refused = (outcome.backend.missing for outcome in outcomes.refused_for_libraries() if outcome.backend)
+            if await libraries.look(installer.needed_libraries.union(*refused)):
+                wake.set()
+
         news = News(installer, backend_orders.reports, supervisor.list_processes, wake)
         try:
             measuring = run_every("usage", settings.heartbeat_interval_s, supervisor.measure, clock=clock)
-            async with alongside(files.run(), measuring):
+            looking = run_every("libraries", settings.heartbeat_interval_s, look_for_libraries, clock=clock)
+            async with alongside(files.run(), measuring, looking):
                 yield Backends(
                     voice=voice,
                     news=news,

@@ -32,6 +32,10 @@ class InstallSettings:
     insecure_registries: tuple[str, ...] = setting(
         "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
     )
+    install_system_packages: bool = setting(
+        "as root on Debian, install the system packages that a backend says it needs; else say the command to type",
+        default=True,
+    )
     download_stall_s: Seconds = setting(
         "a download on which nothing came for so long is begun again where it stopped",
         default=Seconds(60),

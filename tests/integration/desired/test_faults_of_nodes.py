@@ -51,6 +51,22 @@ async def test_what_time_does_not_cure_is_parked_until_a_person_retries(fleet: F
     await fleet.until(operation, "done")
 
 
+async def test_what_lacked_a_library_is_tried_again_when_a_heartbeat_says_it_is_there(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    refusal = "vllm needs libgomp.so.1, which this machine lacks → sudo apt-get install libgomp1"
+    barn.script.failures = [{"error": refusal, "permanent": True, "missing": ("libgomp.so.1",)}]
+    operation = await fleet.install()
+    row = (await fleet.until(operation, "failing")).nodes[0]
+    assert (row.error, row.next_retry_at) == (refusal, "")
+    await barn.beat()
+    await fleet.quiet()
+    assert len(barn.orders()) == 1
+    barn.cured = True
+    await barn.beat()
+    await fleet.until(operation, "done")
+    assert [order["attempt"] for order in barn.orders()] == [1, 2]
+
+
 async def test_a_node_gone_in_mid_install_finishes_when_it_returns(fleet: Fleet) -> None:
     barn = await fleet.corral("barn")
     await fleet.until_heard("barn")

@@ -14,7 +14,16 @@ from corral.cli.doctor import fleet_checks, machine_checks
 from corral.cli.doctor.findings import Finding, Level, fail, ok, rows, summary, warn
 from corral.cli.folder import DataFolder
 from corral.cli.up import prepare
-from corral.contract.admin import Cluster, ControllerView, NodeView
+from corral.contract.admin import (
+    BackendMatrix,
+    Cluster,
+    ControllerView,
+    MatrixCell,
+    MatrixIntent,
+    MatrixNode,
+    MatrixRow,
+    NodeView,
+)
 from corral.kit.errors import NotFound
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -179,6 +188,30 @@ def test_nodes() -> None:
     assert "silent for 70 s" in found[1].seen
     assert "--advertise" in found[2].mend
     assert found[4].seen == "2 of 6 well"
+
+
+def test_backends_that_a_node_cannot_get_or_cannot_run() -> None:
+    cause = "llama-cpp needs libgomp.so.1, which this machine lacks (the worker is not root)"
+    lacks = f"{cause} → sudo apt-get install libgomp1"
+    parked = MatrixIntent("install", "parked", "op-1", 1, lacks)
+    retried = MatrixIntent("upgrade", "waiting", "op-2", 3, "the registry does not answer\nand more")
+    waiting = MatrixIntent("install", "waiting", "op-3", reason="node offline, will retry when healthy")
+    matrix = BackendMatrix(
+        (MatrixNode("n1", "barn", "healthy"), MatrixNode("n2", "shed", "healthy")),
+        (
+            MatrixRow("llama-cpp", {"n1": MatrixCell(False, intent=parked), "n2": MatrixCell(True, problem=lacks)}),
+            MatrixRow("vllm", {"n1": MatrixCell(True, intent=retried), "n2": MatrixCell(False, intent=waiting)}),
+            MatrixRow("mock", {"n1": MatrixCell(True)}),
+        ),
+    )
+    found = list(fleet_checks.check_backends(matrix))
+    assert levels(found) == ["fail", "fail", "warn"]
+    assert found[0].seen == f"llama-cpp: install fails on barn: {cause}"
+    assert found[0].mend == found[1].mend == "run there: sudo apt-get install libgomp1"
+    assert found[1].seen.startswith("llama-cpp cannot run on shed: ")
+    assert found[2].seen == "vllm: upgrade fails on barn: the registry does not answer"
+    assert found[2].mend == "corral why op op-2"
+    assert summary(found) == "2 to mend, 1 to look at"
 
 
 def test_findings_in_words() -> None:

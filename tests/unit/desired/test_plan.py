@@ -179,6 +179,16 @@ def test_what_time_does_not_cure_is_parked_until_a_new_rule_or_another_worker() 
     assert planned(replace(node, boot_id="b2")) == install(2)
 
 
+def test_a_refusal_whose_cause_is_gone_is_tried_again_at_once() -> None:
+    parked = doing(NODE, intent("parked", reason="it lacks libgomp.so.1", boot_id="b1", failures=1))
+    assert planned(parked) == Hold("vllm", "op7", Kind.INSTALL, Why.PARKED, "it lacks libgomp.so.1")
+    assert planned(replace(parked, cured=frozenset({("op7", 1)}))) == install(2)
+    later = doing(NODE, intent(reason="apt-get failed", failures=1, next_try_at=NOON + SECOND))
+    assert planned(replace(later, cured=frozenset({("op7", 1)}))) == install(2)
+    for other in (("op7", 2), ("op8", 1)):  # of another order: it says nothing of this one
+        assert planned(replace(parked, cured=frozenset({other}))) == planned(parked)
+
+
 def test_no_build_for_the_platform_is_skipped_with_the_reason() -> None:
     assert planned(NODE, build=NoBuild("no linux/arm64 build")) == Skip("vllm", "op7", "no linux/arm64 build")
 

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from corral.contract.manifest import Placeholders, check_manifest, fill_command
+from corral.contract.manifest import Needs, Placeholders, check_manifest, fill_command
 from corral.gallery.builtin import backends_folder, read_built_in
 from corral.gallery.catalogue import Catalogue
 from corral.gallery.entries import BackendEntry
@@ -100,6 +100,12 @@ def test_our_backends_come_whole(catalogue: Catalogue) -> None:
     assert mock["mock.py"].text == (BACKENDS / "mock" / "mock.py").read_text()
     serve = entry(catalogue, "llama-cpp-pypi").files[0]
     assert (serve.path, serve.text) == ("serve.py", (BACKENDS / "llama_cpp" / "serve.py").read_text())
+
+
+def test_the_llama_cpp_wheel_declares_the_library_it_does_not_bring(catalogue: Catalogue) -> None:
+    manifest = entry(catalogue, "llama-cpp-pypi").manifest
+    assert manifest is not None
+    assert manifest.needs == Needs(("libgomp.so.1",), ("libgomp1",))
 
 
 def test_the_mock_speaks_both_protocols(catalogue: Catalogue) -> None:

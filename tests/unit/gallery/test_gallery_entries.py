@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from corral.contract.manifest import Manifest, Ready
+from corral.contract.manifest import LOCALAI, Manifest, Needs, Ready
 from corral.contract.sources import TextFile
 from corral.gallery.entries import Index, read_index
 from corral.gallery.galleries import BUILT_IN, DEFAULT_GALLERIES, Gallery, parse_galleries, write_galleries
@@ -92,6 +93,21 @@ def test_the_extension() -> None:
     assert entry.files == (TextFile("serve.py", "print()"), TextFile("sub/x.txt", "y"))
 
 
+def test_libraries_of_the_system_that_a_build_needs() -> None:
+    libraries = "{libraries: [libgomp.so.1, libstdc++.so.6], debian: [libgomp1, libstdc++6]}"
+    ours, localai, plain = read(
+        f"""
+- {{name: ours, uri: "pypi://x", corral: {{protocol: openai, command: [serve], needs: {libraries}}}}}
+- {{name: localai, uri: "oci://quay.io/x/y", corral: {{needs: {libraries}}}}}
+- {{name: plain, uri: "oci://quay.io/x/z", corral: {{platforms: [linux/amd64]}}}}
+"""
+    ).entries
+    needs = Needs(("libgomp.so.1", "libstdc++.so.6"), ("libgomp1", "libstdc++6"))
+    assert ours.manifest == Manifest("openai", ("serve",), needs=needs)
+    assert localai.manifest == msgspec.structs.replace(LOCALAI, needs=needs), "still run as LocalAI's are"
+    assert plain.manifest is None
+
+
 @pytest.mark.parametrize(
     ("entry", "word"),
     [
@@ -116,6 +132,12 @@ def test_the_extension() -> None:
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {protocol: grpc, slots: 0}", "slots"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {protocol: grpc, platforms: [linux]}", "platform"),
         ("name: a\n  uri: https://example.com/a.tar\n  corral: {files: {../x: y}}", "outside"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: libx.so.1}}", "libraries"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: [/lib/x.so.1]}}", "of a library"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {libraries: [x1]}}", "of a library"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {debian: [--reinstall]}}", "Debian package"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {debian: [./x.deb]}}", "Debian package"),
+        ("name: a\n  uri: https://example.com/a.tar\n  corral: {needs: {debian: [x=1]}}", "Debian package"),
     ],
 )
 def test_a_bad_entry_is_skipped_with_its_reason(entry: str, word: str) -> None:

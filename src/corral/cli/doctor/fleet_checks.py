@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from corral import __version__
 from corral.cli.doctor.findings import Finding, fail, ok, warn
 from corral.cli.output import ago
-from corral.contract.admin import Cluster, GalleryView, NodeView
+from corral.contract.admin import BackendMatrix, Cluster, GalleryView, NodeView
 from corral.kit.durations import format_duration
 from corral.kit.errors import CorralError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GOOD_SKEW_S, BAD_SKEW_S = 5.0, 300.0
 _OF_A_FILE = " in the models folder: "
+_ARROW = " → "
 
 
 async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
@@ -48,6 +49,8 @@ async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
         for finding in check_nodes(await client.nodes.list()):
             yield finding
         for finding in check_galleries(await client.galleries()):
+            yield finding
+        for finding in check_backends(await client.backends.matrix()):
             yield finding
     except CorralError as error:
         yield fail("key", error.message, "give an admin or viewer key with --key or CORRAL_KEY")
@@ -123,6 +126,30 @@ def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
         else:
             well += 1
     yield ok("nodes", f"{well} of {len(nodes)} well")
+
+
+def check_backends(matrix: BackendMatrix) -> Iterator[Finding]:
+    """Backends that a node should have and cannot get, or has and cannot run."""
+    for row in matrix.backends:
+        for node in matrix.nodes:
+            cell = row.nodes.get(node.id)
+            if cell is None:
+                continue
+            if cell.problem:
+                yield fail("backend", *_cause_and_fix(f"{row.backend} cannot run on {node.name}", cell.problem))
+            intent = cell.intent
+            if intent is not None and intent.reason and (intent.failures or intent.stage == "parked"):
+                told = f"{row.backend}: {intent.kind} fails on {node.name}"
+                parked = intent.stage == "parked"
+                yield (fail if parked else warn)("backend", *_cause_and_fix(told, intent.reason, intent.operation))
+
+
+def _cause_and_fix(what: str, reason: str, operation: str = "") -> tuple[str, str]:
+    """Workers write the command that helps after an arrow, where there is one."""
+    line = reason.partition("\n")[0]
+    cause, _, command = line.partition(_ARROW)
+    look = f"corral why op {operation}" if operation else ""
+    return f"{what}: {cause}", f"run there: {command}" if command else look
 
 
 def _words(body: bytes, status: int) -> str:

@@ -124,6 +124,7 @@ class NodeBackend(Message, frozen=True):
     meta_backend_for: str = ""  # since protocol 1: the concrete build a meta row stands for
     previous: tuple[str, ...] = ()  # since protocol 1: digests kept beside the current one that once were, newest first
     fetched: tuple[str, ...] = ()  # since protocol 1: digests kept beside it that never were: an upgrade can switch
+    problem: str = ""  # since protocol 1: why nothing of it can run on this machine now, and what to do about it
 
 
 class BackendList(Message, frozen=True):
@@ -157,6 +158,7 @@ class BackendResult(Message, frozen=True):
     version: str = ""
     digest: str = ""  # now current; with `fetched`, of what is beside it now
     fetched: bool = False  # the order was `fetch_only`: nothing was switched
+    missing: tuple[str, ...] = ()  # libraries of the system without which the worker did not begin
     stopped_process_keys: tuple[str, ...] = ()
 
 
@@ -169,6 +171,7 @@ class OrderReport(Message, frozen=True):
     kind: str = always(str)  # install, upgrade, delete
     backend: str = always(str)
     result: BackendResult | None = None  # None: still at it
+    cured: bool = False  # it was refused for `missing` libraries, and they are there now: another attempt would do
 
 
 class CancelBackend(Message, frozen=True):

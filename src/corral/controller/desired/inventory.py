@@ -20,6 +20,7 @@ class Installed:
     version: str = ""
     system: bool = False  # read-only: it can be used, not changed
     beside: tuple[str, ...] = ()  # digests of other versions that are there, too
+    problem: str = ""  # why nothing of it can run there now
 
 
 def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
@@ -28,12 +29,13 @@ def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "")
     if row is None:
         return None
     if not row.is_meta:
-        return Installed(row.digest, row.installed_at, row.version, row.is_system, _beside(row))
+        return Installed(row.digest, row.installed_at, row.version, row.is_system, _beside(row), row.problem)
     concrete = _named(rows, row.meta_backend_for or variant)
     if concrete is not None:
         installed_at = concrete.installed_at or row.installed_at
         version = concrete.version or row.version
-        return Installed(concrete.digest or row.digest, installed_at, version, beside=_beside(concrete))
+        digest, problem = concrete.digest or row.digest, concrete.problem
+        return Installed(digest, installed_at, version, beside=_beside(concrete), problem=problem)
     if row.meta_backend_for:
         return None  # what it stands for is gone, so it stands for nothing
     return Installed(row.digest, row.installed_at, row.version)

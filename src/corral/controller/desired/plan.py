@@ -106,6 +106,7 @@ class NodeWorld:
     looked: bool = False  # it was read just now, after what was heard of its orders
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
+    cured: frozenset[tuple[str, int]] = frozenset()  # of them, those it refused for a reason that is gone by now
     intents: Mapping[str, Intent] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
     keeping: frozenset[str] = frozenset()  # those of them that were paused: what came stays
@@ -372,7 +373,7 @@ class _Backend:
                 return Wait(self.name, want.operation, intent.kind, intent.running)
             return away
         fresh = replace(order, attempt=(self.intent.attempt if self.intent else 0) + 1)
-        if intent is None:
+        if intent is None or self._is_cured(intent):
             return fresh
         match intent.stage:
             case Stage.IDLE:
@@ -408,6 +409,11 @@ class _Backend:
         if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
             return again if self._is_unsure(intent) else waiting
         return again if self._was_lost(intent) else waiting
+
+    def _is_cured(self, intent: Intent) -> bool:
+        """It failed, and the node says that what it lacked then is there now."""
+        failed = intent.stage in (Stage.PARKED, Stage.WAITING) and intent.failures > 0
+        return failed and (intent.operation, intent.attempt) in self.node.cured
 
     def _was_lost(self, intent: Intent) -> bool:
         """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or

@@ -230,6 +230,7 @@ def _node_world(
         orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
         if inventory is not None and known
         else frozenset(),
+        cured=_cured(inventory) if known else frozenset(),
         intents=intents,
         stopping=stops[0],
         keeping=stops[1],
@@ -251,6 +252,11 @@ def _installed(node: NodeWorld) -> frozenset[str]:
         if intent.kind in (Kind.FETCH, Kind.UPGRADE) and intent.stage not in (Stage.DONE, Stage.IDLE)
     )
     return names_in(node.backends) | frozenset(upgrading)
+
+
+def _cured(inventory: Inventory | None) -> frozenset[tuple[str, int]]:
+    orders = inventory.orders if inventory is not None else ()
+    return frozenset((order.op_id, order.attempt) for order in orders if order.cured)
 
 
 def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult]:

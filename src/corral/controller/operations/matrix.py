@@ -140,6 +140,7 @@ def _cell(
         drift=drifts,
         can_roll_back=bool(previous_digests(rows, backend)),
         intent=intent,
+        problem=found.problem,
     )
 
 

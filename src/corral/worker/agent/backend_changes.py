@@ -128,6 +128,7 @@ class BackendChanges:
         self._check_protocol(build.name, build.manifest.protocol)
         if build.manifest.protocol == OPENAI and not order.model_id:
             return None  # without a model there is nothing it could be asked
+        await self._installer.ensure_libraries(build, tell)
         tell(Progress(Phase.STARTING, build.name))
         return await self._supervisor.start(
             ProcessSpec(

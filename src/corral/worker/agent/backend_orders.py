@@ -46,7 +46,9 @@ from corral.worker.agent.voice import Voice
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.progress import OrderName, ProgressPublisher
+from corral.worker.libraries import MissingLibraries, SystemLibraries
 from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.system_packages import PackageManager
 
 log = get_log(__name__)
 
@@ -69,7 +71,10 @@ class BackendOrders:
         outcomes: Outcomes,
         voice: Voice,
         clock: Clock,
+        *,
+        libraries: SystemLibraries | None = None,
     ) -> None:
+        self._libraries = libraries or SystemLibraries(PackageManager())
         self._changes = changes
         self._installer = installer
         self._supervisor = supervisor
@@ -139,24 +144,29 @@ class BackendOrders:
         log.info("told to stop", backend=order.backend or "all", stopped=len(stopped))
 
     def reports(self) -> tuple[OrderReport, ...]:
-        """For the heartbeat: what is under way, and what ended lately."""
+        """For the heartbeat: what is under way, what ended lately, and what was refused for want of a library: that is
+        told until something else is said about its backend, so that the controller hears when the library is there."""
         under_way = [
             OrderReport(op_id=key.op_id, attempt=key.attempt, kind=key.kind, backend=key.about)
             for key in self._runs.running()
             if key.kind in _RESULTS
         ]
-        ended = [
-            OrderReport(
-                op_id=outcome.backend.op_id,
-                attempt=outcome.backend.attempt,
-                kind=outcome.kind,
-                backend=outcome.about,
-                result=_shortened(outcome.backend),
-            )
-            for outcome in self._outcomes.recent()
-            if outcome.backend is not None
-        ]
+        known = {outcome.key: outcome for outcome in self._outcomes.recent()}
+        for outcome in self._outcomes.refused_for_libraries():
+            known.pop(outcome.key, None)
+            known[outcome.key] = outcome
+        ended = [self._ended(outcome, outcome.backend) for outcome in known.values() if outcome.backend is not None]
         return (*under_way, *ended[-_MOST_TOLD:])
+
+    def _ended(self, outcome: Outcome, result: BackendResult) -> OrderReport:
+        return OrderReport(
+            op_id=result.op_id,
+            attempt=result.attempt,
+            kind=outcome.kind,
+            backend=outcome.about,
+            result=_shortened(result),
+            cured=bool(result.missing) and self._libraries.has(result.missing),
+        )
 
     # Accepted first, reported later
 
@@ -272,7 +282,7 @@ class BackendOrders:
         permanent: bool = False,
         stopped: list[str] | None = None,
     ) -> BackendResult:
-        final = error.permanent if isinstance(error, NotResolved) else is_final(error)
+        final = error.permanent if isinstance(error, NotResolved | MissingLibraries) else is_final(error)
         return self._result(
             order,
             success=False,
@@ -280,6 +290,7 @@ class BackendOrders:
             code=error.code,
             permanent=permanent or final,
             phase=phase,
+            missing=error.libraries if isinstance(error, MissingLibraries) else (),
             stopped=stopped or [],
         )
 
@@ -297,6 +308,7 @@ class BackendOrders:
         version: str = "",
         digest: str = "",
         fetched: bool = False,
+        missing: tuple[str, ...] = (),
         stopped: list[str] | None = None,
     ) -> BackendResult:
         return BackendResult(
@@ -314,6 +326,7 @@ class BackendOrders:
             version=version,
             digest=digest,
             fetched=fetched,
+            missing=missing,
             stopped_process_keys=tuple(stopped or ()),
         )
 

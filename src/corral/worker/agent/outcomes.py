@@ -86,6 +86,11 @@ class Outcomes:
         since = self._clock.now().timestamp() - self._fresh_s
         return tuple(outcome for outcome in self._known.values() if outcome.ended_at >= since)
 
+    def refused_for_libraries(self) -> tuple[Outcome, ...]:
+        """Orders for backends that ended because the machine lacks a library, and were the last about theirs."""
+        last = {outcome.about: outcome for outcome in self._known.values() if outcome.backend is not None}
+        return tuple(outcome for outcome in last.values() if outcome.backend is not None and outcome.backend.missing)
+
     async def add(self, key: OrderKey, result: BackendResult | ReplicaResult) -> Outcome:
         """On the disk when this returns, unless the disk refuses: then it is known until the worker ends."""
         if len(result.error) > LONGEST_ERROR:

@@ -85,6 +85,7 @@ class ReplicaOrders:
         if build is None:
             which = f"{order.backend} {order.digest}".strip()
             raise NotYet(f"{which} is not installed on this machine")
+        await self._installer.ensure_libraries(build)
         if order.file_list:
             listed = await self._files.read_list(order.file_list, order.sources, order.source_token)
             order = msgspec.structs.replace(order, files=listed, file_list="")

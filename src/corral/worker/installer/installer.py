@@ -41,6 +41,8 @@ from corral.worker.installer.remove import remove_backend
 from corral.worker.installer.requests import Deleted, InstallFolders, InstallRequest
 from corral.worker.installer.sequence import SEQUENCE, Sequence
 from corral.worker.installer.settle import settle
+from corral.worker.libraries import SystemLibraries
+from corral.worker.system_packages import PackageManager
 
 log = get_log(__name__)
 
@@ -58,8 +60,10 @@ class Installer:
         in_use: Callable[[], Collection[Path]] = _nothing_runs,
         capability: Callable[[], str] = lambda: "",
         clock: Clock | None = None,
+        libraries: SystemLibraries | None = None,
     ) -> None:
-        """`in_use` tells the folders something runs from; `capability` what this machine can do, for shared aliases."""
+        """`in_use` tells the folders something runs from; `capability` what this machine can do, for shared aliases;
+        `libraries` are those of the system."""
         self._contents = contents
         self._folders = folders
         self._in_use = in_use
@@ -69,6 +73,8 @@ class Installer:
         self._runs: SharedRuns[tuple[str, bytes], InstalledBackend] = SharedRuns()
         self._paused: set[str] = set()  # names of what was cancelled to be gone on with
         self._sequence = Sequence(folders.backends / SEQUENCE)
+        self._libraries = libraries or SystemLibraries(PackageManager())
+        self.needed_libraries: frozenset[str] = frozenset()  # of all builds, as of the last list
 
     async def start(self) -> Recovered:
         """Once, before anything else: tidy what a crash left, take in what LocalAI installed."""
@@ -90,7 +96,14 @@ class Installer:
         return await to_the_end(read_inventory, self._folders.backends, self._folders.system)
 
     async def list_backends(self) -> tuple[NodeBackend, ...]:
-        return (await self.inventory()).rows()
+        inventory = await self.inventory()
+        needs = [each for build in inventory.builds.values() if (each := build.manifest.needs) is not None]
+        self.needed_libraries = frozenset(library for each in needs for library in each.libraries)
+        problems = {
+            build.name: await self._libraries.problem_of(build.name, build.manifest.needs, build.directory)
+            for build in inventory.builds.values()
+        }
+        return inventory.rows(problems)
 
     async def find(self, name: str, digest: str = "") -> InstalledBackend | None:
         """What to run for a name, and from which folder: the current version, or the one known by a digest."""
@@ -102,6 +115,14 @@ class Installer:
         if build.is_system:
             return None
         return await to_the_end(_find_version, self._folder(build.name), digest)
+
+    async def ensure_libraries(self, build: InstalledBackend, tell: Tell = tell_nobody) -> None:
+        """Before something is started from it. Raises MissingLibraries."""
+
+        def on_install(command: str) -> None:
+            tell(Progress(Phase.RESOLVING, command))
+
+        await self._libraries.ensure(build.name, build.manifest.needs, on_install, directory=build.directory)
 
     async def identity(self, name: str) -> frozenset[str]:
         """All names under which this backend is known here, to find what runs of it."""
@@ -239,6 +260,10 @@ class Installer:
         if request.digest and not request.force and (record := await to_the_end(folder.find_digest, request.digest)):
             return await self._describe(folder, record, request)
         tell(Progress(Phase.RESOLVING, request.name))
+        if request.manifest is not None:  # before a byte is fetched of what could not run
+            await self._libraries.ensure(
+                request.name, request.manifest.needs, lambda command: tell(Progress(Phase.RESOLVING, command))
+            )
         self._paused -= request.names
         failures: list[CorralError] = []
         for source in request.sources:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from corral.contract.manifest import GRPC, LOCALAI, Manifest
 from corral.contract.messages.backends import NodeBackend
@@ -70,9 +71,10 @@ class Inventory:
     def metas_of(self, build: str) -> frozenset[str]:
         return frozenset(name for name, meta in self.metas.items() if meta.meta_backend_for == build)
 
-    def rows(self) -> tuple[NodeBackend, ...]:
-        """As the contract lists them: builds and metas, no row for an alias. A meta without its build is none."""
-        rows = [_build_row(build) for build in self.builds.values()]
+    def rows(self, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[NodeBackend, ...]:
+        """As the contract lists them: builds and metas, no row for an alias. A meta without its build is none.
+        `problems`: by build, why nothing of it can run now."""
+        rows = [_build_row(build, problems.get(build.name, "")) for build in self.builds.values()]
         rows += [_meta_row(name, meta) for name, meta in self.metas.items() if meta.meta_backend_for in self.builds]
         return tuple(sorted(rows, key=lambda row: row.name))
 
@@ -136,7 +138,7 @@ def _folders(root: Path | None) -> list[Path]:
     return [path for path in found if is_name(path.name) and path.is_dir()]
 
 
-def _build_row(build: InstalledBackend) -> NodeBackend:
+def _build_row(build: InstalledBackend, problem: str) -> NodeBackend:
     metadata = build.metadata
     return NodeBackend(
         name=build.name,
@@ -150,6 +152,7 @@ def _build_row(build: InstalledBackend) -> NodeBackend:
         alias=metadata.alias,
         previous=build.previous,
         fetched=build.fetched,
+        problem=problem,
     )
 
 

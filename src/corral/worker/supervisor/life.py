@@ -19,6 +19,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed
 from corral.kit.log import get_log
 from corral.worker.agent.waiting import unless_set
+from corral.worker.libraries import explain_missing, libraries_named_in, packages_for
 from corral.worker.supervisor import folders
 from corral.worker.supervisor.launch import is_port_free, plan_run
 from corral.worker.supervisor.link import ShimLink, spawn_shim
@@ -26,9 +27,10 @@ from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.ports import PortBook
 from corral.worker.supervisor.process import BackendProcess
 from corral.worker.supervisor.readiness import StartFailed, load, start_failed, wait_until_ready
-from corral.worker.supervisor.spec import Record, SupervisorSettings
+from corral.worker.supervisor.spec import ProcessSpec, Record, SupervisorSettings
 from corral.worker.supervisor.states import GiveUp, Happened, RestartIn, decide_restart
 from corral.worker.supervisor.table import Entry, Table
+from corral.worker.system_packages import PackageManager
 
 log = get_log(__name__)
 
@@ -105,7 +107,8 @@ class Life:
             # Not given up halfway: a shim that was started and forgotten would be nobody's.
             process = await self._start(entry)
             await unless_set(entry.leave, self._await_ready(entry, process))
-        except CorralError as error:
+        except CorralError as failure:
+            error = explained(failure, entry.spec)
             if not entry.leave.is_set():
                 log.warning("process did not start", key=entry.key, process=entry.process_id, error=error.message)
                 await self.take_down(entry)
@@ -183,7 +186,7 @@ class Life:
         how = process.ended.result()
         log.warning("process ended", key=entry.key, process=entry.process_id, how=str(how))
         self.release(entry)
-        return start_failed(f"{entry.backend} {how}", process)
+        return explained(start_failed(f"{entry.backend} {how}", process), entry.spec)
 
     async def _comes_back(self, entry: Entry, error: CorralError) -> bool:
         """Wait for the next attempt. False when there is none."""
@@ -226,6 +229,15 @@ class Life:
         self._table.rename(entry, new_process_id())
         self._changed()
         return True
+
+
+def explained(error: CorralError, spec: ProcessSpec) -> CorralError:
+    """What a process died of is in its last lines; a missing library is said first, with the command that brings it."""
+    libraries = libraries_named_in(error.message.splitlines())
+    if not isinstance(error, StartFailed) or not libraries:
+        return error
+    packages = packages_for(libraries, spec.manifest.needs)
+    return StartFailed(f"{explain_missing(spec.backend, libraries, packages, PackageManager())}\n{error.message}")
 
 
 def new_process_id() -> str:
