@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
     from corral.client.events import FleetEvent
 
-COLUMNS = ("NAME", "STATUS", "CAPABILITY", "VRAM FREE", "RAM FREE", "DISK FREE", "MODELS", "HEARTBEAT", "NOTE")
+COLUMNS = (
+    "NAME",
+    "STATUS",
+    "CAPABILITY",
+    "VRAM FREE",
+    "RAM FREE",
+    "DISK FREE",
+    "MODELS",
+    "IN FLIGHT",
+    "HEARTBEAT",
+    "NOTE",
+)
 
 
 def row(node: NodeView, now: datetime | None = None) -> tuple[str, ...]:
@@ -32,6 +43,7 @@ def row(node: NodeView, now: datetime | None = None) -> tuple[str, ...]:
         free_of(node.available_ram, node.total_ram),
         free_of(node.available_disk, node.total_disk),
         str(node.model_count) if node.model_count else "",
+        str(node.in_flight_count) if node.in_flight_count else "",
         ago(node.last_heartbeat, now),
         note(node),
     )
@@ -68,7 +80,7 @@ def details(node: NodeView, now: datetime | None = None) -> Iterator[str]:
         ("RAM free", free_of(node.available_ram, node.total_ram)),
         ("disk free", free_of(node.available_disk, node.total_disk)),
         ("replicas", f"{node.model_count} held, at most {node.max_replicas_per_model} of one model"),
-        ("in flight", str(node.in_flight_count)),
+        ("in flight", _in_flight(node)),
         ("labels", ", ".join(f"{key}={node.labels[key]}" for key in sorted(node.labels))),
         ("joined", ago(node.created_at, now)),
     ]
@@ -80,6 +92,18 @@ def _device(device: Device) -> str:
     words = [device.vendor, device.name, size(device.total_bytes) if device.total_bytes else ""]
     words.append("memory shared with the machine" if device.unified else "")
     return " ".join(word for word in words if word)
+
+
+def _in_flight(node: NodeView) -> str:
+    return f"not known: {node.in_flight_unknown}" if node.in_flight_unknown else str(node.in_flight_count)
+
+
+def under_way(node: NodeView) -> str:
+    """Of a node that is not known to be idle."""
+    if node.in_flight_unknown:
+        return f"whether {node.name} has requests under way is not known: {node.in_flight_unknown}"
+    count = node.in_flight_count
+    return f"{node.name} still has {count} request{'s' if count > 1 else ''} under way"
 
 
 def _budget(node: NodeView) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="The machines of the fleet: list, approve, drain, label, delete.",
 )
+POLL_S = 0.5
+IDLE_FOR_S = 1.5
 Node = Annotated[str, typer.Argument(metavar="NODE", help="name or id", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NODE...", help="names or ids", show_default=False)]
 MaybeNames = Annotated[list[str] | None, typer.Argument(metavar="[NODE...]", help="names or ids", show_default=False)]
@@ -184,16 +187,24 @@ async def drain_nodes(
     return code if code or budget_s is None else await _until_idle(client, names, budget_s)
 
 
-async def _until_idle(client: Client, names: Sequence[str], budget_s: float, interval_s: float = 0.5) -> int:
-    try:
-        async with asyncio.timeout(budget_s):
-            for name in names:
-                while (view := await _find(client, name)).in_flight_count > 0:  # noqa: ASYNC110 - other machine's work
-                    await asyncio.sleep(interval_s)
-                tell(f"{view.name} has nothing left to do")
-    except TimeoutError:
-        complain(f"{name} still has requests under way; look with `corral nodes show {shlex.quote(name)}`")
-        return UNDER_WAY
+async def _until_idle(client: Client, names: Sequence[str], budget_s: float) -> int:
+    """A node counts as idle once it was idle for a while: gateways may have sent it a request before they knew that it
+    drains, and its ingress reports requests a moment after they came."""
+    deadline_s = time.monotonic() + budget_s
+    for name in names:
+        idle_since_s: float | None = None
+        while idle_since_s is None or time.monotonic() - idle_since_s < IDLE_FOR_S:
+            view = await _find(client, name)
+            is_idle = not view.in_flight_count and not view.in_flight_unknown
+            idle_since_s = (idle_since_s or time.monotonic()) if is_idle else None
+            if time.monotonic() > deadline_s:
+                if is_idle:  # for less than it takes to be sure
+                    complain(f"{view.name} is idle, but not for long enough to be sure: give --wait more time")
+                else:
+                    complain(f"{node_text.under_way(view)}; look with `corral nodes show {shlex.quote(view.name)}`")
+                return UNDER_WAY
+            await asyncio.sleep(POLL_S)
+        tell(f"{view.name} has nothing left to do")
     return DONE
 
 

@@ -38,7 +38,7 @@ class NodeView(Message, frozen=True):
     created_at: str = always(str)
     updated_at: str = always(str)
     model_count: int = always(int)
-    in_flight_count: int = always(int)
+    in_flight_count: int = always(int)  # requests that its backends serve now, as its ingress counts them
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     status_reason: str = ""  # ours from here on: why it has this status, in words
     platform: str = ""
@@ -49,6 +49,7 @@ class NodeView(Message, frozen=True):
     compat: bool = False  # a LocalAI worker on the shared token
     version: str = ""
     row_version: int = 0
+    in_flight_unknown: str = ""  # why `in_flight_count` may be too low; empty = it is right
 
 
 class JoinTokenView(Message, frozen=True):

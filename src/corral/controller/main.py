@@ -191,6 +191,7 @@ async def serve(
             ),
             replica_settings(settings),
         )
+        watch.in_flight_of = replicas.quiet.of_node
         heartbeats = Heartbeats(
             store,
             bus,
@@ -216,7 +217,7 @@ async def serve(
             settings.registration_token if settings.compat_localai else "",
             most_pending=settings.pending_limit,
         )
-        node_admin = NodeAdmin(store, changes, issuer, revoked)
+        node_admin = NodeAdmin(store, changes, issuer, revoked, replicas.quiet.of_node)
         gallery_status = GalleryStatus({"backends": catalogue.library, "models": catalogued.library})
         overview = Overview(
             store,

@@ -16,7 +16,7 @@ from typing import Protocol
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import NodeView
 from corral.contract.messages.hints import VIEW_CHANGED, WORK_CHANGED, ViewChanged
-from corral.controller.registry.views import read_node_views
+from corral.controller.registry.views import InFlightOf, not_counted, read_node_views
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -111,6 +111,7 @@ class Watch:
         self._feeds: list[Feed] = []
         self._fed: dict[str, dict[str, object]] = {}  # by event: what was told last
         self._fed_at: dict[str, int | None] = {}  # by event: the counter then
+        self.in_flight_of: InFlightOf = not_counted
         self._fed_by: dict[str, int] = {}  # by event: the look that read it
 
     def on(self, counter: str, callback: Callable[[], None]) -> None:
@@ -186,7 +187,7 @@ class Watch:
                 return
             fed = {feed.event: (current.get(feed.counter), dict(await feed.read(tx))) for feed in stale}
             nodes_changed = due or current.get("nodes") != self._revisions.get("nodes")
-            present = await read_node_views(tx) if nodes_changed else self._present
+            present = await read_node_views(tx, self.in_flight_of) if nodes_changed else self._present
         for event, (counter, views) in fed.items():
             # Whoever began later may not have read the feeds at all, so these have an order of their own.
             if mine > self._fed_by.get(event, 0):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, select
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
 from sqlalchemy import delete as delete_from
 
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
@@ -91,6 +92,8 @@ _LOCK_ALL = _ALL.with_for_update(key_share=True)
 _OF_MODEL = _ALL.where(table.c.model == bindparam("model"))
 _LOCK_OF_MODEL = _OF_MODEL.with_for_update(key_share=True)
 _OF_NODES = _ALL.where(among(table.c.node_id, "node_ids"))
+_COUNT = select(table.c.node_id, func.count()).where(table.c.stage == bindparam("stage")).group_by(table.c.node_id)
+_COUNT_OF_NODES = _COUNT.where(among(table.c.node_id, "node_ids"))
 _DELETE = delete_from(table).where(
     table.c.node_id == bindparam("at_node"),
     table.c.model == bindparam("of_model"),
@@ -105,6 +108,15 @@ async def list_(tx: Transaction, *, model: str | None = None, node_ids: Sequence
     if node_ids is not None:
         return records(Replica, await tx.fetch_all(_OF_NODES, {"node_ids": node_ids}))
     return records(Replica, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
+
+
+async def count_running(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, int]:
+    """How many replicas run on each of these nodes, or on any; nodes without one are left out."""
+    asked: dict[str, Any] = {"stage": "running"}
+    if node_ids is None:
+        return {node_id: int(count) for node_id, count in await tx.fetch_all(_COUNT, asked)}
+    rows = await tx.fetch_all(_COUNT_OF_NODES, asked | {"node_ids": node_ids})
+    return {node_id: int(count) for node_id, count in rows}
 
 
 async def put(tx: Transaction, rows: Iterable[Replica]) -> None:

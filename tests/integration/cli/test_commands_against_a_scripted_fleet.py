@@ -89,7 +89,13 @@ def test_drain_can_wait_and_says_when_it_is_still_under_way(corral: Corral) -> N
     corral.fleet.nodes[0]["in_flight_count"] = 2
     ran = corral("nodes", "drain", "attic", "--wait", "50ms")
     assert ran.code == 3
-    assert "still has requests under way" in ran.err
+    assert ran.err == "corral: attic still has 2 requests under way; look with `corral nodes show attic`\n"
+    corral.fleet.nodes[0]["in_flight_count"] = 0
+    corral.fleet.nodes[0]["in_flight_unknown"] = "the node cannot reach the bus"
+    ran = corral("nodes", "drain", "attic", "--wait", "50ms")
+    assert ran.code == 3
+    assert "whether attic has requests under way is not known: the node cannot reach the bus" in ran.err
+    assert "nothing left to do" not in ran.out
     assert corral("nodes", "drain", "attic", "--wait", "soon").code == 2
 
 

@@ -44,7 +44,7 @@ async def test_strangers_are_not_told_where_the_database_is(tmp_path: Path, monk
                 access.by_key("ck_x"),
                 access.by_session("cs_x"),
                 registry.register("barn", "cj_x"),
-                registry.node_api.replicas("id", caller("cn_x")),
+                registry.node_api.authenticate("id", caller("cn_x")),
             ):
                 with pytest.raises(Unavailable) as refused:
                     await ask

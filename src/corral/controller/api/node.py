@@ -12,6 +12,7 @@ from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import bearer_of, seen_from
 from corral.controller.registry.admission import Caller, NodeApi
+from corral.controller.replicas.listing import ReplicaRows
 from corral.kit.errors import Invalid, Unauthenticated
 
 AnyRequest = Request[Any, Any, Any]
@@ -73,9 +74,10 @@ class NodeSelfService(Controller):
 
     @get("/{node_id:str}/models", summary="The replicas you think I have")
     async def models(
-        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
+        self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access, replica_rows: ReplicaRows
     ) -> list[dict[str, object]]:
-        return await node_api.replicas(node_id, await _caller(request, access))
+        await node_api.authenticate(node_id, await _caller(request, access))
+        return await replica_rows.list_(node_id=node_id)
 
 
 async def _caller(request: AnyRequest, access: Access) -> Caller:

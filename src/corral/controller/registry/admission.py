@@ -163,10 +163,9 @@ class NodeApi:
         self._heartbeats.forget(node_id)
         await self._changes.apply(node_id, NodeEvent.LEFT)
 
-    async def replicas(self, node_id: str, caller: Caller) -> list[dict[str, object]]:
-        """Replica rows come with the models; until then a node has none."""
+    async def authenticate(self, node_id: str, caller: Caller) -> None:
+        """Raises unless the caller is this very node."""
         await self._authenticated(node_id, caller)
-        return []
 
     async def _authenticated(self, node_id: str, caller: Caller) -> Node:
         """The node whose own token this is. One node's token opens nothing of another's."""

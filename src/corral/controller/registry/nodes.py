@@ -13,7 +13,7 @@ from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.revocations import Revocations
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
-from corral.controller.registry.views import node_view, read_node_views
+from corral.controller.registry.views import InFlightOf, not_counted, read_node_view, read_node_views
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
 from corral.store import node_labels, nodes, revisions
@@ -27,20 +27,28 @@ _LONGEST_NAME = 255
 
 
 class NodeAdmin:
-    def __init__(self, store: Store, changes: NodeChanges, issuer: BusIssuer, revoked: Revocations) -> None:
+    def __init__(
+        self,
+        store: Store,
+        changes: NodeChanges,
+        issuer: BusIssuer,
+        revoked: Revocations,
+        in_flight_of: InFlightOf = not_counted,
+    ) -> None:
         self._store = store
         self._changes = changes
         self._issuer = issuer
         self._revocations = revoked
+        self._in_flight_of = in_flight_of
 
     async def list_views(self, *, limit: int | None = None, after: str | None = None) -> list[NodeView]:
         async with self._store.read() as tx:
-            return list((await read_node_views(tx, limit=limit, after=after)).values())
+            return list((await read_node_views(tx, self._in_flight_of, limit=limit, after=after)).values())
 
     async def view(self, id_or_name: str) -> NodeView:
         async with self._store.read() as tx:
             node = await _find(tx, id_or_name)
-            return node_view(node, await node_labels.get(tx, node.id))
+            return await read_node_view(tx, node, self._in_flight_of)
 
     async def node(self, id_or_name: str) -> Node:
         return await self._found(id_or_name)

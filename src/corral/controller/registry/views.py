@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from corral.contract.admin import NodeView
-from corral.store import node_labels, nodes
+from corral.contract.messages.nodes import NodeStatus
+from corral.store import node_labels, nodes, replicas
 from corral.store.api import Transaction
 from corral.store.nodes import Node
 
+InFlightOf = Callable[[str], tuple[int, bool]]  # of a node: requests under way, and whether that is known
+
+
+def not_counted(_node_id: str) -> tuple[int, bool]:
+    return 0, False
+
 
 async def read_node_views(
-    tx: Transaction, *, limit: int | None = None, after: str | None = None
+    tx: Transaction, in_flight_of: InFlightOf = not_counted, *, limit: int | None = None, after: str | None = None
 ) -> dict[str, NodeView]:
     """By id, in name order."""
     rows = await nodes.list_(tx, limit=limit, after_name=after)
-    labels = await node_labels.list_for(tx, [row.id for row in rows] if limit else None)
-    return {row.id: node_view(row, labels.get(row.id, {})) for row in rows}
+    page = [row.id for row in rows] if limit else None
+    labels = await node_labels.list_for(tx, page)
+    held = await replicas.count_running(tx, page)
+    return {row.id: node_view(row, labels.get(row.id, {}), held.get(row.id, 0), in_flight_of(row.id)) for row in rows}
 
 
-def node_view(node: Node, labels: Mapping[str, str]) -> NodeView:
+async def read_node_view(tx: Transaction, node: Node, in_flight_of: InFlightOf) -> NodeView:
+    held = await replicas.count_running(tx, [node.id])
+    return node_view(node, await node_labels.get(tx, node.id), held.get(node.id, 0), in_flight_of(node.id))
+
+
+def node_view(node: Node, labels: Mapping[str, str], replica_count: int, in_flight: tuple[int, bool]) -> NodeView:
+    count, is_known = in_flight
     return NodeView(
         id=node.id,
         name=node.name,
@@ -46,6 +61,8 @@ def node_view(node: Node, labels: Mapping[str, str]) -> NodeView:
         last_heartbeat=rfc3339(node.last_heartbeat),
         created_at=rfc3339(node.created_at),
         updated_at=rfc3339(node.updated_at),
+        model_count=replica_count,
+        in_flight_count=count,
         labels=dict(labels),
         status_reason=node.status_reason,
         platform=f"{node.os}/{node.arch}" if node.os else "",
@@ -56,7 +73,19 @@ def node_view(node: Node, labels: Mapping[str, str]) -> NodeView:
         compat=node.auth == "shared",
         version=node.version,
         row_version=node.row_version,
+        in_flight_unknown="" if count else _why_unknown(node, is_known),
     )
+
+
+def _why_unknown(node: Node, is_known: bool) -> str:
+    """Only a node that could have reported requests, to a controller that listened, is known to have none."""
+    if node.status == NodeStatus.PENDING or not node.approved:
+        return ""
+    if node.status in (NodeStatus.OFFLINE, NodeStatus.UNHEALTHY):
+        return f"the node is {node.status}"
+    if node.bus_down:
+        return "the node cannot reach the bus"
+    return "" if is_known else "the controller has not listened to the nodes for long enough; ask again in some seconds"
 
 
 def rfc3339(moment: datetime | None) -> str:

@@ -6,6 +6,7 @@ idle only once we have listened for a while: a controller that has just come mus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from corral.bus.api import Bus, Tokens
@@ -57,10 +58,19 @@ class Quietness:
         node.boot_id, node.seq, node.in_flight, node.heard_at = load.boot_id, load.seq, dict(load.in_flight), now
 
     def find(self, node_id: str, process_id: str) -> Quiet:
-        now, node = self._clock.monotonic(), self._nodes.get(node_id)
-        count = node.in_flight.get(process_id, 0) if node is not None and self._is_fresh(node.heard_at, now) else 0
-        sure = self._listening_since is not None and not self._is_fresh(self._listening_since, now)
-        return Quiet(count, count > 0 or sure)
+        count = self._in_flight(node_id).get(process_id, 0)
+        return Quiet(count, count > 0 or self._is_sure())
+
+    def of_node(self, node_id: str) -> tuple[int, bool]:
+        """All requests under way on the node, and whether we have listened for long enough to know."""
+        return sum(self._in_flight(node_id).values()), self._is_sure()
+
+    def _in_flight(self, node_id: str) -> Mapping[str, int]:
+        node = self._nodes.get(node_id)
+        return node.in_flight if node is not None and self._is_fresh(node.heard_at, self._clock.monotonic()) else {}
+
+    def _is_sure(self) -> bool:
+        return self._listening_since is not None and not self._is_fresh(self._listening_since, self._clock.monotonic())
 
     def used_s_ago(self, process_id: str) -> float | None:
         """None: not while we listened."""

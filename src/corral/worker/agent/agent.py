@@ -134,13 +134,12 @@ class Agent:
                     await self.backends.orders(stopped.set).listen(bus, reply.id)
                     with contextlib.suppress(Unavailable):  # else the first heartbeat says that the bus is down
                         await bus.wait_connected(min(self.settings.heartbeat_interval_s, 2.0))
-                    async with alongside(
-                        self._heartbeats(bus, reply, lost).run(), self._keep_certificate(), self._tell_load(bus, reply)
-                    ):
-                        why = await unless_set(stopped, _result_of(losing))
-                    if why is None and not self.standing.handing_over:
-                        self.standing.leaving = True
-                        await self._leaving(reply).leave(hurry)
+                    async with alongside(self._tell_load(bus, reply)):  # the controller counts while we drain, too
+                        async with alongside(self._heartbeats(bus, reply, lost).run(), self._keep_certificate()):
+                            why = await unless_set(stopped, _result_of(losing))
+                        if why is None and not self.standing.handing_over:
+                            self.standing.leaving = True
+                            await self._leaving(reply).leave(hurry)
                 return why
             finally:
                 self.standing.bus_connected = lambda: False

@@ -1,0 +1,120 @@
+"""Nodes that are drained, deleted and killed while they serve: what people are told, and what is left of them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.fleet import Fleet, http
+from tests.support.grown_fleet import grown_fleet
+from tests.support.processes import alive
+from tests.support.supervising import identities, swept
+from tests.support.waiting import wait_for
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+# Half a minute of answer: long enough for commands to run meanwhile.
+SLOW: Any = [{"role": "user", "content": "[[piece_delay_s=2]] a b c d e f g h i j k l"}]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """`up`'s own machine and two more, each with a replica of a model of its own."""
+    folder = tmp_path_factory.mktemp("leaving")
+    with contextlib.ExitStack() as stack:
+        for name in ("barn", "byre"):
+            stack.enter_context(swept(folder / f"worker-{name}" / "processes"))
+        fleet = stack.enter_context(grown_fleet(folder, "barn", "byre"))
+        for name in ("barn", "byre"):
+            definition = {"name": f"of-{name}", "backend": "mock", "parallel": 8}
+            assert fleet.api("POST", "/api/models", {"definition": definition}).status == 201
+            schedule = {"model_name": f"of-{name}", "min_replicas": 1, "node_selector": {"node.name": name}}
+            assert fleet.api("POST", "/api/nodes/scheduling", schedule).status == 200
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=fleet.url + "/v1", api_key=fleet.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def stream(client: openai.OpenAI, model: str, asked: Any = SLOW) -> str:
+    pieces = client.chat.completions.create(model=model, messages=asked, stream=True)
+    return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+def shown(fleet: Fleet, node: str) -> dict[str, Any]:
+    answer: dict[str, Any] = fleet.api("GET", f"/api/nodes/{node}").json()
+    return answer
+
+
+def wait_served(fleet: Fleet, client: openai.OpenAI, node: str) -> None:
+    assert "hello" in stream(client, f"of-{node}", HELLO)
+    wait_for(lambda: shown(fleet, node)["model_count"] == 1, f"the replica of {node}", 60)
+
+
+def test_draining_waits_for_the_stream_that_runs(fleet: Fleet, client: openai.OpenAI) -> None:
+    wait_served(fleet, client, "barn")
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(stream, client, "of-barn") for _ in range(2)]
+        wait_for(lambda: shown(fleet, "barn")["in_flight_count"] == 2, "two requests under way")
+        details = fleet.cli("nodes", "show", "barn").stdout
+        assert "1 held" in details
+        assert "in flight" in details
+        listed = json.loads(fleet.cli("nodes", "list", "--json").stdout)
+        assert {node["name"]: node["in_flight_count"] for node in listed}["barn"] == 2
+
+        assert own_count(fleet, "barn") == 2, "what a worker that leaves asks for"
+
+        early = fleet.cli("nodes", "drain", "barn", "--wait", "1s")
+        assert early.returncode == 3, early.stdout + early.stderr
+        assert "barn still has 2 requests under way" in early.stderr
+        assert "nothing left to do" not in early.stdout
+
+        waited = fleet.cli("nodes", "drain", "barn", "--wait", "60s", timeout_s=90)
+        assert all(each.done() for each in running), "it came back while a stream ran"
+        assert waited.returncode == 0, waited.stderr
+        assert "barn has nothing left to do" in waited.stdout
+        assert all(each.result().endswith("k l") for each in running)
+    assert shown(fleet, "barn")["in_flight_count"] == 0
+    assert fleet.cli("nodes", "resume", "barn").returncode == 0
+
+
+def test_a_deleted_node_leaves_no_backend_running(fleet: Fleet, client: openai.OpenAI) -> None:
+    wait_served(fleet, client, "byre")
+    data = fleet.root / "worker-byre"
+    [backend] = [each for each in identities(data / "processes") if alive(each.pid)]
+    token = blob_token(fleet, json.loads((data / "identity.json").read_bytes()))
+    assert ask_blobs(fleet, token) in (404, 503), "there is no such blob, but one may ask"
+    deleted = fleet.cli("nodes", "delete", "byre", "--yes")
+    assert deleted.returncode == 0, deleted.stderr
+    wait_for(lambda: ask_blobs(fleet, token) == 401, "the end of its blob token", 5)
+    worker = fleet.workers["byre-0"]
+    assert worker.wait(60) == 1
+    assert "this node was deleted from the cluster" in worker.output()
+    assert not alive(backend.pid)
+    assert not alive(backend.shim_pid)
+
+
+def blob_token(fleet: Fleet, identity: dict[str, Any]) -> str:
+    renewed = http(
+        "POST", f"{fleet.url}/api/node/{identity['node_id']}/credentials", key=identity["node_token"], body={}
+    )
+    assert renewed.status == 200, renewed.body
+    return str(renewed.json()["blob_token"])
+
+
+def own_count(fleet: Fleet, node: str) -> int:
+    identity = json.loads((fleet.root / f"worker-{node}" / "identity.json").read_bytes())
+    rows = http("GET", f"{fleet.url}/api/node/{identity['node_id']}/models", key=identity["node_token"]).json()
+    return sum(row["in_flight"] for row in rows)
+
+
+def ask_blobs(fleet: Fleet, token: str) -> int:
+    return http("GET", f"http://127.0.0.1:{fleet.blob_port}/blobs/sha256:{'0' * 64}", key=token).status
