@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import signal
 from collections.abc import Iterator
@@ -22,11 +23,23 @@ settings.register_profile("corral", deadline=None, derandomize=True)
 settings.load_profile("corral")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and the tests of each file, in a random order")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_kind(item)]), append=True)  # a test's own comes first
-    items.sort(key=lambda item: ORDER.index(_kind(item)))
+    if seed := config.getoption("--shuffle"):
+        items.sort(key=lambda item: (_drawn(seed, str(item.path)), _drawn(seed, item.nodeid)))
+    else:
+        items.sort(key=lambda item: ORDER.index(_kind(item)))
+
+
+def _drawn(seed: str, name: str) -> bytes:
+    """The same in every process of a run, which all have to collect the tests in the same order."""
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()
 
 
 def pytest_collection_finish() -> None:
