@@ -57,6 +57,9 @@ class Ways:
 
     upgrades: bool = True  # else it is from before 2026-05-08
     digests: bool = True  # the lookup of a digest works
+    versions: bool = True  # it is new enough to report the version of an entry
+    caches_indexes: bool = False  # it keeps an index for an hour, as LocalAI does; else every install reads it anew
+    unreadable: set[str] = field(default_factory=set)  # galleries, by name, whose index it cannot read
     ticks: int = 2  # progress events of one download
     gate: asyncio.Event | None = None  # a download ends only when it is set
     refuses: dict[str, str] = field(default_factory=dict)  # by kind of order: what it says instead of doing it
@@ -78,6 +81,7 @@ class LocalAIBackends:
         self.run: LocalAIProcesses | None = None  # else nothing really runs
         self.models: Path | None = None  # the models folder, where there is one
         self._stopping: set[str] = set()
+        self._indexes: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by name and url, as they were first read
 
     def orders(self, kind: str) -> list[dict[str, Any]]:
         return [body for subject, body in self.asked if subject == f"backend.{kind}"]
@@ -276,6 +280,7 @@ class LocalAIBackends:
         known: dict[str, Any] = {"installed_at": at.isoformat().replace("+00:00", "Z"), "gallery_url": gallery_url}
         version = str(entry.get("version", ""))
         content = hashlib.sha256(f"{entry['uri']} {version}".encode()).hexdigest()
+        version = version if self.ways.versions else ""
         digest = f"sha256:{content}" if self.ways.digests else ""
         self.folders[entry["name"]] = Build(
             entry["name"], entry.get("alias", ""), uri=entry["uri"], version=version, digest=digest, **known
@@ -284,13 +289,16 @@ class LocalAIBackends:
             self.folders[name] = Build(name, meta_for=entry["name"], version=version, **known)
 
     def _entry(self, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The concrete entry, and the gallery it is in. The galleries of the request take the place of our own."""
+        """The concrete entry, and the gallery it is in. The galleries of the request take the place of our own, and all
+        of them are read before anything is looked up: one that cannot be read fails the install."""
         if asked.get("uri"):
             if not asked.get("name"):
                 raise LookupError("a name is required for an OCI image")
             return {"name": asked["name"], "alias": asked.get("alias", ""), "uri": asked["uri"]}, ""
-        for gallery in json.loads(asked.get("backend_galleries") or "[]"):
-            entries = {each["name"]: each for each in json.loads(Path(urlsplit(gallery["url"]).path).read_text())}
+        galleries = json.loads(asked.get("backend_galleries") or "[]")
+        indexes = [(gallery, self._index(gallery)) for gallery in galleries]
+        for gallery, index in indexes:
+            entries = {each["name"]: each for each in index}
             found = entries.get(asked["backend"])
             if found is not None and not found.get("uri"):
                 choices = found.get("capabilities", {})
@@ -298,6 +306,14 @@ class LocalAIBackends:
             if found is not None:
                 return found, gallery["url"]
         raise LookupError(f"no backend found with name {asked['backend']!r}")
+
+    def _index(self, gallery: dict[str, Any]) -> list[dict[str, Any]]:
+        if gallery["name"] in self.ways.unreadable:
+            raise LookupError(f"failed to get gallery {gallery['name']}: {gallery['url']} is not allowed")
+        key = (gallery["name"], gallery["url"])
+        if not self.ways.caches_indexes or key not in self._indexes:
+            self._indexes[key] = json.loads(Path(urlsplit(gallery["url"]).path).read_text())
+        return self._indexes[key]
 
     async def _tick(self, asked: dict[str, Any], file_name: str, share: float) -> None:
         op = asked.get("op_id", "")

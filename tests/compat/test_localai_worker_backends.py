@@ -40,22 +40,28 @@ class Yard:
         )
 
     def publish(self, version: str) -> dict[str, str]:
-        """`engine` chooses among builds that share its name, as LocalAI's do; `solo` is one build for everybody."""
+        """`engine` chooses among builds that share its name, as LocalAI's do; `solo` is one build for everybody. In
+        front of that gallery stands one with an entry of its own."""
         uri = str(self.source)
         capabilities = {"default": "cpu-engine", "nvidia-cuda-12": "cuda12-engine"}
-        return gallery_of(
+        private = self.folder / "galleries" / "private.json"
+        private.parent.mkdir(exist_ok=True)
+        private.write_text(json.dumps([{"name": "private-engine", "uri": uri, "version": version}]))
+        env = gallery_of(
             self.folder / "galleries",
             {"name": "engine", "alias": "engine", "capabilities": capabilities},
             {"name": "cpu-engine", "alias": "engine", "uri": uri, "version": version},
             {"name": "cuda12-engine", "alias": "engine", "uri": uri, "version": version},
             {"name": "solo", "uri": uri, "version": version},
         )
+        galleries = [{"name": "private", "url": f"file://{private}"}, *json.loads(env["CORRAL_GALLERIES"])]
+        return env | {"CORRAL_GALLERIES": json.dumps(galleries)}
 
     @property
     def galleries(self) -> str:
-        """As they travel: JSON inside JSON."""
+        """The gallery that has `engine` and `solo`, as it travels: JSON inside JSON."""
         told: list[dict[str, str]] = json.loads(self.cluster.env["CORRAL_GALLERIES"])
-        return json.dumps(told, separators=(",", ":"))
+        return json.dumps(told[1:], separators=(",", ":"))
 
     async def api(self, method: str, path: str, body: object = None) -> Any:
         answer = await asyncio.to_thread(self.cluster.api, self.cluster.members[0], method, path, body)
@@ -155,6 +161,19 @@ async def test_installed_upgraded_and_deleted_each_seen_in_its_own_list(yard: Ya
             assert after == "backend.list", "nobody believes a mere answer"
         assert not any("accept" in body or "attempt" in body for _, body in backends.asked)
         assert len(backends.orders("install")) == 1
+
+
+async def test_a_gallery_that_it_cannot_read_is_not_sent_with_entries_of_another(yard: Yard) -> None:
+    yard.publish("1")
+    async with yard.worker("strict-hand") as worker:
+        worker.backends.ways.unreadable = {"private"}
+        await yard.done(await yard.ask("install", "solo", "strict-hand"))
+        assert [order["backend_galleries"] for order in worker.backends.orders("install")] == [yard.galleries]
+        job = await yard.ask("install", "private-engine", "strict-hand")
+        row = await yard.row(job, lambda row: row["status"] == "error", "its refusal")
+        assert "failed to get gallery private" in row["error"]
+        worker.backends.ways.unreadable = set()
+        await yard.done(job)
 
 
 async def test_its_progress_is_shown_and_an_install_that_outlasts_the_call_is_still_running(yard: Yard) -> None:

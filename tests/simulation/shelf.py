@@ -71,6 +71,9 @@ class Shelf:
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "shelf", "url": "https://shelf.test/index.yaml"}]
 
+    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+        return self.galleries()
+
     async def _answers(self) -> None:
         if self._chance.random() < 0.5:
             await asyncio.sleep(self._chance.uniform(0, 2))

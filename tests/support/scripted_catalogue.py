@@ -95,3 +95,11 @@ class ScriptedCatalogue:
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "test", "url": "https://gallery.test/index.yaml"}]
+
+    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+        return self.galleries()
+
+
+async def no_galleries(_backend: str) -> str:
+    """For workers whose backends are all there."""
+    return "[]"

@@ -57,7 +57,9 @@ class Backends:
         clock: Clock,
         options: BackendOptions,
     ) -> None:
-        calls = WorkerCalls(bus, clock, options.times, aliases=catalogue.aliases)
+        calls = WorkerCalls(
+            bus, clock, options.times, aliases=catalogue.aliases, galleries_with=catalogue.galleries_with
+        )
         self.catalogue = catalogue
         self.reconciler = Reconciler(
             store,

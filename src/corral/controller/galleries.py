@@ -33,7 +33,7 @@ from corral.gallery.library import Library
 from corral.gallery.machine import Machine
 from corral.gallery.opening import GalleryOptions, make_resolver
 from corral.gallery.resolve import Resolver
-from corral.gallery.resolved import Resolved
+from corral.gallery.resolved import Refused, Resolved
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.kit.log import get_log
@@ -77,8 +77,10 @@ class Galleries:
         machine, resolver = _machine(kind), self._resolver_for(asked)
         if asked.uri:
             found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
-        else:
+        elif kind.platform:
             found = await resolver.resolve(_query(asked), machine)
+        else:
+            found = await self._resolve_for_peer(asked, resolver, machine)
         if isinstance(found, Resolved):
             return _build(found)
         if found.permanent:
@@ -125,6 +127,44 @@ class Galleries:
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Without ours, which nobody else could read."""
         return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
+
+    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+        has, unread = await self._peer_galleries(asked, self._resolver_for(asked))
+        return [msgspec.to_builtins(gallery) for gallery in ([has] if has is not None else unread)]
+
+    async def _resolve_for_peer(self, asked: Asked, resolver: Resolver, machine: Machine) -> Resolved | Refused:
+        """A LocalAI worker looks the entry up itself, in galleries that it can read: not in the built-in one."""
+        has, unread = await self._peer_galleries(asked, resolver)
+        if has is not None:
+            return await resolver.resolve(f"{has.name}@{asked.backend}", machine)
+        reason = f"no gallery that a LocalAI worker can read has {asked.backend}"
+        if unread:
+            why = resolver.library.unread()
+            reason += "".join(
+                f"; the gallery {each.name} could not be read ({why.get(each.name, '')})" for each in unread
+            )
+        return Refused(reason, permanent=not unread)
+
+    async def _peer_galleries(self, asked: Asked, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
+        """The first gallery that has the entry, and those that could not be read. An entry's own name wins over an
+        alias in an earlier gallery, as everywhere."""
+        by_alias: Gallery | None = None
+        unread: list[Gallery] = []
+        for gallery in resolver.library.galleries:
+            if gallery == BUILT_IN or (asked.gallery and asked.gallery.lower() != gallery.name.lower()):
+                continue
+            catalogue = await resolver.library.catalogue(gallery.name)
+            if catalogue.unread:
+                unread.append(gallery)
+                continue
+            match catalogue.find(asked.backend):
+                case BackendEntry():
+                    return gallery, unread
+                case AliasGroup():
+                    by_alias = by_alias or gallery
+                case Unknown():
+                    pass
+        return by_alias, unread
 
     def unread(self) -> Mapping[str, str]:
         """Galleries that could not be read the last time, and why."""

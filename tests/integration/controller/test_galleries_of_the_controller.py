@@ -202,9 +202,46 @@ async def test_what_is_available_goes_by_the_machines_there_are(tmp_path: Path) 
         assert "farm@cuda-plough" in everything, "without a machine to choose for, all there is"
 
 
-async def test_localai_workers_are_told_of_every_gallery_but_ours(tmp_path: Path) -> None:
+async def test_the_built_in_gallery_is_not_listed(tmp_path: Path) -> None:
     async with opened(tmp_path, Gallery("localai", NOWHERE, ("github:a/b/c.yaml",))) as galleries:
         assert galleries.galleries() == [{"name": "localai", "url": NOWHERE, "mirrors": ("github:a/b/c.yaml",)}]
+
+
+async def test_localai_workers_are_told_only_of_the_gallery_that_has_the_entry(tmp_path: Path) -> None:
+    farm, away = write_index(tmp_path, "registry.test"), Gallery("away", NOWHERE)
+    (tmp_path / "other.yaml").write_text(
+        "- {name: rake, uri: oci://registry.test/rake:2}\n- {name: hoe, uri: oci://x/y:1}"
+    )
+    other = Gallery("other", f"file://{tmp_path}/other.yaml")
+
+    def shown(*chosen: Gallery) -> list[dict[str, Any]]:
+        return [{"name": gallery.name, "url": gallery.url} for gallery in chosen]
+
+    async with opened(tmp_path, farm, other) as galleries:
+        assert await galleries.galleries_with(Asked("hoe")) == shown(other)
+        assert await galleries.galleries_with(Asked("rake")) == shown(farm), "the first that has it"
+        assert await galleries.galleries_with(Asked("rake", gallery="other")) == shown(other)
+        assert await galleries.galleries_with(Asked("llama-cpp")) == shown(farm), "not the built-in entry of that name"
+        assert await galleries.galleries_with(Asked("mock")) == [], "only the built-in gallery has it"
+    async with opened(tmp_path, away, farm) as galleries:
+        assert await galleries.galleries_with(Asked("rake")) == shown(farm)
+        assert await galleries.galleries_with(Asked("hoe")) == shown(away), "it may be in there"
+
+
+async def test_a_build_for_a_localai_worker_is_one_of_a_gallery_it_can_read(
+    tmp_path: Path, registry: ImageRegistry
+) -> None:
+    push_image(registry.url, "plough", "latest-cpu", an_image("cpu"))
+    localai = MachineKind("default", "", "")
+    async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
+        theirs = await galleries.resolve(Asked("llama-cpp"), localai)
+        assert isinstance(theirs, TargetBuild)
+        assert theirs.gallery_url == f"file://{tmp_path}/farm.yaml"
+        nothing = await galleries.resolve(Asked("mock"), localai)
+        assert nothing == NoBuild("no gallery that a LocalAI worker can read has mock")
+    async with opened(tmp_path, Gallery("away", NOWHERE)) as galleries:
+        with pytest.raises(Unavailable, match="the gallery away could not be read"):
+            await galleries.resolve(Asked("llama-cpp"), localai)
 
 
 async def test_the_name_that_builds_share_is_known_by_build(tmp_path: Path) -> None:

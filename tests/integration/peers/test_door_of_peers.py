@@ -29,6 +29,7 @@ from corral.store import Store, nodes, open_store, peer_processes
 from corral.store.nodes import Node
 from tests.integration.store.rows import a_node, a_peer_process
 from tests.support.processes import free_port
+from tests.support.scripted_catalogue import no_galleries
 
 CLOCK = SystemClock()
 TOKENS = IngressTokens(Signer(Signer.new_private_key()), CLOCK)
@@ -80,7 +81,7 @@ async def house(store: Store, tmp_path: Path) -> AsyncIterator[House]:
         bus = await stack.enter_async_context(LocalHub(CLOCK).join("c"))
         watch = Watch(store, bus, CLOCK, interval_s=1)
         table = PeerTable(store, Leadership(store, "c", ttl_s=10), watch, CLOCK, lease="replicas")
-        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries=lambda: "[]")
+        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         servers = await stack.enter_async_context(FileServers("shared", CLOCK))
         files = await stack.enter_async_context(RequestFiles(servers, calls, CLOCK, tmp_path / "requests"))
         bridges = Bridges(store, files, "shared", table.known)

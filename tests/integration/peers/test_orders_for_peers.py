@@ -26,6 +26,7 @@ from corral.kit.clock import SystemClock
 from corral.store import Store, nodes, open_store
 from corral.store.nodes import Node
 from tests.integration.store.rows import a_node
+from tests.support.scripted_catalogue import no_galleries
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -92,7 +93,7 @@ async def house(store: Store) -> AsyncIterator[House]:
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(house.hub.join("c"))
         await bus.subscribe(START_REPLICA_RESULT, house.heard)
-        calls = WorkerCalls(bus, CLOCK, TIMES, galleries=lambda: "[]")
+        calls = WorkerCalls(bus, CLOCK, TIMES, galleries_with=no_galleries)
         leadership, watch = Leadership(store, "c", ttl_s=10), Watch(store, bus, CLOCK, interval_s=1)
         table = PeerTable(store, leadership, watch, CLOCK, lease="replicas")
         rest: Any = Nothing()

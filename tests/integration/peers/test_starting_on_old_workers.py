@@ -14,6 +14,7 @@ from corral.kit.clock import SystemClock
 from corral.store import nodes, open_store
 from corral.store.peer_processes import PeerProcess
 from tests.integration.store.rows import a_node, a_peer_process
+from tests.support.scripted_catalogue import no_galleries
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -52,7 +53,7 @@ async def test_a_worker_that_names_the_process_of_another_model_is_told_of(tmp_p
         async with store.write() as tx:
             await nodes.insert(tx, node)
         await bus.subscribe(START_REPLICA_RESULT, heard)
-        calls = OneProcessForAll(bus, CLOCK, PeerTimes(), galleries=lambda: "[]")
+        calls = OneProcessForAll(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         made: Any = (calls, unused, unused, table, unused, CLOCK, "token")
         given: Any = (unused, store, bus, calls, Starting(*made), table, unused, CLOCK)
         async with PeerOrders(*given, token="token") as orders:

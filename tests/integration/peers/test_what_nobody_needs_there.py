@@ -23,6 +23,7 @@ from corral.kit.clock import SystemClock
 from corral.store import Store, models, nodes, open_store, peer_processes
 from tests.compat.localai_files import LocalAIFiles
 from tests.integration.store.rows import a_model, a_node, a_peer_process
+from tests.support.scripted_catalogue import no_galleries
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -87,7 +88,7 @@ async def test_two_looks_and_it_is_gone(store: Store, worker: LocalAIFiles, tmp_
         place = Place(node.name, node.ingress_url)
         for folder in (NEW, OLD, GONE, RUNS, ".corral-requests/1000-ffff"):
             await servers.put(place, f"models/{folder}/w.bin", file, digest, 1)
-        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries=lambda: "[]")
+        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         leadership = Leadership(store, "c", ttl_s=10)
         table = PeerTable(store, leadership, Watch(store, bus, CLOCK, interval_s=1), CLOCK, lease="replicas")
         async with RequestFiles(servers, calls, CLOCK, tmp_path / "requests") as requests:

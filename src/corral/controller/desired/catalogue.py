@@ -71,4 +71,8 @@ class Catalogue(Protocol):
         """What galleries and registries said of builds lately counts no more: somebody wants what is there now."""
 
     def galleries(self) -> Sequence[dict[str, Any]]:
-        """Name, url and mirrors of each, as LocalAI workers are sent them."""
+        """Name, url and mirrors of each, without the built-in gallery."""
+
+    async def galleries_with(self, asked: Asked, /) -> Sequence[dict[str, Any]]:
+        """The gallery in which a LocalAI worker finds this entry, as it is sent to the worker. Never raises. If no
+        gallery is known to have the entry: the galleries that could not be read."""

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import msgspec
-
 from corral.bus.api import Bus
 from corral.contract.messages.backends import DELETE_RESULT, INSTALL_RESULT, UPGRADE_RESULT
 from corral.controller.desired.catalogue import Catalogue
@@ -78,7 +76,6 @@ class Reconciler:
         self._store = store
         self._bus = bus
         self._calls = calls
-        self._catalogue = catalogue
         self._leadership = leadership
         self._changes = changes
         self._watch = watch
@@ -190,7 +187,6 @@ class Reconciler:
                     send,
                     world.asked[send.generation],
                     target.build if target is not None else None,
-                    self._galleries(),
                     in_place=node.accepts and world.ends_first(node_id, send.backend),
                 )
             )
@@ -285,6 +281,3 @@ class Reconciler:
         if self.targets.next_try_s() == 0.0:
             self._everybody = True
         self._wake.set()
-
-    def _galleries(self) -> str:
-        return msgspec.json.encode(list(self._catalogue.galleries())).decode()

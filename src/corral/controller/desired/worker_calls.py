@@ -6,7 +6,7 @@ call may take as long as an install, and no answer in that time is no failure.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ from corral.store.backend_targets import TargetBuild
 
 T = TypeVar("T")
 Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
+GalleriesWith = Callable[[Asked], Awaitable[Sequence[dict[str, Any]]]]
 Reply = InstallReply | StoppedReply
 
 
@@ -74,7 +75,6 @@ class Order:
     send: Send
     asked: Asked
     build: TargetBuild | None
-    galleries: str  # JSON, for workers that look the build up themselves
     in_place: bool = False  # what runs has to end before its successor starts
 
     @property
@@ -83,11 +83,14 @@ class Order:
 
 
 class WorkerCalls:
-    def __init__(self, bus: Bus, clock: Clock, times: CallTimes, *, aliases: Aliases) -> None:
-        """`aliases`: what galleries know of builds by name."""
+    def __init__(
+        self, bus: Bus, clock: Clock, times: CallTimes, *, aliases: Aliases, galleries_with: GalleriesWith
+    ) -> None:
+        """`aliases`: what galleries know of builds by name. `galleries_with`: where a LocalAI worker finds an entry."""
         self._bus = bus
         self._clock = clock
         self._aliases = aliases
+        self._galleries_with = galleries_with
         self.times = times
 
     def answer_within_s(self, kind: Kind) -> float:
@@ -176,17 +179,41 @@ class WorkerCalls:
             return await self._twice(lambda: self._install(order, timeout_s, force=True))
 
     async def _install(self, order: Order, timeout_s: float, *, force: bool) -> Reply:
-        request = InstallBackend(**_request(order), force=force)
+        request = InstallBackend(**await self._request(order), force=force)
         return await self._bus.call(INSTALL_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
     async def _upgrade(self, order: Order, timeout_s: float, *, fetch_only: bool = False) -> Reply:
         in_place = order.in_place and not fetch_only
-        request = UpgradeBackend(**_request(order), fetch_only=fetch_only, in_place=in_place)
+        request = UpgradeBackend(**await self._request(order), fetch_only=fetch_only, in_place=in_place)
         return await self._bus.call(UPGRADE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
     async def _delete(self, order: Order, timeout_s: float) -> Reply:
         request = DeleteBackend(backend=order.send.backend, **(_acceptance(order) if order.accepts else {}))
         return await self._bus.call(DELETE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
+
+    async def _request(self, order: Order) -> dict[str, Any]:
+        """Our workers are told the build itself; LocalAI workers look it up, so they are told where. Only there: a
+        LocalAI worker reads every gallery it is sent, and fails if one of them cannot be read."""
+        asked, build, fields = order.asked, order.build, _named(order)
+        if not order.accepts:
+            if asked.uri:
+                return fields
+            galleries = await self._galleries_with(asked)
+            if not galleries:
+                raise Invalid(f"no gallery that a LocalAI worker can read has {asked.backend}")
+            return fields | {"backend_galleries": msgspec.json.encode(list(galleries)).decode()}
+        fields |= _acceptance(order)
+        if build is not None:
+            fields |= {
+                "alias": asked.alias or build.alias,
+                "variant": build.variant,
+                "digest": build.digest,
+                "version": build.version,
+                "gallery_url": build.gallery_url,
+                "sources": build.sources,
+                "manifest": build.manifest,
+            }
+        return fields
 
     async def _twice(self, ask: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -196,31 +223,16 @@ class WorkerCalls:
             return await ask()
 
 
-def _request(order: Order) -> dict[str, Any]:
-    """What installs and upgrades have in common. LocalAI workers look the build up themselves, so they are told where;
-    ours are told the build itself."""
-    asked, build = order.asked, order.build
-    fields: dict[str, Any] = {
+def _named(order: Order) -> dict[str, Any]:
+    """What installs and upgrades have in common, whoever is asked."""
+    asked = order.asked
+    return {
         "backend": order.send.backend,
         "uri": asked.uri,
         "name": order.send.backend if asked.uri else "",
         "alias": asked.alias,
         "op_id": order.send.operation,
     }
-    if not order.accepts:
-        return fields | {"backend_galleries": asked.galleries or order.galleries}
-    fields |= _acceptance(order)
-    if build is not None:
-        fields |= {
-            "alias": asked.alias or build.alias,
-            "variant": build.variant,
-            "digest": build.digest,
-            "version": build.version,
-            "gallery_url": build.gallery_url,
-            "sources": build.sources,
-            "manifest": build.manifest,
-        }
-    return fields
 
 
 def _acceptance(order: Order) -> dict[str, Any]:

@@ -53,11 +53,13 @@ class NobodyListens(Unreachable):
 
 
 class WorkerCalls:
-    def __init__(self, bus: Bus, clock: Clock, times: PeerTimes, *, galleries: Callable[[], str]) -> None:
-        """`galleries`: the controller's own, as JSON: a worker looks the backend up there."""
+    def __init__(
+        self, bus: Bus, clock: Clock, times: PeerTimes, *, galleries_with: Callable[[str], Awaitable[str]]
+    ) -> None:
+        """`galleries_with`: by backend, the gallery in which a worker finds it, as JSON."""
         self._bus = bus
         self._clock = clock
-        self._galleries = galleries
+        self._galleries_with = galleries_with
         self.times = times
 
     @property
@@ -70,7 +72,7 @@ class WorkerCalls:
         asked = InstallBackend(
             backend=backend,
             model_id=model,
-            backend_galleries=self._galleries(),
+            backend_galleries=await self._galleries_with(backend),
             replica_index=replica,
             op_id=op_id,
         )

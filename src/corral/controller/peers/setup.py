@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from corral.controller.desired.catalogue import Catalogue
 from corral.controller.peers.bridges import Bridges
 from corral.controller.peers.calls import PeerTimes, WorkerCalls
 from corral.controller.peers.door import PeerDoor
@@ -27,6 +26,7 @@ from corral.controller.peers.watching import Watching
 from corral.controller.replicas.calls import Orders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
+from corral.store.backend_rules import Asked
 
 _TIDY_EVERY_S = 10.0
 
@@ -53,7 +53,11 @@ async def open_peers(own: Orders, needs: PeerNeeds, settings: PeerSettings) -> A
     """`own`: orders to workers that take them."""
     store, bus, clock = needs.store, needs.bus, needs.clock
     table = PeerTable(store, needs.leadership, needs.watch, clock, lease=settings.lease)
-    calls = WorkerCalls(bus, clock, settings.times, galleries=lambda: _galleries(needs.catalogue))
+
+    async def galleries_with(backend: str) -> str:
+        return msgspec.json.encode(list(await needs.catalogue.galleries_with(Asked(backend)))).decode()
+
+    calls = WorkerCalls(bus, clock, settings.times, galleries_with=galleries_with)
     async with contextlib.AsyncExitStack() as opened:
         servers = await opened.enter_async_context(FileServers(settings.token, clock))
         requests = await opened.enter_async_context(RequestFiles(servers, calls, clock, settings.folder))
@@ -96,7 +100,3 @@ class _Tidying:
 
     async def run(self) -> None:
         await run_every(self.name, _TIDY_EVERY_S, self._bridges.tidy, clock=self._clock)
-
-
-def _galleries(catalogue: Catalogue) -> str:
-    return msgspec.json.encode(list(catalogue.galleries())).decode()
