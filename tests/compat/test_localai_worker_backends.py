@@ -221,6 +221,38 @@ async def test_a_silent_old_worker_without_upgrades_reinstalls_by_force(yard: Ya
         assert backends.folders["solo"].version == "2"
 
 
+@pytest.mark.parametrize("digests", [True, False])
+async def test_an_upgrade_from_a_cached_index_is_no_success_and_tried_again(yard: Yard, digests: bool) -> None:
+    yard.publish("1")
+    async with yard.worker("cached-hand") as worker:
+        worker.backends.ways.caches_indexes = True
+        worker.backends.ways.digests = digests
+        await yard.done(await yard.ask("install", "solo", "cached-hand"))
+        yard.publish("2")
+        job = await yard.ask("upgrade", "solo", "cached-hand")
+        row = await yard.row(job, lambda row: bool(row.get("next_retry_at")), "its next try")
+        assert row["status"] == "error"
+        assert "still reports version 1, not 2" in row["error"]
+        assert "up to an hour" in row["error"]
+        worker.backends.ways.caches_indexes = False
+        view = await yard.done(job)
+        assert [(row["status"], row["version"]) for row in view["nodes"]] == [("success", "2")]
+        assert "note" not in view["nodes"][0]
+        assert len(worker.backends.orders("upgrade")) >= 2
+
+
+async def test_an_upgrade_that_only_its_date_shows_is_marked_as_unverified(yard: Yard) -> None:
+    yard.publish("1")
+    async with yard.worker("silent-hand") as worker:
+        worker.backends.ways.digests = worker.backends.ways.versions = False
+        await yard.done(await yard.ask("install", "solo", "silent-hand"))
+        yard.publish("2")
+        view = await yard.done(await yard.ask("upgrade", "solo", "silent-hand"))
+        row = view["nodes"][0]
+        assert (row["status"], "error" in row) == ("success", False)
+        assert row["note"].startswith("unverified: ")
+
+
 async def test_other_errors_of_an_upgrade_are_its_answer_and_it_stays_an_upgrade(yard: Yard) -> None:
     yard.publish("1")
     async with yard.worker("full-hand") as worker:

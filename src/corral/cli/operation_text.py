@@ -138,7 +138,7 @@ def note(each: OperationNodeView, now: datetime | None = None) -> str:
     """Why it is as it is, and when it is tried again; while it moves, the file."""
     if each.status == "downloading":
         return each.file_name.rstrip("/").rpartition("/")[2]  # of a URL the end says most
-    words = [each.error] if each.error else []
+    words = [each.error or each.note] if each.error or each.note else []
     if each.status == "error":
         words += [f"failed {each.failures} times"] if each.failures > 1 else []
         words.append(f"next try {ago(each.next_retry_at, now)}" if each.next_retry_at else "not tried again by itself")
@@ -241,7 +241,7 @@ def _by_reason(title: str, rows: Sequence[OperationNodeView], now: datetime | No
     """A thousand nodes that wait for the same are one line; of those that fail alike the next to be tried speaks."""
     groups: dict[str, list[OperationNodeView]] = {}
     for each in rows:
-        groups.setdefault("" if each.error == each.status else each.error, []).append(each)
+        groups.setdefault("" if each.error == each.status else each.error or each.note, []).append(each)
     for reason, own in groups.items():
         if own[0].status == "error":
             reason = note(min(own, key=lambda each: each.next_retry_at or "~"), now)

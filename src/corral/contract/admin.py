@@ -157,6 +157,7 @@ class OperationNodeView(Message, frozen=True):
     variant: str = ""
     version: str = ""
     digest: str = ""
+    note: str = ""  # what to know of a success, such as that it could not be verified
 
 
 class OperationView(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.evidence import UNVERIFIED
 from corral.controller.desired.plan import (
     Build,
     BuildOrNot,
@@ -62,8 +63,9 @@ def doing(node: NodeWorld, what: Intent) -> NodeWorld:
     return replace(node, intents={"vllm": what})
 
 
-def having(digest: str, when: str = "", node: NodeWorld = NODE, **more: Any) -> NodeWorld:
-    return replace(node, backends=(NodeBackend("vllm", False, False, installed_at=when, digest=digest),), **more)
+def having(digest: str, when: str = "", node: NodeWorld = NODE, version: str = "", **more: Any) -> NodeWorld:
+    row = NodeBackend("vllm", False, False, installed_at=when, digest=digest, version=version)
+    return replace(node, backends=(row,), **more)
 
 
 def steps(
@@ -93,7 +95,7 @@ def test_a_missing_backend_is_installed_at_once() -> None:
 
 
 def test_another_digest_is_an_upgrade_and_the_right_one_is_success() -> None:
-    assert planned(having("sha256:old", "monday")) == install(kind=Kind.UPGRADE, before="monday")
+    assert planned(having("sha256:old", "monday")) == install(kind=Kind.UPGRADE, before="monday sha256:old")
     assert planned(having("sha256:new")) == done()
 
 
@@ -281,7 +283,9 @@ def test_an_intent_no_rule_stands_behind_is_dropped_and_its_bytes_stop_when_aske
 def test_forced_means_fetched_again() -> None:
     forced = replace(WANTED, force=True)
     send = planned(having("sha256:new", "monday"), forced)
-    assert send == install(force=True, before="monday"), "an install with the flag, which every worker honours"
+    assert send == install(force=True, before="monday sha256:new"), (
+        "an install with the flag, which every worker honours"
+    )
     at_it = having("sha256:new", "monday", intents={"vllm": sent(before="monday")})
     assert isinstance(planned(at_it, forced), Wait)
     fetched = having("sha256:new", "tuesday", intents=at_it.intents)
@@ -296,7 +300,7 @@ def test_what_was_changed_by_hand_is_put_right_but_old_news_is_not_believed() ->
     assert planned(gone, now=NOON + 5 * SECOND) is None
     assert planned(gone, now=NOON + 31 * SECOND) == install(2)
     other = having("sha256:other", intents={"vllm": settled})
-    assert planned(other, now=NOON + 31 * SECOND) == install(2, kind=Kind.UPGRADE)
+    assert planned(other, now=NOON + 31 * SECOND) == install(2, kind=Kind.UPGRADE, before=" sha256:other")
 
 
 def test_a_meta_backend_is_known_by_the_build_it_stands_for() -> None:
@@ -304,7 +308,7 @@ def test_a_meta_backend_is_known_by_the_build_it_stands_for() -> None:
     build = NodeBackend("cpu-vllm", False, False, digest="sha256:new", alias="vllm")
     assert planned(replace(NODE, backends=(meta, build))) == done()
     older = NodeBackend("cpu-vllm", False, False, digest="sha256:old")
-    assert planned(replace(NODE, backends=(meta, older))) == install(kind=Kind.UPGRADE)
+    assert planned(replace(NODE, backends=(meta, older))) == install(kind=Kind.UPGRADE, before=" sha256:old")
     assert planned(replace(NODE, backends=(meta,))) == install(), "it stands for nothing"
 
 
@@ -331,9 +335,36 @@ def test_a_worker_that_reports_no_digest() -> None:
     assert send == install(kind=Kind.UPGRADE, before="monday")
     upgrading = {"vllm": called("upgrade", before="monday")}
     assert isinstance(planned(having("", "monday", LOCALAI, intents=upgrading), upgraded), Wait)
-    assert planned(having("", "tuesday", LOCALAI, intents=upgrading), upgraded) == done("")
+    unverified = planned(having("", "tuesday", LOCALAI, intents=upgrading), upgraded)
+    assert unverified == replace(done(""), note=UNVERIFIED)
     settled = {"vllm": intent("done", digest="")}
     assert planned(having("", "tuesday", LOCALAI, intents=settled), upgraded) is None
+
+
+def test_the_version_or_digest_that_a_localai_worker_reports_decides() -> None:
+    """It reinstalled what it had, from an index of an hour ago, and answers that it is done."""
+    upgraded, second = replace(WANTED, upgraded=True), Build("cpu-vllm", "sha256:new", "2.0")
+    assert planned(having("", "monday", LOCALAI, "1.0"), upgraded, second) == install(
+        kind=Kind.UPGRADE, before="monday", build=second
+    )
+    ended = {"vllm": called("upgrade", before="monday sha256:old", answered=True)}
+    by_version = planned(having("", "tuesday", LOCALAI, "1.0", intents=ended), upgraded, second)
+    assert isinstance(by_version, Fail)
+    assert by_version.reason.startswith("the node still reports version 1.0, not 2.0: ")
+    assert "up to an hour" in by_version.reason
+    by_digest = planned(having("sha256:old", "tuesday", LOCALAI, intents=ended), upgraded)
+    assert isinstance(by_digest, Fail)
+    assert by_digest.reason.startswith("the node still reports digest sha256:old, not sha256:new: ")
+    after = planned(having("", "tuesday", LOCALAI, "2.0", intents=ended), upgraded, second)
+    assert after == replace(done(""), version="2.0"), "verified: no note"
+    newer = planned(having("", "tuesday", LOCALAI, "2.1", intents=ended), upgraded, second)
+    assert newer == replace(done(""), version="2.1"), "it may have read the index after us"
+
+
+def test_a_localai_worker_that_reports_the_wanted_version_has_nothing_to_do() -> None:
+    second = Build("cpu-vllm", "sha256:new", "2.0")
+    node = having("", "monday", LOCALAI, "2.0")
+    assert planned(node, replace(WANTED, upgraded=True), second) == replace(done(""), version="2.0")
 
 
 def test_a_worker_that_resolves_for_itself_may_find_a_newer_build() -> None:

@@ -7,10 +7,11 @@ counts when the worker chose another. Nor does it tell aliases: those were added
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from corral.contract.messages.backends import NodeBackend
+from corral.controller.desired.rules import Unwanted, Wanted
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Installed:
     system: bool = False  # read-only: it can be used, not changed
     beside: tuple[str, ...] = ()  # digests of other versions that are there, too
     problem: str = ""  # why nothing of it can run there now
+
+    @property
+    def mark(self) -> str:
+        """When it was installed, and its digest: what an order remembers of the state before it."""
+        return f"{self.installed_at} {self.digest}".rstrip()
+
+    def digest_before(self, mark: str) -> str | None:
+        """The digest in a mark, where this was installed after the mark was made; None: it was not."""
+        installed_at, _, digest = mark.partition(" ")
+        return digest if installed_at != self.installed_at else None
 
 
 def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
@@ -52,6 +63,15 @@ def only_called(rows: Iterable[NodeBackend], name: str) -> frozenset[str]:
     if any(row.name == name for row in found):
         return frozenset()
     return frozenset(row.name for row in found if not row.is_system and not row.is_meta)
+
+
+def has_to_go(rows: Sequence[NodeBackend], name: str, wanted: Mapping[str, Wanted | Unwanted]) -> bool:
+    """Whether something is there by a name that is not wanted. A build that only goes by it too, and is wanted by its
+    own, does not count: removed, it would be brought back."""
+    called_so = only_called(rows, name)
+    if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
+        return False
+    return find_installed(rows, name) is not None
 
 
 def previous_digests(rows: Sequence[NodeBackend], backend: str) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ Which of several nodes may go first is `rollout.py`'s; what an answer makes of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.desired.inventory import Installed, find_installed, only_called
+from corral.controller.desired.evidence import UNVERIFIED, Evidence, compare, why_not
+from corral.controller.desired.inventory import Installed, find_installed, has_to_go
 from corral.controller.desired.rules import Unwanted, Wanted
 
 # A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
@@ -43,6 +44,7 @@ class Build:
 
     variant: str
     digest: str  # empty: nobody can say before it is there
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Intent:
     sent_at: datetime | None = None
     accepted_at: datetime | None = None
     boot_id: str = ""  # of the worker it was sent to
-    before: str = ""  # `installed_at` when it was sent, for what no digest can tell
+    before: str = ""  # `Installed.mark` when it was sent, for what no digest can tell
     running: bool = False  # no answer came in time: it may well be at it
     answered: bool = False  # it says it is done, and the inventory has been read since
     switch_failed: bool = False
@@ -139,6 +141,8 @@ class Done:
     generation: int = 0
     kind: Kind = Kind.INSTALL
     digest: str = ""
+    version: str = ""  # as the node reports it
+    note: str = ""  # what to know of this success
 
 
 @dataclass(frozen=True)
@@ -224,15 +228,6 @@ def plan(
     return steps
 
 
-def has_to_go(rows: Sequence[NodeBackend], name: str, wanted: Mapping[str, Wanted | Unwanted]) -> bool:
-    """Whether something is there by a name that is not wanted. A build that only goes by it too, and is wanted by its
-    own, does not count: removed, it would be brought back."""
-    called_so = only_called(rows, name)
-    if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
-        return False
-    return find_installed(rows, name) is not None
-
-
 class _Backend:
     """One backend on one node: the question `plan` asks for each."""
 
@@ -294,7 +289,7 @@ class _Backend:
         if self.node.known and there is not None and self._is_it(there, build, want):
             if not self._is_proof(want):
                 return self._hold(want, Kind.INSTALL, Why.TURN, "waits for the node's inventory")
-            return self._done(want, Kind.INSTALL, there.digest)
+            return self._done(want, Kind.INSTALL, there, self._note(there, build, want))
         fetched = there is not None and bool(build.digest) and build.digest in there.beside
         order = Send(
             self.name,
@@ -304,7 +299,7 @@ class _Backend:
             want.operation,
             0,
             force=want.force and there is not None,
-            before=there.installed_at if there is not None else "",
+            before=there.mark if there is not None else "",
             max_parallel=want.max_parallel,
             fetched=fetched and not want.force,
         )
@@ -348,22 +343,41 @@ class _Backend:
             return there.digest == intent.digest  # still what was found then
         if not self.node.accepts and self.intent is not None and self.intent.generation > want.generation:
             return True  # an earlier rule holds again, and there is no way back there: it would fetch the newest anew
-        fetched = intent is not None and intent.stage is Stage.SENT and there.installed_at != intent.before
+        fetched = self._digest_before(there, want) is not None
         if want.force and not fetched:
             return False
-        if there.digest and build.digest:
-            # A worker that resolves for itself may have found a newer build than we did: what it fetched for us counts.
-            return there.digest == build.digest or (fetched and not self.node.accepts)
+        match self._evidence(there, build, want):
+            case Evidence.MATCHES:
+                return True
+            case Evidence.DIFFERS:
+                return False
+            case Evidence.NONE:
+                pass
         if there.system and self.node.accepts and build.digest:
             return False
         # Nothing to compare: an upgrade shows by its date, an install by being there at all.
         upgrading = want.upgraded or (intent is not None and intent.kind is Kind.UPGRADE)
         return fetched if upgrading else True
 
-    def _done(self, want: Wanted | Unwanted, kind: Kind, digest: str = "") -> Done | None:
+    def _evidence(self, there: Installed, build: Build, want: Wanted) -> Evidence:
+        since = self._digest_before(there, want)
+        return compare(there, build.digest, build.version, installed_since=since, told=self.node.accepts)
+
+    def _digest_before(self, there: Installed, want: Wanted) -> str | None:
+        """Of what was there when this rule's order was sent; None where nothing was installed since."""
+        intent = self.intent if self._is_mine(want) else None
+        return there.digest_before(intent.before) if intent is not None and intent.stage is Stage.SENT else None
+
+    def _note(self, there: Installed, build: Build, want: Wanted) -> str:
+        upgraded = self.intent is not None and self.intent.kind is Kind.UPGRADE
+        by_date = upgraded and not self.node.accepts and self._digest_before(there, want) is not None
+        return UNVERIFIED if by_date and self._evidence(there, build, want) is Evidence.NONE else ""
+
+    def _done(self, want: Wanted | Unwanted, kind: Kind, there: Installed | None = None, note: str = "") -> Done | None:
         if self._is_mine(want) and self.intent is not None and self.intent.stage is Stage.DONE:
             return None
-        return Done(self.name, want.operation, want.generation, kind, digest)
+        digest, version = (there.digest, there.version) if there is not None else ("", "")
+        return Done(self.name, want.operation, want.generation, kind, digest, version, note)
 
     def _send_or_hold(self, want: Wanted | Unwanted, order: Send) -> Step | None:
         intent = self.intent if self._is_mine(want) else None
@@ -398,7 +412,7 @@ class _Backend:
         if intent.answered:
             if intent.kind is Kind.FETCH and order.kind is not Kind.FETCH:
                 return replace(order, attempt=intent.attempt + 1)
-            return Fail(self.name, want.operation, "the node said it was done, but its inventory does not show it")
+            return Fail(self.name, want.operation, self._why_not_done(order.build))
         again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
         if not self.node.accepts:
             if self._is_our_open_call(intent):
@@ -414,6 +428,12 @@ class _Backend:
         """It failed, and the node says that what it lacked then is there now."""
         failed = intent.stage in (Stage.PARKED, Stage.WAITING) and intent.failures > 0
         return failed and (intent.operation, intent.attempt) in self.node.cured
+
+    def _why_not_done(self, build: Build | None) -> str:
+        there = self.node.find(self.name, build.variant) if build is not None else None
+        if self.node.accepts or build is None or there is None:
+            return "the node said it was done, but its inventory does not show it"
+        return why_not(there, build.digest, build.version)
 
     def _was_lost(self, intent: Intent) -> bool:
         """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or

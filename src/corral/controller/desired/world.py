@@ -304,7 +304,7 @@ def _build(world: World, node_id: str, want: Wanted, looking: Looking) -> BuildO
         return looking(key)
     if found.build is None:
         return NoBuild(found.reason)
-    return Build(found.build.variant, found.build.digest)
+    return Build(found.build.variant, found.build.digest, found.build.version)
 
 
 async def _read_rollouts(tx: Transaction, world: World) -> None:

@@ -24,7 +24,8 @@ def after_step(row: Row, step: Shown) -> Row:
         case Send():
             return _sent(row, step)
         case Done():
-            return replace(settle(row, RowStatus.SUCCESS), phase="", digest=step.digest or row.digest)
+            ended = settle(row, RowStatus.SUCCESS, step.note)
+            return replace(ended, phase="", digest=step.digest or row.digest, version=step.version or row.version)
         case Skip():
             return settle(row, RowStatus.SKIPPED, step.reason)
         case Hold():

@@ -97,6 +97,7 @@ def operation_view(
 
 
 def node_view(row: Row) -> OperationNodeView:
+    succeeded = row.status is RowStatus.SUCCESS
     return OperationNodeView(  # by place, because a thousand of them are made four times a second
         row.node_id,
         row.node_name,
@@ -106,7 +107,7 @@ def node_view(row: Row) -> OperationNodeView:
         human_size(row.current_bytes) if row.current_bytes else "",
         human_size(row.total_bytes) if row.total_bytes else "",
         row.phase,
-        row.reason,
+        "" if succeeded else row.reason,
         row.current_bytes,
         row.total_bytes,
         row.rate,
@@ -116,6 +117,7 @@ def node_view(row: Row) -> OperationNodeView:
         row.variant,
         row.version,
         row.digest,
+        row.reason if succeeded else "",
     )
 
 

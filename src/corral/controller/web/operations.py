@@ -154,7 +154,7 @@ def node_line(node: OperationNodeView, kind: str, now: datetime) -> NodeLine:
         percent=int(node.percentage),
         moving=not ended,
         amount="" if ended else _amount(node),
-        note=node.error,
+        note=node.error or node.note,
         retry_at=node.next_retry_at,
         retry=until(parse_moment(node.next_retry_at), now),
         may_retry=node.status == "error",

@@ -168,11 +168,11 @@ function drawNode(entry, node) {
   setText(parts.amount, amountOf(node));
   setText(parts.at, at);
   parts.at.title = at;
-  setText(parts.note, node.error ?? "");
+  setText(parts.note, node.error || node.note || "");
   parts.next.hidden = !node.next_retry_at;
   parts["retry-at"].setAttribute("datetime", node.next_retry_at ?? "");
   setText(parts["retry-at"], until(node.next_retry_at));
-  parts.why.hidden = !node.error && !node.next_retry_at;
+  parts.why.hidden = !node.error && !node.note && !node.next_retry_at;
   if (parts.retry) {
     parts.retry.hidden = node.status !== "error";
     parts.cancel.hidden = ended;
