@@ -221,6 +221,24 @@ async def test_a_silent_old_worker_without_upgrades_reinstalls_by_force(yard: Ya
         assert backends.folders["solo"].version == "2"
 
 
+async def test_a_uri_is_trusted_and_an_archive_which_has_no_wire_form_is_refused_before_it_is_sent(yard: Yard) -> None:
+    async with yard.worker("given-hand") as worker:
+        folder = yard.folder / "mlx"
+        await asyncio.to_thread(mock_copy, folder)
+        path = "/api/nodes/given-hand/backends/install"
+        job = (await yard.api("POST", path, {"uri": str(folder), "name": "mine"}))["jobID"]
+        await yard.done(job)
+        sent = worker.backends.orders("install")
+        assert sent == [{"backend": "mine", "name": "mine", "uri": str(folder), "op_id": job}]
+
+        archive = {"uri": f"file://{yard.folder}/mine.tar.gz", "name": "packed"}
+        member = yard.cluster.members[0]
+        answer = await asyncio.to_thread(yard.cluster.api, member, "POST", path, archive)
+        assert answer.status == 400, answer.body
+        assert b"a LocalAI worker installs by URI only images" in answer.body
+        assert worker.backends.orders("install") == sent
+
+
 @pytest.mark.parametrize("digests", [True, False])
 async def test_an_upgrade_from_a_cached_index_is_no_success_and_tried_again(yard: Yard, digests: bool) -> None:
     yard.publish("1")

@@ -26,7 +26,7 @@ from corral.controller.desired.plan import NoBuild
 from corral.gallery import upgrades as rules
 from corral.gallery.catalogue import AliasGroup, Unknown, split_query
 from corral.gallery.compatibility import is_hardware_specific
-from corral.gallery.direct import direct_entry
+from corral.gallery.direct import direct_entry, why_not_for_localai
 from corral.gallery.entries import BackendEntry
 from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
 from corral.gallery.library import Library
@@ -75,6 +75,8 @@ class Galleries:
 
     async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
         machine, resolver = _machine(kind), self._resolver_for(asked)
+        if asked.uri and not kind.platform and (why := why_not_for_localai(asked.uri)):
+            return NoBuild(why)
         if asked.uri:
             found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
         elif kind.platform:
@@ -227,6 +229,7 @@ def _build(found: Resolved) -> TargetBuild:
         found.sources,
         found.manifest,
         found.size_bytes,
+        found.note,
     )
 
 

@@ -1,8 +1,9 @@
 """Which builds run on which machines, judged by names (contract: gallery.md §3). Pure.
 
-Three differences from the contract's filter, each a known weakness there. Words are compared as words: a `chip` is no
+Four differences from the contract's filter, each a known weakness there. Words are compared as words: a `chip` is no
 `hip`, and `amd64` is no AMD GPU. `mlx` means Apple only where the name says nothing else, so that the CPU and CUDA
-builds of mlx can be installed. And a capability falls back along its own prefixes before it falls back to `default`.
+builds of mlx can be installed. A capability falls back along its own prefixes before it falls back to `default`. And a
+build for a newer CUDA than the machine has is not chosen for it, whatever key it stands under.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _KINDS = (
     _Kind(re.compile(r"sycl|intel"), ("intel",), "an Intel GPU"),
 )
 _APPLE = _KINDS[0]
+_CUDA = re.compile(r"cuda-?(\d{1,2})(?!\d)|cuda(\d{2})\d")  # cuda13, cuda-13, cuda128
 _ANYWHERE = re.compile(r"cpu|vulkan")
 # Which of several builds with one alias is best, by what their names contain.
 _PREFERENCES = (
@@ -66,14 +68,24 @@ def capability_chain(capability: str, platform: str = "") -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for key in (*prefixes, DEFAULT, "cpu") if key))
 
 
+def contract_chain(capability: str) -> tuple[str, ...]:
+    """The keys a LocalAI worker looks for: it knows no prefixes."""
+    return tuple(dict.fromkeys(key for key in (capability, DEFAULT, "cpu") if key))
+
+
 def why_incompatible(entry: BackendEntry, capability: str) -> str:
     """Empty when the build can run there, as far as its name tells."""
     if capability == DISABLED:
         return ""
     kind = _kind(_words(entry))
-    if kind is None or kind.is_had(capability):
+    if kind is None:
         return ""
-    return f"needs {kind.needs}, the machine has capability {capability or DEFAULT}"
+    if not kind.is_had(capability):
+        return f"needs {kind.needs}, the machine has capability {capability or DEFAULT}"
+    needed, had = _cuda_major(_named(entry)), _cuda_major(capability)
+    if needed is not None and had is not None and needed > had:
+        return f"needs CUDA {needed}, the machine has CUDA {had}"
+    return ""
 
 
 def is_listed(entry: BackendEntry, capability: str, platform: str = "") -> bool:
@@ -98,8 +110,18 @@ def preference(name: str, capability: str) -> int:
 
 
 def _words(entry: BackendEntry) -> list[str]:
-    # Of the URI only what names the build: the host and the owner may be called anything.
-    return _WORDS.split(f"{entry.name} {entry.uri.rsplit('/', 1)[-1]}".lower())
+    return _WORDS.split(_named(entry))
+
+
+def _named(entry: BackendEntry) -> str:
+    """Of the URI only what names the build: the host and the owner may be called anything."""
+    return f"{entry.name} {entry.uri.rsplit('/', 1)[-1]}".lower()
+
+
+def _cuda_major(text: str) -> int | None:
+    """The newest that a name speaks of; None where it speaks of none."""
+    found = [int(match[1] or match[2]) for match in _CUDA.finditer(text)]
+    return max(found, default=None)
 
 
 def _kind(words: list[str]) -> _Kind | None:

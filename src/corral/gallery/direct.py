@@ -30,6 +30,18 @@ def direct_entry(uri: str, *, name: str = "", alias: str = "") -> BackendEntry:
     return BackendEntry(gallery=NOWHERE, name=name, alias=alias, uri=uri.strip())
 
 
+def why_not_for_localai(uri: str) -> str:
+    """Why a LocalAI worker cannot be sent this URI; empty: it can. The contract has forms for images and folders only;
+    the worker would take anything else for the name of a gallery entry."""
+    source = parse_uri(uri)
+    if source.kind in (OCI, OCIFILE) or (source.kind == DIRECTORY and not _ARCHIVE.search(source.uri)):
+        return ""
+    return (
+        "a LocalAI worker installs by URI only images (oci://, ocifile://) and folders of its machine: "
+        f"for {uri[:200]} write an entry in a gallery that it can read, or make an image of it"
+    )
+
+
 def _name_of(source: Source) -> str:
     """An image's last part is often shared by many builds, so an image must be named."""
     match source.kind:

@@ -127,4 +127,5 @@ def _resolved(backend: str, choice: Chosen, located: Located) -> Resolved:
         manifest=entry.manifest,
         reason=choice.reason,
         tried=as_texts(choice.tried),
+        note=choice.note,
     )

@@ -23,6 +23,7 @@ class Resolved(Message, frozen=True):
     manifest: Manifest | None = None
     reason: str = ""  # why this build
     tried: tuple[str, ...] = ()
+    note: str = ""  # for the operation's row and the plan: why it is not the machine's own kind of build
 
     @property
     def size_bytes(self) -> int:

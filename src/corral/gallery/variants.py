@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from corral.contract.capability import DEFAULT
+from corral.contract.capability import DEFAULT, DISABLED
 from corral.gallery.catalogue import AliasGroup, Catalogue
-from corral.gallery.compatibility import capability_chain, preference, why_incompatible
+from corral.gallery.compatibility import capability_chain, contract_chain, preference, why_incompatible
+from corral.gallery.direct import NOWHERE
 from corral.gallery.entries import BackendEntry
 
 
@@ -34,6 +35,7 @@ class Chosen:
     entry: BackendEntry
     reason: str
     tried: tuple[Step, ...]
+    note: str = ""  # what people should know: the machine's own kind of build was not to be had
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class NoVariant:
     tried: tuple[Step, ...]
 
 
+PLAIN = (DEFAULT, "cpu")  # keys under which builds for machines without a GPU stand
 _NONE: Mapping[str, str] = MappingProxyType({})
 Platforms = Mapping[str, Collection[str]]  # entry id → the os/arch its source has; an absent id: nobody knows yet
 
@@ -66,12 +69,14 @@ def choose_variant(
         if isinstance(build, str):
             tried.append(Step(key, wanted.capabilities[key] if isinstance(wanted, BackendEntry) else "", build))
         elif why := (
-            why_incompatible(build, capability) or missing.get(build.id) or _why_not_built(build, platform, platforms)
+            _why_not_by_name(build, capability) or missing.get(build.id) or _why_not_built(build, platform, platforms)
         ):
             tried.append(Step(key, build.name, why))
         else:
             reason = _reason(wanted, key, capability or DEFAULT, tried)
-            return Chosen(build, reason, (*tried, Step(key, build.name, "chosen")))
+            second_best = bool(tried) or (key in PLAIN and (capability or DEFAULT) not in (*PLAIN, DISABLED))
+            note = f"{build.name}: {reason}" if second_best else ""
+            return Chosen(build, reason, (*tried, Step(key, build.name, "chosen")), note)
     return NoVariant(_refusal(wanted, capability or DEFAULT, platform, tried), tuple(tried))
 
 
@@ -89,11 +94,18 @@ def _candidates(
         return [("", build) for build in ranked]
     if not wanted.is_meta:
         return [("", wanted)]
-    keys = [key for key in capability_chain(capability, platform) if key in wanted.capabilities]
+    # A worker that does not say its platform is LocalAI's and chooses for itself, by the contract's rule.
+    chain = capability_chain(capability, platform) if platform else contract_chain(capability)
+    keys = [key for key in chain if key in wanted.capabilities]
     found: dict[str, tuple[str, BackendEntry | str]] = {}
     for key in keys:  # two keys may name one build; it need not be tried twice
         found.setdefault(wanted.capabilities[key].lower(), (key, catalogue.build_of(wanted, wanted.capabilities[key])))
     return list(found.values())
+
+
+def _why_not_by_name(build: BackendEntry, capability: str) -> str:
+    """What somebody named by its URI is trusted: a path may contain any word."""
+    return "" if build.gallery == NOWHERE else why_incompatible(build, capability)
 
 
 def _why_not_built(build: BackendEntry, platform: str, platforms: Platforms) -> str:
@@ -103,13 +115,13 @@ def _why_not_built(build: BackendEntry, platform: str, platforms: Platforms) -> 
 
 
 def _reason(wanted: BackendEntry | AliasGroup, key: str, capability: str, tried: list[Step]) -> str:
+    missed = f"; {tried[-1]}" if tried else ""
     if isinstance(wanted, AliasGroup):
-        return f"best of the builds called {wanted.alias} for {capability}"
+        return f"best of the builds called {wanted.alias} for {capability}{missed}"
     if not wanted.is_meta:
         return "named directly"
     if key == capability:
         return f"the build for {capability}"
-    missed = f"; {tried[-1]}" if tried else ""
     return f"no build for {capability} itself, {key} is the nearest{missed}"
 
 

@@ -29,6 +29,7 @@ class TargetBuild(msgspec.Struct, frozen=True, omit_defaults=True):
     sources: tuple[Source, ...] = ()
     manifest: Manifest | None = None
     size_bytes: int = 0  # to fetch; 0 = unknown
+    note: str = ""  # why it is not the machine's own kind of build, for people
 
 
 class BackendTarget(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import NotFound, Unreachable
 from corral.store import nodes, operations
-from tests.support.backend_fleet import Fleet
+from tests.support.backend_fleet import Fleet, wish
 from tests.support.scripted_catalogue import build
 from tests.support.waiting import until
 
@@ -37,6 +37,20 @@ async def test_every_node_gets_it_in_the_build_that_fits(fleet: Fleet) -> None:
     }
     assert stall.orders()[0]["variant"] == "cuda-vllm"
     assert await fleet.inventory("barn") == ["vllm"]
+
+
+async def test_why_a_machine_with_a_gpu_gets_the_cpu_build_stands_in_the_plan_and_in_its_row(fleet: Fleet) -> None:
+    why = "cpu-vllm: no build for nvidia itself, default is the nearest; cuda13-vllm: needs CUDA 13"
+    fleet.catalogue.builds["vllm"] = {"*": build("cpu-vllm"), "nvidia": build("cpu-vllm", note=why)}
+    await fleet.corral("barn")
+    await fleet.corral("stall", capability="nvidia")
+    plan = await fleet.operations.plan(wish("install", "vllm"))
+    assert {node.node_name: node.reason for node in plan.nodes} == {"barn": "", "stall": why}
+    view = await fleet.until(await fleet.install("vllm"), "done")
+    assert {row.node_name: (row.status, row.error, row.note) for row in view.nodes} == {
+        "barn": ("success", "", ""),
+        "stall": ("success", "", why),
+    }
 
 
 async def test_fan_out_is_concurrent_and_one_slow_node_delays_nobody(fleet: Fleet) -> None:

@@ -62,6 +62,25 @@ def test_the_tag_counts_and_the_host_does_not() -> None:
     assert why_incompatible(entry("thing", "https://intel.example.com/amd/thing.tar"), "default") == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "uri", "capability", "why"),
+    [
+        ("cuda13-ds4", "", "nvidia-cuda-12", "needs CUDA 13, the machine has CUDA 12"),
+        ("cuda13-ds4", "", "nvidia-l4t-cuda-12", "needs CUDA 13, the machine has CUDA 12"),
+        ("nvidia-ds4", "quay.io/x/y:latest-gpu-nvidia-cuda-13-ds4", "nvidia-cuda-12", "needs CUDA 13, the machine has"),
+        ("cuda128-ds4", "", "nvidia-cuda-11", "needs CUDA 12, the machine has CUDA 11"),
+        ("cuda13-ds4", "", "nvidia-cuda-13", ""),
+        ("cuda12-ds4", "", "nvidia-cuda-13", ""),
+        ("cuda13-ds4", "", "nvidia", ""),
+        ("cuda-ds4", "", "nvidia-cuda-12", ""),
+    ],
+)
+def test_a_build_for_a_newer_cuda_than_the_machine_has(name: str, uri: str, capability: str, why: str) -> None:
+    found = why_incompatible(entry(name, uri or "https://example.com/a.tar"), capability)
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
 def test_hardware_specific_builds() -> None:
     assert is_hardware_specific(entry("cuda12-x"))
     assert not is_hardware_specific(entry("cpu-x"))

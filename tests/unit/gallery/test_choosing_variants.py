@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from corral.gallery.catalogue import AliasGroup, Catalogue
 from corral.gallery.compatibility import capability_chain, why_incompatible
+from corral.gallery.direct import direct_entry
 from corral.gallery.entries import BackendEntry, read_index
 from corral.gallery.galleries import Gallery
 from corral.gallery.variants import Chosen, NoVariant, choose_variant
@@ -25,6 +26,7 @@ INDEX = """
 - {name: gpu-only, capabilities: {nvidia: cuda12-engine}}
 - {name: cpu-key, capabilities: {cpu: cpu-engine}}
 - {name: lying, capabilities: {default: cuda12-engine, nvidia: rocm-engine}}
+- {name: newest, capabilities: {default: cpu-engine, nvidia: cuda13-engine}}
 - {name: cpu-engine, uri: "oci://r.example/e:cpu"}
 - {name: cuda12-engine, uri: "oci://r.example/e:cuda12"}
 - {name: cuda13-engine, uri: "oci://r.example/e:cuda13"}
@@ -77,6 +79,10 @@ def choose(
         ("cuda12-engine", "nvidia-cuda-12", "linux/amd64", "cuda12-engine"),
         ("cuda12-engine", "disable", "linux/amd64", "cuda12-engine"),
         ("linux-only", "default", "linux/amd64", "linux-only"),
+        ("engine", "nvidia-cuda-12", "", "cpu-engine"),  # a LocalAI worker chooses itself: it knows no prefixes
+        ("newest", "nvidia-cuda-12", "linux/amd64", "cpu-engine"),  # a driver for CUDA 12 does not run CUDA 13
+        ("newest", "nvidia-cuda-13", "linux/amd64", "cuda13-engine"),
+        ("newest", "nvidia", "linux/amd64", "cuda13-engine"),
         ("linux-only", "default", "", "linux-only"),  # a LocalAI worker does not say its platform
         ("voice", "nvidia-cuda-12", "linux/amd64", "cuda12-voice"),
         ("voice", "default", "linux/amd64", "cpu-voice"),
@@ -213,3 +219,32 @@ def test_learning_that_the_choice_is_not_built_ends_in_another_or_in_a_refusal(
         assert choice.entry.id not in seen
         seen.add(choice.entry.id)
         missing[choice.entry.id] = "gone"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "note"),
+    [
+        (
+            "newest",
+            "nvidia-cuda-12",
+            "cpu-engine: no build for nvidia-cuda-12 itself, default is the nearest; "
+            "nvidia → cuda13-engine: needs CUDA 13, the machine has CUDA 12",
+        ),
+        ("engine", "intel", "cpu-engine: no build for intel itself, default is the nearest"),
+        ("engine", "nvidia-cuda-12", ""),
+        ("engine", "default", ""),
+        ("voice", "nvidia-cuda-12", ""),
+    ],
+)
+def test_a_machine_with_a_gpu_that_gets_another_build_is_told_why(name: str, capability: str, note: str) -> None:
+    choice = choose(name, capability)
+    assert isinstance(choice, Chosen)
+    assert choice.note == note
+
+
+@pytest.mark.parametrize("uri", ["oci://r.example/team/mlx:1", "/srv/metal", "https://example.com/rocm.tar.gz"])
+def test_what_is_named_by_its_uri_is_trusted_whatever_words_are_in_it(uri: str) -> None:
+    choice = choose_variant(
+        direct_entry(uri, name="mine"), CATALOGUE, capability="default", platform="linux/amd64", platforms={}
+    )
+    assert isinstance(choice, Chosen)

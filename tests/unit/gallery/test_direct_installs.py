@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.gallery.direct import direct_entry
+from corral.gallery.direct import direct_entry, why_not_for_localai
 from corral.kit.errors import Invalid
 
 
@@ -48,3 +48,13 @@ def test_names(uri: str, name: str, expected: str) -> None:
 def test_what_is_missing_is_said(uri: str, name: str, alias: str, word: str) -> None:
     with pytest.raises(Invalid, match=word):
         direct_entry(uri, name=name, alias=alias)
+
+
+@pytest.mark.parametrize("uri", ["oci://r.example/a/b:1", "quay.io/a/b:1", "ocifile:///srv/image.tar", "/srv/voice"])
+def test_what_a_localai_worker_can_be_sent(uri: str) -> None:
+    assert why_not_for_localai(uri) == ""
+
+
+@pytest.mark.parametrize("uri", ["file:///srv/voice.tar.gz", "/srv/voice.tar.gz", "https://example.com/voice.tgz"])
+def test_archives_have_no_wire_form_for_a_localai_worker(uri: str) -> None:
+    assert uri in why_not_for_localai(uri)

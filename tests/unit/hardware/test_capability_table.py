@@ -107,3 +107,22 @@ def test_every_machine_has_one_of_the_contracts_words(
     words = "default metal darwin-x86 nvidia nvidia-cuda-12 nvidia-cuda-13 nvidia-l4t nvidia-l4t-cuda-12"
     assert capability in {*words.split(), "nvidia-l4t-cuda-13", "amd", "intel", "vulkan", "apple"}
     assert capability.startswith("nvidia") <= (vendor == "nvidia")
+
+
+@pytest.mark.parametrize(
+    ("driver", "folders", "capability"),
+    [
+        ("580.65.06", [], "nvidia"),
+        ("580.65.06", ["cuda-12"], "nvidia-cuda-12"),
+        ("580.65.06", ["cuda-12", "cuda-13"], "nvidia-cuda-13"),
+        ("535.129.03", ["cuda-12", "cuda-13"], "nvidia-cuda-12"),
+        ("535.129.03", ["cuda-13"], "nvidia-cuda-12"),
+        ("535.129.03", [], "nvidia-cuda-12"),
+        ("470.82", ["cuda-12"], "nvidia-cuda-11"),
+        ("", ["cuda-13"], "nvidia-cuda-13"),
+        ("unknown", [], "nvidia"),
+    ],
+)
+def test_no_cuda_is_named_that_the_driver_is_too_old_for(driver: str, folders: list[str], capability: str) -> None:
+    facts = HostFacts("linux", "amd64", "nvidia", 24 * GIB, cuda_folders=frozenset(folders), driver=driver)
+    assert detect_capability(facts) == capability

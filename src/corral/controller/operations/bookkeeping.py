@@ -6,6 +6,7 @@ and open again when a node that joined later gets its order. Nothing here is dec
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,10 +17,11 @@ from msgspec.structs import replace
 from corral.controller.desired.plan import Done, Drop, Intent, Send, Stage, Step, Stop
 from corral.controller.desired.rules import Unwanted, Wanted
 from corral.controller.desired.world import World
-from corral.controller.operations.rows import after_step
+from corral.controller.operations.rows import Shown, after_step
 from corral.controller.operations.state import Row, RowStatus, settle
 from corral.store import operation_nodes, operations
 from corral.store.api import Transaction
+from corral.store.backend_targets import BackendTarget
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation
 from corral.store.types import storable
@@ -145,12 +147,20 @@ def _after(
     row = _with_build(row, world, operation.backend, failures)
     if shown.step is not None:
         assert not isinstance(shown.step, Stop | Drop)
-        return after_step(row, shown.step)
+        return after_step(row, _with_note(shown.step, world.target_of(row.node_id, operation.backend)))
     mine = shown.intent is not None and shown.intent.generation == shown.want.generation
     if mine and shown.intent is not None and shown.intent.stage is Stage.DONE:
         done = Done(operation.backend, operation.id, shown.want.generation, digest=shown.intent.digest)
-        return after_step(row, done)
+        return after_step(row, _with_note(done, world.target_of(row.node_id, operation.backend)))
     return row
+
+
+def _with_note(step: Shown, target: BackendTarget | None) -> Shown:
+    """A success also tells why it is not the machine's own kind of build."""
+    note = target.build.note if target is not None and target.build is not None else ""
+    if not note or not isinstance(step, Done):
+        return step
+    return dataclasses.replace(step, note="; ".join(part for part in (step.note, note) if part))
 
 
 def _shown(

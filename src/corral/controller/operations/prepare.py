@@ -105,6 +105,8 @@ class Preparing:
         async with self._store.read() as tx:
             candidates = await read_candidates(tx, wish)
         builds = await self._targets.resolve(asked, _kinds(candidates), budget_s=self._budget_s)
+        if asked.uri:  # no gallery will ever have another build of it
+            _refuse_hopeless(builds, candidates)
         return Prepared(wish, Want.PRESENT, candidates, builds)
 
     async def _upgrade(self, wish: Wish) -> Prepared:

@@ -71,6 +71,8 @@ def _have(
 ) -> PlanNode:
     force, outline = prepared.wish.force, candidate.outline
     known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
+    if build.note:
+        known["reason"] = "; ".join(part for part in (known.get("reason", ""), build.note) if part)
     if there is not None and build.digest and there.digest == build.digest and not force:
         return _left_alone(known, "nothing", "it has this very build")
     on_disk = there is not None and bool(build.digest) and build.digest in there.beside and not force

@@ -1,7 +1,7 @@
 """The worker's capability: the detection table of the contract (gallery.md §3) as a pure function over facts.
 
-Who gathers the facts is `probe.py`. The table is the contract's to the letter; ours are only the `CORRAL_` twins, which
-win over the `LOCALAI_` names.
+Who gathers the facts is `probe.py`. The table is the contract's; ours are the `CORRAL_` twins, which win over the
+`LOCALAI_` names, and that no CUDA is named that the driver is too old for: the contract goes by the toolkit's folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _RUN_FILES = (
     ("LOCALAI_FORCE_META_BACKEND_CAPABILITY_RUN_FILE", "run/localai/capability"),
 )
 CUDA_FOLDERS = ("cuda-13", "cuda-12")  # below /usr/local, best first
+_FIRST_DRIVERS = {13: 580, 12: 525}  # by CUDA, the first branch of NVIDIA's driver that runs it; newest first
+_OLD_CUDA = 11  # or older: no build is offered for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class HostFacts:
     env: Mapping[str, str] = field(default_factory=dict)
     run_files: Sequence[str | None] = ()  # contents of `run_file_paths`, None where there is no such file
     cuda_folders: frozenset[str] = frozenset()  # those of CUDA_FOLDERS that exist
+    driver: str = ""  # version of NVIDIA's driver, 535.129.03; empty: unknown
 
 
 def run_file_paths(env: Mapping[str, str], root: Path) -> list[Path]:
@@ -58,5 +61,22 @@ def detect_capability(facts: HostFacts) -> str:
 
 
 def _with_cuda(capability: str, facts: HostFacts) -> str:
-    found = next((folder for folder in CUDA_FOLDERS if folder in facts.cuda_folders), None)
-    return f"{capability}-{found}" if found else capability
+    newest = _newest_cuda(facts.driver)
+    for folder in CUDA_FOLDERS:
+        if folder in facts.cuda_folders and (newest is None or _major(folder) <= newest):
+            return f"{capability}-{folder}"
+    if newest is not None and newest < _major(CUDA_FOLDERS[0]):
+        return f"{capability}-cuda-{newest}"  # without a number a build for any CUDA would be chosen
+    return capability
+
+
+def _newest_cuda(driver: str) -> int | None:
+    """The newest CUDA that the driver runs; None: nobody knows."""
+    branch = driver.partition(".")[0]
+    if not branch.isdecimal():
+        return None
+    return next((cuda for cuda, first in _FIRST_DRIVERS.items() if int(branch) >= first), _OLD_CUDA)
+
+
+def _major(folder: str) -> int:
+    return int(folder.rpartition("-")[2])

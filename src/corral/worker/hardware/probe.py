@@ -67,7 +67,7 @@ class HardwareProbe:
             cpus=read_cpus(host),
             gpu_vendor=vendor,
             gpu_compute_capability=highest_compute_capability(devices),
-            capability=detect_capability(self._facts(vendor, total_vram)),
+            capability=detect_capability(self._facts(vendor, total_vram, devices)),
             total_vram=total_vram,
         )
         return self._with_numbers_of_now(report, devices, ram)
@@ -142,7 +142,7 @@ class HardwareProbe:
         finally:
             self._drivers.release()
 
-    def _facts(self, vendor: str, total_vram: int) -> HostFacts:
+    def _facts(self, vendor: str, total_vram: int, devices: Sequence[Device]) -> HostFacts:
         host = self._host
         return HostFacts(
             os=host.os,
@@ -152,6 +152,7 @@ class HardwareProbe:
             env=host.env,
             run_files=[host.text(path) for path in run_file_paths(host.env, host.root)],
             cuda_folders=frozenset(name for name in CUDA_FOLDERS if (host.root / "usr/local" / name).exists()),
+            driver=next((device.driver for device in devices if device.vendor == NVIDIA and device.driver), ""),
         )
 
 
