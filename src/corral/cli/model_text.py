@@ -79,7 +79,11 @@ def wanted(schedule: ScheduleView | None) -> str:
     return many + (" (cannot be had now)" if schedule.unsatisfiable_until else "")
 
 
-def details(model: ModelView) -> Iterator[tuple[str, str]]:
+def details(model: ModelView | AvailableModel) -> Iterator[tuple[str, str]]:
+    return _entry_details(model) if isinstance(model, AvailableModel) else _model_details(model)
+
+
+def _model_details(model: ModelView) -> Iterator[tuple[str, str]]:
     yield "model", model.id
     yield "stands for", model.alias
     yield "description", " ".join(model.description.split())
@@ -96,6 +100,18 @@ def details(model: ModelView) -> Iterator[tuple[str, str]]:
     yield "made", f"{ago(model.created_at)}{' by ' + model.created_by if model.created_by else ''}"
     yield "changed", ago(model.updated_at) if model.updated_at != model.created_at else ""
     yield "revision", model.config_revision[:12]
+
+
+def _entry_details(entry: AvailableModel) -> Iterator[tuple[str, str]]:
+    """Of a gallery's entry that is not installed."""
+    yield "model", entry.name
+    yield "description", " ".join(entry.description.split())
+    yield "backend", entry.backend
+    yield "files", ", ".join(part for part in (str(entry.files or ""), entry.size) if part)
+    yield "license", entry.license
+    yield "variants", ", ".join(entry.variants)
+    yield "from", entry.id
+    yield "installed", f"no: `corral models install {entry.id}`"
 
 
 def _selector(schedule: ScheduleView) -> str:

@@ -26,11 +26,11 @@ from corral.cli.asking import (
 )
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
 from corral.cli.remote import remote, remote_destructive
-from corral.kit.errors import CorralError, Failed, Invalid
+from corral.kit.errors import CorralError, Failed, Invalid, NotFound
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.contract.catalogue import EditModel, InstallModel, ModelChanged, ModelView
+    from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -101,14 +101,15 @@ async def show_model(
     as_yaml: Annotated[bool, typer.Option("--yaml", help="its definition and nothing else")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one model with its definition.
+    """Show one model with its definition: one of the fleet, or one that a gallery has and nobody installed yet.
 
     \b
     Examples:
       corral models show smollm2-135m
+      corral models show localai@qwen3-4b
       corral models show smollm2-135m --yaml > mine.yaml
     """
-    model = await client.models.get(name)
+    model = await _installed_or_available(client, name)
     if as_json:
         print_json(model)
         return
@@ -118,6 +119,16 @@ async def show_model(
         tell()
     for line in model_text.as_yaml(model.definition).splitlines():
         tell(plain(line))
+
+
+async def _installed_or_available(client: Client, name: str) -> ModelView | AvailableModel:
+    try:
+        return await client.models.get(name)
+    except NotFound as unknown:
+        try:
+            return await client.models.get_available(name)
+        except NotFound:
+            raise unknown from None
 
 
 @app.command("install")

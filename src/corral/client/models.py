@@ -35,6 +35,11 @@ class Models:
         path = "/api/models/available" + (f"?term={quote(term, safe='')}" if term else "")
         return await self._caller.call("GET", path, tuple[AvailableModel, ...], timeout_s=GALLERIES_S)
 
+    async def get_available(self, model: str) -> AvailableModel:
+        """One entry of a gallery, with the definition that installing it would give."""
+        path = f"/api/models/available/{segment(model)}"
+        return await self._caller.call("GET", path, AvailableModel, timeout_s=GALLERIES_S)
+
     async def install(self, asked: InstallModel) -> ModelChanged:
         return await self._caller.call("POST", "/api/models", ModelChanged, asked, timeout_s=GALLERIES_S)
 

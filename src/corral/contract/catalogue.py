@@ -121,3 +121,4 @@ class AvailableModel(Message, frozen=True):
     files: int = 0
     variants: tuple[str, ...] = ()
     installed: bool = always(bool)
+    definition: dict[str, Any] = msgspec.field(default_factory=dict)  # whole; only where one entry is shown

@@ -251,11 +251,25 @@ def _number(mapping: Mapping[str, Any], key: str, *, least: int = 0, shown: str 
     return value
 
 
+# Words for true and false that LocalAI takes where a truth value is meant, and nowhere else.
+_TRUTHS = dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), True) | dict.fromkeys(
+    ("n", "N", "no", "No", "NO", "off", "Off", "OFF"), False
+)
+
+
+def as_flag(value: object) -> bool | None:
+    """A truth value as definitions write it; None for what is none."""
+    if isinstance(value, bool):
+        return value
+    return _TRUTHS.get(value) if isinstance(value, str) else None
+
+
 def _flag(mapping: Mapping[str, Any], key: str) -> bool:
     value = mapping.get(key)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise Invalid(f"{key} is true or false")
+    found = False if value is None else as_flag(value)
+    if found is None:
+        raise Invalid(f"{key} is true or false")
+    return found
 
 
 def _size(mapping: Mapping[str, Any], key: str) -> int:

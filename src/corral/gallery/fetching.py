@@ -103,7 +103,7 @@ class HttpDownload:
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-        raise Failed(f"{_shown(url)}: redirected more than {_MOST_HOPS} times")
+        raise Failed(f"{shown_url(url)}: redirected more than {_MOST_HOPS} times")
 
     @overload
     async def _get(self, url: str) -> bytes: ...
@@ -118,19 +118,19 @@ class HttpDownload:
                 if not follow and answer.status in _REDIRECTS and (place := answer.headers.get("Location")):
                     return place
                 if answer.status == 404:
-                    raise NotFound(f"{_shown(url)}: there is nothing (404)")
+                    raise NotFound(f"{shown_url(url)}: there is nothing (404)")
                 if answer.status >= 400:
-                    raise Failed(f"{_shown(url)} answered {answer.status}")
+                    raise Failed(f"{shown_url(url)} answered {answer.status}")
                 return await self._body(url, answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unreachable(f"{_shown(url)}: {_words(error)}") from error
+            raise Unreachable(f"{shown_url(url)}: {_words(error)}") from error
 
     async def _body(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
         body = bytearray()
         async for block in answer.content.iter_chunked(_BLOCK):
             body += block
             if len(body) > self._most_bytes:
-                raise Failed(f"{_shown(url)} has more than {self._most_bytes} bytes")
+                raise Failed(f"{shown_url(url)} has more than {self._most_bytes} bytes")
         return bytes(body)
 
 
@@ -138,9 +138,9 @@ def follow_ref(url: str, body: bytes) -> str:
     """The text of a `.ref` replaces the last segment of its URL."""
     text = body[: _LONGEST_REF + 1].decode("utf-8", errors="replace").strip()
     if not text or len(text) > _LONGEST_REF or any(ord(char) <= 0x20 for char in text):
-        raise Invalid(f"{_shown(url)} does not name a file")
+        raise Invalid(f"{shown_url(url)} does not name a file")
     if text.startswith("/") or ".." in text.split("/") or "://" in text:
-        raise Invalid(f"{_shown(url)} names {text[:100]!r}, which is not beside it")
+        raise Invalid(f"{shown_url(url)} names {text[:100]!r}, which is not beside it")
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{text}", fragment=""))
 
@@ -154,7 +154,7 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """Without user and password: errors are shown to people and logged."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

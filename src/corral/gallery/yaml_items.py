@@ -82,16 +82,42 @@ def read_items(
         raise Invalid(f"the index has {len(body)} bytes; at most {limits.bytes} are read")
     lines = _UNPRINTABLE.sub("\ufffd", body.decode("utf-8-sig", errors="replace")).splitlines()
     cut: list[Problem] = []
+    rewritten = False
     while True:
         try:
-            items, problems = _Composer("\n".join(lines), limits, typed=typed, exact=exact).read(single=single)
+            composer = _Composer("\n".join(lines), limits, typed=typed, exact=exact, rewritten=rewritten)
+            items, problems = composer.read(single=single)
             return Items(tuple(items), tuple(sorted((*cut, *problems), key=lambda problem: problem.line)))
         except _NotYaml as fault:
+            if fault.escape and not rewritten and (written := _without_quote_escapes(lines)) is not None:
+                lines, rewritten = written, True
+                continue
             if single and not _begins_with_an_item(lines):
                 raise Invalid(f"this is not YAML: {fault.reason} (line {fault.line + 1})") from fault
             if len(cut) == limits.repairs:
                 raise Invalid(f"more than {limits.repairs} entries are not YAML; the last: {fault.reason}") from fault
             cut.append(Problem(_cut_item(lines, fault) + 1, fault.reason))
+
+
+# Go's YAML library knows the escape \' in double quotes, YAML itself does not; indexes made for LocalAI have it. It is
+# rewritten as an escape that YAML knows. In other kinds of scalar (a block of text that quotes YAML) the rewriting is
+# undone when the scalar has been read; the longest escape is taken because nobody writes it.
+_QUOTED = re.compile(r'(?:^|(?<=[\s\[{,:]))"(?:[^"\\]|\\.)*+"', re.DOTALL | re.MULTILINE)
+_QUOTE_ESCAPE = re.compile(r"(\\\\)|\\'")  # two backslashes are one, and escape nothing after them
+_LONG_ESCAPE = "\\U00000027"
+
+
+def _without_quote_escapes(lines: list[str]) -> list[str] | None:
+    """None: there are none, or it could not be undone."""
+    text = "\n".join(lines)
+    if _LONG_ESCAPE in text:
+        return None
+
+    def rewrite(quoted: re.Match[str]) -> str:
+        return _QUOTE_ESCAPE.sub(lambda found: found[1] or _LONG_ESCAPE, quoted[0])
+
+    written = _QUOTED.sub(rewrite, text)
+    return written.split("\n") if written != text else None
 
 
 def _begins_with_an_item(lines: list[str]) -> bool:
@@ -101,6 +127,8 @@ def _begins_with_an_item(lines: list[str]) -> bool:
 
 
 class _NotYaml(Exception):
+    escape = False  # a backslash before something that needs none, in double quotes
+
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
         self.line = line
@@ -113,7 +141,9 @@ def _fault(error: yaml.YAMLError) -> _NotYaml:
     if "quoted scalar" in context or "flow" in context:
         # What was opened and never closed is noticed far below; the fault is where it was opened.
         mark = getattr(error, "context_mark", None) or mark
-    return _NotYaml(mark.line if mark is not None else 0, problem)
+    fault = _NotYaml(mark.line if mark is not None else 0, problem)
+    fault.escape = "unknown escape" in problem
+    return fault
 
 
 def _cut_item(lines: list[str], fault: _NotYaml) -> int:
@@ -142,10 +172,11 @@ class _Node:
 
 
 class _Composer:
-    def __init__(self, text: str, limits: Limits, *, typed: bool, exact: bool) -> None:
+    def __init__(self, text: str, limits: Limits, *, typed: bool, exact: bool, rewritten: bool = False) -> None:
         self._limits = limits
         self._typed = typed
         self._exact = exact
+        self._rewritten = rewritten
         self._events = self._parse(text)
         self._anchors: dict[str, _Node] = {}
         self._merged = 0
@@ -189,6 +220,8 @@ class _Composer:
             for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
                 if count > self._limits.events:
                     raise Invalid(f"the index has more than {self._limits.events} parts")
+                if self._rewritten and isinstance(event, yaml.ScalarEvent) and event.style != '"':
+                    event.value = event.value.replace(_LONG_ESCAPE, "\\'")
                 yield event
         except yaml.YAMLError as error:
             raise _fault(error) from error

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from corral.contract.artifacts import artifact_weights
 from corral.contract.codec import encode
+from corral.contract.models import as_flag
 from corral.contract.sources import is_safe_path, parse_repository
 from corral.kit.errors import Invalid
 
@@ -260,7 +261,8 @@ class _Told:
         value = self.get(key)
         if value is None:
             return default
-        return value if isinstance(value, bool) else self._wrong(key, "true or false", value)
+        found = as_flag(value)
+        return found if found is not None else self._wrong(key, "true or false", value)
 
     def whole(self, key: str, default: int = 0) -> int:
         value = self.get(key)

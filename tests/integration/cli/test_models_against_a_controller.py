@@ -73,6 +73,20 @@ async def test_from_the_gallery_to_nothing(corral: Command) -> None:
     assert "corral models install" in err
 
 
+async def test_an_entry_of_a_gallery_is_shown_though_nobody_installed_it(corral: Command) -> None:
+    code, out, _ = await corral("show", "corral@smollm2-135m")
+    assert code == 0
+    assert "installed    no: `corral models install corral@smollm2-135m`" in out
+    assert "parameters:\n  model: SmolLM2-135M-Instruct.Q4_1.gguf\n" in out
+    code, out, _ = await corral("show", "smollm2-135m", "--json")
+    assert (code, json.loads(out)["installed"]) == (0, False)
+    code, out, err = await corral("show", "smollm3")
+    assert (code, out) == (1, "")
+    assert "there is no model 'smollm3'" in err
+    code, out, _ = await corral("list")
+    assert (code, out) == (0, ""), "showing installs nothing"
+
+
 async def test_definitions_in_files_go_through_and_come_back(corral: Command, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("- {name: a, backend: vllm}\n- {name: b, alias: a}\n- {name: c, alias: c}\n")

@@ -21,6 +21,11 @@ async def test_a_model_that_is_built_in_is_installed_shown_and_deleted(api: Api)
     assert [(each["name"], each["id"], each["installed"]) for each in listed] == [
         ("smollm2-135m", "corral@smollm2-135m", False)
     ]
+    entry = (await api.get("/api/models/available/SmolLM2-135M")).json
+    assert (entry["id"], entry["installed"], entry["backend"]) == ("corral@smollm2-135m", False, "llama-cpp")
+    assert entry["definition"]["parameters"] == {"model": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+    assert (await api.get("/api/models/smollm2-135m")).status == 404, "shown, and not installed"
+    assert (await api.get("/api/models/available/no-such-model")).status == 404
     made = await api.post("/api/models", {"model": "SmolLM2-135M"})
     assert made.status == 201
     assert made.json["id"] == "smollm2-135m"

@@ -82,7 +82,7 @@ def test_name_and_backend_of_a_definition_that_says_little(whole: dict[str, Any]
         ({"context_size": -2}, "whole number"),
         ({"context_size": True}, "whole number"),
         ({"context_size": -1}, None),
-        ({"embeddings": "yes"}, "true or false"),
+        ({"embeddings": "sometimes"}, "true or false"),
         ({"memory": "80%"}, "a size"),
         ({"memory": "much"}, "a size"),
         ({"idle_unload": "soon"}, "span of time"),

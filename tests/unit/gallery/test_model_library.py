@@ -71,6 +71,13 @@ async def test_a_base_document_is_fetched_once() -> None:
     assert shelf.asked.count("https://a.test/base.yaml") == 2
 
 
+async def test_a_fault_in_a_base_document_names_the_entry_and_the_document() -> None:
+    base = "config_file: |\n  backend: [llama-cpp\n"
+    library = model_library({"a": INDEX}, {"https://a.test/base.yaml": base})
+    with pytest.raises(Invalid, match=r"^a@org/big: its base document https://a.test/base.yaml: .*YAML"):
+        await library.define(await library.find("org/big"))
+
+
 async def test_a_variant_goes_by_the_name_that_was_asked_for() -> None:
     library = model_library({"a": INDEX}, {"https://a.test/base.yaml": BASE})
     big = await library.find("org/big")

@@ -57,6 +57,36 @@ def test_an_own_null_takes_away_what_was_merged() -> None:
     assert values("- &a {name: a, uri: x}\n- {<<: *a, uri: ~}\n- {<<: *a, uri: }")[1:] == [{"name": "a"}, {"name": "a"}]
 
 
+def test_the_escaped_quote_of_gos_yaml() -> None:
+    r"""LocalAI's indexes have "\'", which Go's library reads as a quote and YAML does not know."""
+    text = r"""
+- key: "\'"
+  both: "a \" and \' and \\' and \\\'"
+  list: ["\'", 'plain \', "x\'y"]
+  plain: it\'s
+  block: |
+    key: "\'"
+- name: other
+  folded: "one \'
+    two"
+"""
+    first, second = values(text)
+    assert first == {
+        "key": "'",
+        "both": "a \" and ' and \\' and \\'",
+        "list": ["'", "plain \\", "x'y"],
+        "plain": "it\\'s",
+        "block": 'key: "\\\'"\n',
+    }
+    assert second == {"name": "other", "folded": "one ' two"}
+
+
+def test_other_escapes_that_yaml_does_not_know_cost_their_item() -> None:
+    got = read('- {name: a, x: "\\q"}\n- {name: b, y: "\\\'"}\n')
+    assert [item.value for item in got.items] == [{"name": "b", "y": "'"}]
+    assert [(problem.line, problem.reason) for problem in got.problems] == [(1, "found unknown escape character")]
+
+
 def test_text_stays_text() -> None:
     assert values("- {version: 1.10, yes: yes, date: 2026-01-02, octal: 010, quoted: '~', n: null}") == [
         {"version": "1.10", "yes": "yes", "date": "2026-01-02", "octal": "010", "quoted": "~"}

@@ -45,6 +45,10 @@ class ModelsDoor(Controller):
     async def available(self, models: Models, term: Term = "") -> list[AvailableModel]:
         return await models.available(term)
 
+    @get("/available/{model:str}", summary="One entry of a gallery, with the definition that installing it would give")
+    async def show_available(self, models: Models, model: str) -> AvailableModel:
+        return await models.available_one(whole_name(model))
+
     @get("/{model:str}", summary="One model, with its whole definition")
     async def show(self, models: Models, model: str) -> ModelView:
         return await models.view(whole_name(model))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 
+import msgspec
+
 from corral.controller.desired.catalogue import Catalogue, MachineKind
 from corral.controller.desired.outcomes import USUAL, Retry
 from corral.controller.desired.plan import NoBuild, NotLookedUp
@@ -155,6 +157,6 @@ async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBui
             machine = (known.platform, known.python) == (key.kind.platform, key.kind.python)
             same = known.build is not None and known.build.variant == build.variant and machine
             if same and known.build is not None:
-                build = known.build
+                build = msgspec.structs.replace(known.build, note=build.note)  # why, differs by kind of machine
         row = BackendTarget(key.target, *key.kind, now, build)
     await backend_targets.add(tx, [row])

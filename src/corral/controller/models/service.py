@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+import msgspec
+
 from corral.contract.catalogue import AvailableModel, EditModel, InstallModel, ModelChanged, ModelView
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaState
@@ -188,6 +190,17 @@ class Models:
         words = term.lower().split()
         shown = [available_view(entry, installed) for entry in entries]
         return [each for each in shown if all(word in _searched(each) for word in words)]
+
+    async def available_one(self, name: str) -> AvailableModel:
+        """An entry of a gallery, with the definition that installing it would give. Raises NotFound."""
+        entry = await self._catalogue.find(name)
+        definition = await self._catalogue.define(entry)
+        async with self._store.read() as tx:
+            installed = {row.source for row in await models.list_(tx) if row.origin == Origin.GALLERY}
+        shown = available_view(entry, installed)
+        return msgspec.structs.replace(
+            shown, backend=definition.backend, files=len(definition.files), definition=dict(definition.whole)
+        )
 
     async def defined_by(self, asked: InstallModel) -> Definition:
         """What it would install, without doing so."""

@@ -13,7 +13,7 @@ import aiohttp
 
 from corral.contract.models import Definition
 from corral.contract.sources import github_url
-from corral.gallery.fetching import HttpDownload, IndexFetcher
+from corral.gallery.fetching import HttpDownload, IndexFetcher, shown_url
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.addresses import refuse_private, same_host
 from corral.gallery.models.builtin import read_built_in_models
@@ -99,8 +99,8 @@ class ModelLibrary:
     ) -> Definition:
         """A variant goes by the name of what was asked for: clients need not know which it became."""
         chosen = await self._variant(entry, machines, variant)
-        base = await self._base(chosen) if chosen.url else None
         try:
+            base = await self._base(chosen) if chosen.url else None
             return make_definition(chosen, base, name=name or entry.name, overrides=overrides)
         except Invalid as error:
             raise Invalid(f"{chosen.id}: {error.message}") from error
@@ -143,7 +143,10 @@ class ModelLibrary:
                 body = await self._fetcher(entry).fetch(entry.url)
         except TimeoutError as error:
             raise Failed(f"{entry.url} took longer than {self._options.candidate_s:g} s") from error
-        base = read_base(body)
+        try:
+            base = read_base(body)
+        except Invalid as error:
+            raise Invalid(f"its base document {shown_url(entry.url)}: {error.message}") from error
         self._bases[entry.url] = now, base
         while len(self._bases) > _MOST_BASES:
             self._bases.popitem(last=False)
