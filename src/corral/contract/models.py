@@ -107,7 +107,10 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
         raise Invalid("a model's definition is a mapping of keys to values")
     parameters = _mapping(mapping, "parameters")
     weights = _text(parameters, "model", "parameters.model")
-    name = check_model_name(_text(mapping, "name") or weights)
+    name = _text(mapping, "name")
+    if not name and "://" in weights:
+        raise Invalid("a model whose parameters.model is a URL needs a name")
+    name = check_model_name(name or weights)
     alias = _text(mapping, "alias")
     backend = _text(mapping, "backend")
     if alias and (backend or weights):
@@ -148,18 +151,31 @@ def read_definition(mapping: Mapping[str, Any]) -> Definition:
 
 
 def check_model_name(name: str) -> str:
-    """What clients call it. Slashes are fine (`org/model`); what could be mistaken for a path or a pattern is not."""
+    """What clients call it: the one place that says which names are refused, and why. `org/model` is fine; what a
+    shell, a path, a pattern or a URL would read otherwise is not."""
     if not name:
         raise Invalid("a model needs a name, or parameters.model")
     if len(name) > LONGEST_NAME:
         raise Invalid(f"a model's name has at most {LONGEST_NAME} characters")
-    if name != name.strip() or not name.isprintable() or not is_safe_path(name) or "*" in name:
-        raise Invalid(f"{name!r} cannot be a model's name")
-    if name in _TAKEN:
-        raise Invalid(f"{name!r} cannot be a model's name: /api/models/{name} is not about a model")
-    if name.startswith("."):
-        raise Invalid(f"{name!r} cannot be a model's name: what begins with a dot is hidden in folders of models")
+    if reason := _refused_name(name):
+        raise Invalid(f"{name!r} cannot be a model's name: {reason}")
     return name
+
+
+def _refused_name(name: str) -> str:
+    if name != name.strip() or not name.isprintable():
+        return "it has spaces at its ends or characters that cannot be printed"
+    if any(sign in name for sign in "*%\\"):
+        return "it has a *, % or backslash, which patterns and URLs read otherwise"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "a slash stands between two words, none of which is . or .."
+    if name.startswith("-"):
+        return "it begins with a dash, as options of commands do"
+    if name.startswith("."):
+        return "what begins with a dot is hidden in folders of models"
+    if name in _TAKEN:
+        return f"/api/models/{name} is not about a model"
+    return ""
 
 
 def revision_of(whole: Mapping[str, Any]) -> str:

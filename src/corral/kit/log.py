@@ -10,13 +10,13 @@ from typing import Any, TextIO
 
 import structlog
 
+from corral.kit.redact import redact_urls
 from corral.kit.secrets import PREFIXES
 
 _SECRET = re.compile(
     r"\b(" + "|".join(PREFIXES) + r")[a-z2-7]{16,}"  # our own keys and tokens
     r"|\bS[AUOCNX][A-Z2-7]{50,}\b"  # nkeys seeds
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"  # JWTs
-    r"|(?<=://)[^/\s@]+(?=@)"  # user, password or token in a URL
     r"|(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}"
 )
 
@@ -26,7 +26,7 @@ _SEVERAL_LINES = frozenset({"exception", "stack"})
 
 def mask_secrets(text: str) -> str:
     """What looks like a secret of ours is replaced; the last net under code that should never have logged one."""
-    return _SECRET.sub(lambda found: (found.group(1) or "") + "***", text)
+    return _SECRET.sub(lambda found: (found.group(1) or "") + "***", redact_urls(text))
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:

@@ -25,6 +25,7 @@ from corral.controller.api.node import NodeSelfService
 from corral.controller.api.node_backends import NodeBackends
 from corral.controller.api.nodes import Nodes
 from corral.controller.api.operations import OperationsDoor
+from corral.controller.api.redaction import Redaction
 from corral.controller.api.request_log import RequestLog
 from corral.controller.api.segments import keep_segments
 from corral.controller.api.why import WhyDoor
@@ -68,7 +69,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             RecursionError: on_too_deep,
             Exception: on_unexpected,
         },
-        middleware=[RequestLog],
+        middleware=[RequestLog, Redaction],
         openapi_config=OpenAPIConfig(
             title="Corral",
             version=__version__,

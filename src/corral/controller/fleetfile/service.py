@@ -20,6 +20,7 @@ from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.operations.service import Operations
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
+from corral.kit.redact import redact_urls
 from corral.store import backend_rules, model_schedules, models, node_labels, nodes
 from corral.store.api import Store
 from corral.store.backend_rules import Asked
@@ -97,6 +98,8 @@ class FleetFiles:
     def _backend(self, wanted: WantedBackend, present: Present, by: str) -> Step:
         name = wanted.backend or wanted.uri
         where = wanted.node or wanted.selector or "every node"
+        if any(msgspec.structs.replace(each, uri=redact_urls(each.uri)) == wanted for each in present.backends):
+            return Step(FleetChange("backend", name, "nothing"))  # as it was exported
         if wanted in present.backends:
             return Step(FleetChange("backend", name, "nothing"))
         if wanted.node and wanted.node not in present.nodes and wanted.node not in present.node_ids:

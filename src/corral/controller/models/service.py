@@ -26,6 +26,7 @@ from corral.gallery.models.documents import read_mapping
 from corral.gallery.models.merging import merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.redact import restore
 from corral.store import model_schedules, models, node_backends, nodes, revisions
 from corral.store.api import Store, Transaction
 from corral.store.backend_rules import Asked
@@ -126,7 +127,8 @@ class Models:
             _refuse_if_of_a_file(before)
             if asked.row_version and asked.row_version != before.row_version:
                 raise Conflict(f"{model_id} was changed meanwhile: read it again")
-            wanted = {"name": model_id} | (whole or merged(before.definition, asked.changes))
+            wanted = restore(whole or merged(before.definition, asked.changes), before.definition)
+            wanted = {"name": model_id} | wanted
             definition = read_definition(wanted)
             if definition.name != model_id:
                 raise Invalid("a model keeps its name: install it under the other name, then delete this one")
@@ -223,7 +225,15 @@ class Models:
         if asked.variant:
             raise Invalid("variants are a gallery's")
         whole = merged(whole, asked.overrides)
-        return read_definition(whole | {"name": asked.name} if asked.name else whole), Origin.PERSON, ""
+        definition = read_definition(whole | {"name": asked.name} if asked.name else whole)
+        return await self._restored(definition), Origin.PERSON, ""
+
+    async def _restored(self, definition: Definition) -> Definition:
+        """An exported definition hides users and passwords: those that are stored for this model still hold."""
+        async with self._store.read() as tx:
+            stored = await models.find(tx, definition.name)
+        whole = restore(definition.whole, stored.definition if stored is not None else {})
+        return definition if whole is definition.whole else read_definition(whole)
 
     async def _write(
         self,

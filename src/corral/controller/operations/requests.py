@@ -12,6 +12,7 @@ from corral.contract.labels import parse_selector
 from corral.controller.desired.rollout import DEFAULT, parse_max_parallel
 from corral.controller.desired.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.kit.redact import is_redacted
 from corral.store import nodes
 from corral.store.api import Transaction
 from corral.store.backend_rules import Asked
@@ -67,6 +68,8 @@ def make_wish(
             raise Invalid(f"{text[:40]!r}… is longer than {most} characters")
         if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
             raise Invalid("names must not hold control characters")
+    if is_redacted(asked.uri):
+        raise Invalid(f"{asked.uri!r} hides a user and password: write them in place of the stars")
     if asked.uri and asked.backend and not _OWN_NAME.match(asked.backend):
         raise Invalid(f"{asked.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside")
     if asked.alias and not _OWN_NAME.match(asked.alias):

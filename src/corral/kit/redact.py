@@ -1,0 +1,69 @@
+"""User and password in URLs: `https://user:password@host/x` is shown to people as `https://***@host/x`.
+
+What is shown may come back: a person edits a definition, or applies an exported file. `restore` puts the credentials
+that are stored back in place of the stars.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from corral.kit.errors import Invalid
+
+_STARS = "***@"
+# The authority ends with a slash, a space or what may follow a URL in JSON, HTML and prose. An image's digest
+# (`oci://name@sha256:…`) is no host.
+_USERINFO_PATTERN = r"(?<=://)[^\s/\"'<>\\?#]*@(?!sha\d+:)"
+_USERINFO = re.compile(_USERINFO_PATTERN)
+_USERINFO_BYTES = re.compile(_USERINFO_PATTERN.encode())
+
+
+def redact_urls(text: str) -> str:
+    return _USERINFO.sub(_STARS, text) if "@" in text else text
+
+
+def redact_url_bytes(body: bytes) -> bytes:
+    return _USERINFO_BYTES.sub(_STARS.encode(), body) if b"@" in body else body
+
+
+def is_redacted(text: str) -> bool:
+    return f"://{_STARS}" in text
+
+
+def restore(value: Any, stored: Any) -> Any:
+    """`value` with every redacted text replaced by the text of `stored` that is shown so. Raises Invalid where there is
+    none, or more than one."""
+    if not any(is_redacted(text) for text in _texts(value)):
+        return value
+    known: dict[str, set[str]] = {}
+    for text in _texts(stored):
+        known.setdefault(redact_urls(text), set()).add(text)
+    return _restored(value, known)
+
+
+def _restored(value: Any, known: Mapping[str, set[str]]) -> Any:
+    match value:
+        case str() if is_redacted(value):
+            originals = known.get(value, set())
+            if len(originals) != 1:
+                raise Invalid(f"{value!r} hides a user and password: write them in place of the stars")
+            return next(iter(originals))
+        case Mapping():
+            return {key: _restored(each, known) for key, each in value.items()}
+        case list() | tuple():
+            return [_restored(each, known) for each in value]
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for each in value.values():
+                yield from _texts(each)
+        case list() | tuple():
+            for each in value:
+                yield from _texts(each)

@@ -1,0 +1,52 @@
+"""User and password of URLs: hidden where people look, kept where they are stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from corral.kit.errors import Invalid
+from corral.kit.redact import is_redacted, redact_url_bytes, redact_urls, restore
+
+SECRET = "https://me:s3cret@files.example/x.gguf"
+SHOWN = "https://***@files.example/x.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (SECRET, SHOWN),
+        ("https://token@host", "https://***@host"),
+        ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
+        ("oci://me:pw@registry.example/x@sha256:abc", "oci://***@registry.example/x@sha256:abc"),
+        ("oci://alpine@sha256:abc", "oci://alpine@sha256:abc"),
+        ("github:org/repo/index.yaml@main", "github:org/repo/index.yaml@main"),
+        ("huggingface://org/repo/file@main", "huggingface://org/repo/file@main"),
+        ("https://host/path?mail=a@b and c@d", "https://host/path?mail=a@b and c@d"),
+        ("see http://host, or write to me@host", "see http://host, or write to me@host"),
+        (f'{{"uri":"{SECRET}","to":"a@b"}}', f'{{"uri":"{SHOWN}","to":"a@b"}}'),
+        (f"cannot be read ({SECRET}): 404; {SECRET}", f"cannot be read ({SHOWN}): 404; {SHOWN}"),
+    ],
+)
+def test_only_user_and_password_are_hidden(text: str, shown: str) -> None:
+    assert redact_urls(text) == shown
+    assert redact_url_bytes(text.encode()) == shown.encode()
+    assert is_redacted(shown) is (shown != text)
+
+
+def test_what_was_shown_and_comes_back_is_what_was_stored() -> None:
+    stored = {"files": [{"uri": SECRET}, {"uri": "https://a:b@c/d"}], "size": 1}
+    shown = {"files": [{"uri": SHOWN}, {"uri": "https://***@c/d"}, {"uri": "https://plain"}], "size": 2}
+    assert restore(shown, stored) == {
+        "files": [{"uri": SECRET}, {"uri": "https://a:b@c/d"}, {"uri": "https://plain"}],
+        "size": 2,
+    }
+    plain = {"uri": "https://other"}
+    assert restore(plain, stored) is plain
+
+
+@pytest.mark.parametrize(
+    "stored", [{}, {"uri": "https://x/y"}, {"a": SECRET, "b": "https://me:other@files.example/x.gguf"}]
+)
+def test_stars_that_stand_for_nothing_are_refused(stored: dict[str, str]) -> None:
+    with pytest.raises(Invalid, match="write them in place of the stars"):
+        restore({"uri": SHOWN}, stored)
