@@ -258,9 +258,17 @@ class UpstreamFailed(RelayError):
     """The target could not be reached or broke before its answer began."""
 
     def __init__(
-        self, message: str, *, refused: bool, timed_out: bool = False, resendable: bool = True, status: int = 0
+        self,
+        message: str,
+        *,
+        refused: bool,
+        timed_out: bool = False,
+        resendable: bool = True,
+        status: int = 0,
+        unresponsive: bool = False,
     ) -> None:
         super().__init__(message)
+        self.unresponsive = unresponsive  # the request was sent, then the target stopped responding altogether
         self.refused = refused  # connecting failed, so certainly nothing was sent; or the answer was `unwanted`
         self.status = status  # of an answer that was unwanted
         self.timed_out = timed_out

@@ -196,6 +196,16 @@ def all_busy(model: str, retry_after_s: float) -> Answer:
     )
 
 
+def unreachable(model: str, retry_after_s: float) -> Answer:
+    return openai_error(
+        503,
+        f"No replica of `{model}` could be reached for as long as a request may wait. Try again shortly.",
+        kind=SERVER,
+        code="upstream_failed",
+        headers=(retry_after(retry_after_s),),
+    )
+
+
 def queue_full(model: str, limit: int, retry_after_s: float) -> Answer:
     return openai_error(
         503,

@@ -8,6 +8,7 @@ old view ends under a new one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from corral.contract.messages.replicas import NodeLoad
@@ -171,6 +172,7 @@ class Ejection:
         self._later = later
         self._first_s = first_s
         self._cap_s = cap_s
+        self._held: set[str] = set()  # nodes that stay ejected until `release`
         self.count = 0
 
     def process(self, process_id: str) -> None:
@@ -182,6 +184,18 @@ class Ejection:
         for load in self._in_flight.on_node(node_id):
             self._eject(load)
 
+    def hold(self, node_id: str) -> None:
+        """Its ingress is silent: eject all its processes until `release`, also those that the view brings later, once
+        one of them could not be reached."""
+        self._held.add(node_id)
+        self.node(node_id)
+
+    def release(self, node_id: str) -> None:
+        self._held.discard(node_id)
+        for load in self._in_flight.on_node(node_id):
+            load.ejections = 0
+            load.take_back()
+
     def reached(self, load: Load) -> None:
         load.ejections = 0
 
@@ -192,4 +206,8 @@ class Ejection:
         wait_s = min(self._cap_s, self._first_s * 2**load.ejections)
         load.ejections = min(load.ejections + 1, 16)
         load.eject()
-        self._later(wait_s, load.take_back)
+        self._later(wait_s, partial(self._take_back, load))
+
+    def _take_back(self, load: Load) -> None:
+        if load.node_id not in self._held:
+            load.take_back()

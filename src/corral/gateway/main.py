@@ -30,6 +30,7 @@ from corral.gateway.cors import Cors
 from corral.gateway.door import Door
 from corral.gateway.hints import HintListener
 from corral.gateway.inflight import Ejection, InFlight
+from corral.gateway.ingress_monitor import IngressMonitor
 from corral.gateway.keeper import ViewKeeper
 from corral.gateway.limits import Limiters
 from corral.gateway.link import controller_trust, ingress_trust, open_link, parse_controller
@@ -171,8 +172,12 @@ async def open_gateway(
             _listening(settings, door, _trust(settings, address.target, tls), metrics, listeners) as (server, port),
             asyncio.TaskGroup() as tasks,
         ):
+            monitor = IngressMonitor(
+                server.pool, state.ejection, own.nodes_at, clock, silent_s=settings.ingress_silent_s
+            )
             running = [
                 tasks.create_task(keeper.run(), name="view"),
+                tasks.create_task(monitor.run(), name="ingress monitor"),
                 tasks.create_task(sender.run(), name="receipts"),
             ]
             if settings.hints:

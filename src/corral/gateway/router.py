@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,6 +70,7 @@ class ReplicaRouter:
         self._names: dict[str, Way] = {}  # by every name it is asked for
         self._exact: dict[str, Way] = {}  # by names that need no second look: neither alias nor cold
         self._near = NearNames()
+        self._nodes_at: dict[Target, set[str]] = {}  # by their ingress
         self.disturbed = 0  # prompts whose replica had too much to do
         self._pressure: Counter[str] = Counter()  # the same by model, since somebody was told
 
@@ -86,6 +87,7 @@ class ReplicaRouter:
                 self._names[name] = self._ways[model.alias]
         self._near = NearNames(self._names)
         place_replicas(view, self._ways, self._in_flight, self._controller)
+        self._nodes_at = self._find_nodes()
         self._loads.keep(self._ways.keys())
         self._exact = {name: way for name, way in self._ways.items() if way.replicas}
         for name, way in before.items():
@@ -96,6 +98,14 @@ class ReplicaRouter:
         for name, way in before.items():
             if name not in self._ways:
                 way.queue.serve_all(answers.unknown_model(name, installed=len(self._names)))
+
+    def _find_nodes(self) -> dict[Target, set[str]]:
+        found: dict[Target, set[str]] = {}
+        for way in self._ways.values():
+            for replica in way.replicas:
+                if replica.target != self._controller:
+                    found.setdefault(replica.target, set()).add(replica.seen.node_id)
+        return found
 
     def _way(self, model: ViewModel) -> Way:
         known = self._ways.get(model.id)
@@ -117,6 +127,10 @@ class ReplicaRouter:
             queue.warm_at = self._clock.monotonic()
             self._loads.arrived(name)
         self._serve_waiting(name)
+
+    def nodes_at(self, target: Target) -> Collection[str]:
+        """The nodes with replicas in the view whose ingress is `target`."""
+        return self._nodes_at.get(target, ())
 
     def waiting(self) -> dict[str, int]:
         return {name: way.queue.waiting for name, way in self._ways.items() if way.queue.waiting}
@@ -288,6 +302,8 @@ class ReplicaRouter:
         way = self._ways.get(name)
         if way is None:
             return answers.unknown_model(name, installed=len(self._names))
+        if way.replicas and all(replica.load.is_ejected for replica in way.replicas):
+            return answers.unreachable(name, self._options.retry_after_s)
         if way.replicas:
             return answers.all_busy(name, self._options.retry_after_s)
         budget_s = way.model.load_wait_s or self._options.load_wait_s

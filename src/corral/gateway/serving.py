@@ -1,7 +1,9 @@
 """One request for a model, from its admission to its receipt: routed, relayed, tried elsewhere where that is safe.
 
 Trying again is safe as long as nobody has begun to work on the request: the ingress refused the connection, or said
-that the process is not there (any more). Whatever breaks later is told, never repeated.
+that the process is not there (any more). Once per request it is also tried again where nothing can come of the first
+try any more: the ingress stopped responding altogether (`ingress_monitor.py`). Whatever breaks otherwise is told, never
+repeated, and how long an answer takes is never a reason.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class _Trip:
     tap: UsageTap
     joined: bool = False  # it was sent before we heard of it
     tries: int = 0
+    repeated: bool = False  # it was sent again although the first one to get it may have begun
     status: int = 500
     replica: Replica | None = None
     result: RelayResult | None = None
@@ -152,7 +155,7 @@ class Serving:
                 log.error("a body could not be kept on disk", reason=str(error))
                 return await self._send(request, responder, answers.no_room("on its disk", self._options.retry_after_s))
             except UpstreamFailed as failure:
-                if not self._again(route, failure, trip.tries):
+                if not self._again(route, failure, trip):
                     request.extra["error"] = str(failure)  # for the line in the log; the client gets a general sentence
                     return await self._send(request, responder, self._failed(failure))
                 self.retries += 1
@@ -178,16 +181,20 @@ class Serving:
             unwanted=_is_not_reached,
         )
 
-    def _again(self, route: Route, failure: UpstreamFailed, tries: int) -> bool:
+    def _again(self, route: Route, failure: UpstreamFailed, trip: _Trip) -> bool:
         """Whether another one may be asked. Those that could not be reached are left alone for a while."""
-        if not failure.refused or route.replica is None:
+        if not (failure.refused or failure.unresponsive) or route.replica is None:
             return False
         seen = route.replica.seen
         if failure.status:
             self._ejection.process(seen.process_id)
         else:
             self._ejection.node(seen.node_id)
-        return failure.resendable and tries < self._options.tries
+        if failure.unresponsive:
+            if trip.repeated:
+                return False
+            trip.repeated = True
+        return failure.resendable and trip.tries < self._options.tries
 
     def _settled(self, trip: _Trip, route: Route, result: RelayResult) -> int:
         if route.replica is not None:

@@ -199,6 +199,11 @@ class GatewaySettings:
     upstream_idle_s: Seconds = _span("how long an unused connection to the controller or a worker is kept", 30)
     upstream_stall_s: Seconds = _span("how long the controller or a worker may take none of a request's bytes", 60)
     upstream_dead_s: Seconds = _span("how long a worker's machine may acknowledge nothing until it counts as gone", 60)
+    ingress_silent_s: Seconds = _span(
+        "how long a worker's ingress may leave health probes unanswered, or a request unacknowledged, until another "
+        "replica is asked; only requests that wait for their first byte count",
+        3,
+    )
     controller_first_byte_s: Seconds = _span("how long the controller may take to begin to answer a client", 120)
     controller_idle_s: Seconds = _span("how long the controller may pause within an answer; live events ping", 120)
     replica_first_byte_s: Seconds = _span(

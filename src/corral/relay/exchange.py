@@ -282,7 +282,7 @@ class Exchange(Answer):
             return
         self._connecting = None
         if task.cancelled():
-            self.wake(_OUTCOME, UpstreamFailed("the relay is closing", refused=True))
+            self.wake(_OUTCOME, UpstreamFailed("connecting was given up", refused=True))
             return
         if error is not None:
             self.wake(_OUTCOME, error)
@@ -383,17 +383,23 @@ class Exchange(Answer):
         self.cut()
         self.wake(_OUTCOME)
 
-    def not_answered(self, why: str, *, timed_out: bool, stale: bool) -> None:
+    def not_answered(self, why: str, *, timed_out: bool, stale: bool, unresponsive: bool) -> None:
         """The upstream broke before its answer began. `stale`: as kept connections do when nobody uses them; then
-        nothing is lost, and a new one is tried."""
+        nothing is lost, and a new one is tried. `unresponsive`: it was given up, because it stopped responding."""
         self._upstream = None
         self._detach_body()
         if stale:
             self.conn.server.pool.counters.upstream_retries += 1
             self._connect(self._target)
         else:
-            resendable = not self.body.spent
-            self.wake(_OUTCOME, UpstreamFailed(why, refused=False, timed_out=timed_out, resendable=resendable))
+            failure = UpstreamFailed(
+                why,
+                refused=False,
+                timed_out=timed_out,
+                resendable=self._whole or not self.body.spent,
+                unresponsive=unresponsive,
+            )
+            self.wake(_OUTCOME, failure)
 
     def unwanted_answer(self, status: int) -> None:
         """The upstream has answered, and nobody is to see it."""

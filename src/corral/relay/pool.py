@@ -15,6 +15,7 @@ from corral.relay.head import AnswerHeads
 from corral.relay.limits import PoolLimits
 from corral.relay.quick import QuickUpstream, may_arrive
 from corral.relay.shapes import Shapes
+from corral.relay.sockets import unacknowledged_s
 from corral.relay.upstream import Upstream
 from corral.relay.wheel import Wheel
 
@@ -51,7 +52,7 @@ class UpstreamPool:
         self._system_tls: ssl.SSLContext | None = None
         self._lanes: dict[Target, Lane] = {}
         self._open: set[Upstream] = set()
-        self._connecting: set[asyncio.Task[Upstream]] = set()
+        self._connecting: dict[asyncio.Task[Upstream], tuple[Target, float]] = {}  # where to, and since when
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._closed = False
@@ -109,9 +110,49 @@ class UpstreamPool:
     def start_connecting(self, target: Target) -> asyncio.Task[Upstream]:
         """A task of its own, so that a client who leaves can have it stopped. Raises `UpstreamFailed`."""
         task = asyncio.get_running_loop().create_task(self._connect(target), name="relay-connect")
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        self._connecting[task] = target, time.monotonic()
+        task.add_done_callback(self._connecting.pop)
         return task
+
+    def waiting_since(self) -> dict[Target, float]:
+        """Targets with a request whose answer has not begun, connecting included, and since when the oldest waits."""
+        found: dict[Target, float] = {}
+        for target, since in self._connecting.values():
+            found[target] = min(since, found.get(target, since))
+        for upstream in self._open:
+            sent_at = upstream.waiting_since()
+            if sent_at is not None:
+                found[upstream.target] = min(sent_at, found.get(upstream.target, sent_at))
+        return found
+
+    # Handlers may run to their ends in here. They cannot run inside of another task, so callbacks of the loop do this.
+
+    def give_up(self, target: Target, why: str) -> None:
+        """`target` has stopped responding: soon every request fails whose answer has not begun, and no kept connection
+        is used again. Answers that have begun go on as long as their connections last."""
+        asyncio.get_running_loop().call_soon(self._give_up, target, why)
+
+    def give_up_unacknowledged(self, is_watched: Callable[[Target], bool], longest_s: float, why: str) -> None:
+        """The same for single connections to watched targets that acknowledge nothing of a request for so long."""
+        asyncio.get_running_loop().call_soon(self._give_up_unacknowledged, is_watched, longest_s, why)
+
+    def _give_up(self, target: Target, why: str) -> None:
+        lane = self._lanes.get(target)
+        for upstream in [] if lane is None else list(lane.idle):
+            upstream.discard()
+        for upstream in [each for each in self._open if each.target == target]:
+            upstream.give_up(why)
+        for task in [task for task, (where, _) in self._connecting.items() if where == target]:
+            task.cancel()
+
+    def _give_up_unacknowledged(self, is_watched: Callable[[Target], bool], longest_s: float, why: str) -> None:
+        sent_before = time.monotonic() - longest_s
+        for upstream in list(self._open):
+            sent_at = upstream.waiting_since()
+            if sent_at is None or sent_at > sent_before or not is_watched(upstream.target):
+                continue
+            if unacknowledged_s(upstream.transport.get_extra_info("socket")) >= longest_s:
+                upstream.give_up(why)
 
     async def _connect(self, target: Target) -> Upstream:
         if self._closed:
@@ -141,7 +182,7 @@ class UpstreamPool:
                 lambda: QuickUpstream(self, target),
                 target.host,
                 target.port,
-                ssl=self._context_for(target),
+                ssl=self.tls_for(target),
                 server_hostname=target.server_name or target.host,
                 ssl_handshake_timeout=self.limits.connect_s,
             )
@@ -150,7 +191,7 @@ class UpstreamPool:
         self.counters.upstream_connects += 1
         return upstream
 
-    def _context_for(self, target: Target) -> ssl.SSLContext:
+    def tls_for(self, target: Target) -> ssl.SSLContext:
         if self._tls is None:
             if self._system_tls is None:
                 self._system_tls = ssl.create_default_context()

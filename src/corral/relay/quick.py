@@ -217,6 +217,14 @@ class QuickUpstream(Upstream):
 
     # What can happen meanwhile.
 
+    def waiting_since(self) -> float | None:
+        return super().waiting_since() if self.flight is None else self.flight[4]
+
+    def give_up(self, why: str) -> None:
+        if self.flight is not None:
+            self.land_elsewhere()
+        super().give_up(why)
+
     def discard(self) -> None:
         if self.flight is None:
             super().discard()

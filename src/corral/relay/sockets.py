@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from typing import Any
 
 DEAD_AFTER_S = 60.0
+
+# Of `struct tcp_info`: tcpi_retransmits, tcpi_unacked, tcpi_last_ack_recv.
+_TCP_INFO = struct.Struct("=2xB21xI28xI")
+_MIN_RETRANSMITS = 2  # one packet may get lost on any network
 
 
 def watch_for_dead_peers(sock: Any, dead_after_s: float = DEAD_AFTER_S, *, sends: bool = False) -> None:
@@ -26,6 +31,19 @@ def watch_for_dead_peers(sock: Any, dead_after_s: float = DEAD_AFTER_S, *, sends
     for name, value in options.items():
         if hasattr(socket, name):  # not every system has all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def unacknowledged_s(sock: Any) -> float:
+    """For how long the peer's kernel has acknowledged nothing although bytes were sent to it again and again; 0: it
+    does, there is nothing to acknowledge, or this system cannot tell. A peer that takes no more bytes for now still
+    acknowledges."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6) or sys.platform != "linux":
+        return 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:
+        return 0.0
+    retransmits, unacked, last_ack_ms = _TCP_INFO.unpack(info)
+    return float(last_ack_ms) / 1000 if unacked and retransmits >= _MIN_RETRANSMITS else 0.0
 
 
 def reset_on_close(sock: Any) -> None:

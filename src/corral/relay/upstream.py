@@ -431,10 +431,19 @@ class Upstream(asyncio.Protocol):
             pool.forget(self)
             self.transport.abort()
 
-    def _broke(self, why: str, *, timed_out: bool = False) -> None:
+    def waiting_since(self) -> float | None:
+        return self._sent_at if self._mode == _HEAD else None
+
+    def give_up(self, why: str) -> None:
+        """The upstream has stopped responding. An answer that has begun goes on."""
+        if self._mode == _HEAD:
+            self._broke(why, unresponsive=True)
+
+    def _broke(self, why: str, *, timed_out: bool = False, unresponsive: bool = False) -> None:
         exchange = self._exchange
         assert exchange is not None
-        before_answer, silent = self._mode == _HEAD, exchange.first_byte_s < 0
+        before_answer = self._mode == _HEAD
+        stale = exchange.first_byte_s < 0 and self.reused and not (timed_out or unresponsive)
         self._unbind()
         self._pool.forget(self)
         self.transport.abort()
@@ -442,7 +451,7 @@ class Upstream(asyncio.Protocol):
         counters.upstream_failures += 1
         counters.upstream_timeouts += timed_out
         if before_answer:
-            exchange.not_answered(why, timed_out=timed_out, stale=silent and self.reused and not timed_out)
+            exchange.not_answered(why, timed_out=timed_out, stale=stale, unresponsive=unresponsive)
         else:
             exchange.broke_off()
 
