@@ -103,9 +103,9 @@ async def test_another_replica_answers_for_a_stopped_ingress(house: House) -> No
         receipts = await house.receipts(21)
         assert [row.get("tries", 1) for row in receipts].count(2) == 1
         stopped.process.send_signal(signal.SIGCONT)
-        asking = asyncio.create_task(_ask_until_stuck(house, gateway))
+        going_on = asyncio.create_task(_ask_until_stuck(house, gateway))
         assert await stopped.came() == f"came /replicas/p9{CHAT}"
-        asking.cancel()
+        going_on.cancel()
 
 
 async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(house: House) -> None:

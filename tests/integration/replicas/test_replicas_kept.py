@@ -44,6 +44,59 @@ async def test_a_node_that_goes_offline_is_replaced(local: ReplicaFleet) -> None
     assert [each.node_id for each in await local.until_ready("m")] == ["id-of-shed"]
 
 
+@pytest.mark.parametrize("schedule", [{}, {"min_replicas": 1}, {"min_replicas": 1, "max_replicas": 3}])
+async def test_the_replica_of_a_node_that_returns_leaves_where_another_took_its_place(
+    patient: ReplicaFleet, schedule: dict[str, int]
+) -> None:
+    barn = await patient.worker("barn", has="llama-cpp")
+    await patient.define("m")
+    if schedule:
+        await patient.schedule("m", **schedule)
+    await patient.ask("m")
+    [first] = await patient.until_ready("m")
+    shed = await patient.worker("shed", has="llama-cpp")
+    busy = asyncio.create_task(_keep_busy(barn, first.process_id))
+    try:
+        await patient.fleet.set_node("barn", status="offline", left=True)  # cut off, while its process goes on
+        await patient.ask("m")
+        await until(lambda: shed.serving("m"))
+        await patient.fleet.set_node("barn", status="healthy", left=False)
+
+        async def leaves() -> bool:
+            stages = {row.node_id: row.stage for row in await patient.rows("m")}
+            return stages == {"id-of-barn": "leaving", "id-of-shed": "running"}
+
+        await until(leaves, "no new requests for the surplus one")
+        assert [each.node_id for each in await patient.until_ready("m")] == ["id-of-shed"]
+        assert barn.serving("m"), "it is busy"
+    finally:
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    await barn.in_flight()
+    await until(lambda: not barn.serving("m"), "its end, once its work has ended")
+
+    async def alone() -> bool:
+        return [row.node_id for row in await patient.rows("m")] == ["id-of-shed"]
+
+    await until(alone, "one replica")
+
+
+async def test_a_replica_comes_back_with_its_node_where_no_other_took_its_place(local: ReplicaFleet) -> None:
+    await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.schedule("m", min_replicas=1)
+    [first] = await local.until_ready("m")
+    await local.fleet.set_node("barn", status="offline", left=True)
+
+    async def noted(error: str) -> bool:
+        return [(row.stage, row.error) for row in await local.rows("m")] == [("running", error)]
+
+    await until(lambda: noted("its node went offline"), "the look that sees it offline")
+    await local.fleet.set_node("barn", status="healthy", left=False)
+    assert [each.process_id for each in await local.until_ready("m")] == [first.process_id]
+    await until(lambda: noted(""), "the look that sees it back")
+
+
 async def test_a_replica_that_keeps_ending_where_it_is_goes_elsewhere(local: ReplicaFleet) -> None:
     """Its worker has started it again, in vain, and says so."""
     barn, shed = await local.worker("barn", has="llama-cpp"), await local.worker("shed", has="llama-cpp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -141,8 +142,11 @@ def test_failures_end_it_and_words_about_other_orders_say_nothing() -> None:
 
 def test_a_running_one_ends_only_when_its_node_says_so() -> None:
     row = a_row("running", ready_at=NOON)
-    for place in (a_place(known=False), a_place(status="offline"), a_place(a_process("restarting"))):
+    for place in (a_place(known=False), a_place(a_process("restarting"))):
         assert step(row, place) == Keep(row)
+    away = msgspec.structs.replace(row, error="its node went offline")
+    for before in (row, away):
+        assert step(before, a_place(status="offline")) == Keep(away), "noted, and nothing else"
     assert isinstance(step(row, a_place()), Gone)
     assert isinstance(step(row, a_place(a_process("failed"))), Broke)
     assert isinstance(step(row, a_place(a_process(process_id="again"))), Keep), "its worker started it again"

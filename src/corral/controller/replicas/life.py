@@ -26,6 +26,7 @@ from corral.contract.messages.replicas import (
 
 HEALTHY, DRAINING, OFFLINE = "healthy", "draining", "offline"
 STARTED = "the node says that it has started"  # and does not list it yet
+AWAY = "its node went offline"  # of one that runs, until it is decided whether it is still wanted there
 
 
 _RANKS: dict[str, int] = {
@@ -258,6 +259,8 @@ def _ordered(row: Intended, place: Place, now: datetime, epoch: int, times: Time
 
 
 def _running(row: Intended, place: Place, now: datetime) -> Next:
+    if place.status == OFFLINE and row.error != AWAY:
+        return Keep(replace(row, error=AWAY, updated_at=now))
     if not place.known or place.status == OFFLINE:
         return Keep(row)  # silence is not death: what is there will be told
     process = place.process_of(row)

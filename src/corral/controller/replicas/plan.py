@@ -17,6 +17,7 @@ from corral.controller.loads import jobs
 from corral.controller.loads.jobs import Job, Moved
 from corral.controller.replicas.facts import Decided, Facts, Files, Rows
 from corral.controller.replicas.life import (
+    AWAY,
     DRAINING,
     OFFLINE,
     Broke,
@@ -245,6 +246,7 @@ class _ModelPlan:
             self._decided.ready[self._model.name] = self._model.revision
             if self._job is not None and self._job.active:
                 self._job = None
+        self._settle_returned(serving)
         if self._job is not None and self._job.active and not self._present():
             self._place_first()
         else:
@@ -334,6 +336,22 @@ class _ModelPlan:
             blamed = "" if broke.everywhere else broke.row.node_id
             self._job = jobs.fail(job, blamed, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere)
             self._decided.events.append((f"replica failed: {broke.error}", broke.row))
+
+    def _settle_returned(self, serving: list[Intended]) -> None:
+        """A replica whose node was offline and is back: it leaves where others have taken its place meanwhile, once
+        they answer and no request waits."""
+        schedule = self._model.schedule
+        wanted = max(1, schedule.min_replicas)
+        coming = sum(row.error != AWAY for row in self._present())
+        kept = sum(row.error != AWAY for row in serving)
+        for row in [each for each in serving if each.error == AWAY]:
+            if schedule.spread_all or coming < wanted:
+                self._decided.rows[row.key] = changed(row, error="", updated_at=self._facts.now)
+                coming += 1
+                kept += 1
+            elif kept >= wanted and not self._model.waiting:
+                why = "its node was offline, and another replica has taken its place"
+                _let_go(self._decided, row, why, self._facts)
 
     def _scale(self) -> None:
         """Step by step, as the scheduler says, as long as one leads to the next."""
