@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import sys
 from collections.abc import Awaitable, Callable
@@ -132,6 +133,31 @@ class HttpDownload:
             if len(body) > self._most_bytes:
                 raise Failed(f"{shown_url(url)} has more than {self._most_bytes} bytes")
         return bytes(body)
+
+
+Stamp = tuple[int, ...]
+
+
+def stamp_of(url: str) -> Stamp:
+    """Changes when the file a `file://` URL leads to changes, comes or goes; always empty for other URLs. Blocks for as
+    long as the disk does."""
+    if not url.startswith("file://"):
+        return ()
+    path = Path(unquote(url.removeprefix("file://")))
+    stamp = _stamp_of_file(path)
+    if stamp and path.suffix == ".ref":
+        with contextlib.suppress(OSError, Invalid):
+            target = follow_ref(url, path.read_bytes()[: _LONGEST_REF + 1])
+            stamp += _stamp_of_file(Path(unquote(target.removeprefix("file://"))))
+    return stamp
+
+
+def _stamp_of_file(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return ()
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
 def follow_ref(url: str, body: bytes) -> str:

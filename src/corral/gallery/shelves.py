@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from corral.gallery.fetching import Stamp, stamp_of
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.sharing import SharedWork
 from corral.gallery.yaml_items import Problem
@@ -57,6 +58,7 @@ _LONGEST_REASON = 160
 @dataclass
 class _Shelf(Generic[I]):
     index: I | None = None
+    stamps: tuple[Stamp, ...] = ()  # of the candidates that are files, before they were read
     read_at: float = _NEVER  # a copy from the disk is not fresh, however recently the machine was started
     failed_at: dict[str, float] = field(default_factory=dict)  # candidate → when
     all_failed_at: float | None = None
@@ -146,6 +148,8 @@ class Shelves(Generic[I]):
     async def index(self, gallery: Gallery) -> I:
         """Raises Unavailable when there is not even an old copy."""
         shelf = self._shelves[gallery.name]
+        if await stamps_of(gallery.candidates) != shelf.stamps:  # a file was changed: that is seen at once
+            return await self._reading.do(gallery.name, lambda: self._read(gallery, shelf))
         now = self._clock.monotonic()
         if shelf.index is not None and now - shelf.read_at < self._options.fresh_s:
             return shelf.index
@@ -161,6 +165,10 @@ class Shelves(Generic[I]):
             shelf.read_at = float("inf")  # it does not change while we run
             return shelf.index
         why: list[str] = []
+        # Taken before the files are read: one that changes meanwhile is read again by the next who asks.
+        before, shelf.stamps = shelf.stamps, await stamps_of(gallery.candidates)
+        if before != shelf.stamps:
+            shelf.failed_at.clear()
         for url in usable_candidates(
             gallery.candidates, shelf.failed_at, self._clock.monotonic(), self._options.skip_s
         ):
@@ -227,6 +235,14 @@ class Shelves(Generic[I]):
         if self._cache_folder is None:
             return None
         return self._cache_folder / "gallery" / f"{hashlib.sha256(gallery.url.encode()).hexdigest()}.yaml"
+
+
+async def stamps_of(urls: Sequence[str]) -> tuple[Stamp, ...]:
+    """Of those that are files on this machine."""
+    files = [url for url in urls if url.startswith("file://")]
+    if not files:
+        return ()
+    return await asyncio.to_thread(lambda: tuple(stamp_of(url) for url in files))
 
 
 def _shortened(text: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from corral.gallery.catalogue import AliasGroup, Unknown
 from corral.gallery.entries import BackendEntry, Index, read_index
+from corral.gallery.fetching import IndexFetcher
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.library import Library, LibraryOptions
 from corral.gallery.sharing import SharedWork
@@ -297,3 +298,51 @@ async def test_a_gallery_that_cannot_be_read_is_told_in_one_short_sentence(room:
     room.web.pages = {G.url: ONE, H.url: TWO}
     room.library.forget()
     assert [(state.notice, state.entries) for state in await room.library.check()] == [("", 2), ("", 2)]
+
+
+async def test_a_changed_file_is_seen_at_once(tmp_path: Path) -> None:
+    """Also one that comes, goes or is named by a `.ref`; and also while it is being read."""
+
+    async def refuse(url: str) -> bytes:
+        raise Unreachable(f"{url} is down")
+
+    index, ref = tmp_path / "index.yaml", tmp_path / "index.ref"
+    galleries = [Gallery("f", f"file://{index}"), Gallery("r", f"file://{ref}")]
+    fetcher = IndexFetcher(refuse, base_folder=tmp_path)
+    library = Library(galleries, fetcher, clock=ManualClock(), built_in=None)
+
+    async def names() -> list[list[str]]:
+        return [[entry.name for entry in index.entries] for index in (await library.catalogue()).indexes]
+
+    assert await names() == []
+    index.write_bytes(ONE)
+    assert await names() == [["one", "shared"]]
+    ref.write_text("index.yaml")
+    assert await names() == [["one", "shared"], ["one", "shared"]]
+    index.write_bytes(TWO)
+    assert await names() == [["two", "shared"], ["two", "shared"]]
+    other = tmp_path / "other.yaml"
+    other.write_bytes(OWN)
+    ref.write_text("other.yaml")
+    assert (await names())[1][0] == "own"
+    index.unlink()
+    assert (await names())[0] == ["two", "shared"], "what was read before stands in for it"
+    assert [bool(state.notice) for state in library.states()] == [True, False]
+
+
+async def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    index = tmp_path / "index.yaml"
+    index.write_bytes(ONE)
+    web = Web()
+    web.pages = {(url := f"file://{index}"): ONE}
+    web.holding[url] = asyncio.Event()
+    library = Library([Gallery("f", url)], web, clock=ManualClock(), built_in=None)
+    reading = asyncio.create_task(library.catalogue())
+    await until(lambda: web.asked == [url])
+    index.write_bytes(TWO)
+    web.holding[url].set()
+    assert (await reading).indexes[0].entries[0].name == "one"
+    web.pages[url] = TWO
+    assert (await library.catalogue()).indexes[0].entries[0].name == "two"
+    await library.catalogue()
+    assert len(web.asked) == 2, "what has not changed is not read again"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from corral.gallery.fetching import IndexFetcher
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.addresses import refuse_private
 from corral.gallery.models.library import Fetchers, ModelLibrary
 from corral.gallery.models.variants import FleetMachine
 from corral.kit.clock import SystemClock
-from corral.kit.errors import Invalid, NotFound, Unavailable
+from corral.kit.errors import Invalid, NotFound, Unavailable, Unreachable
 from tests.support.model_catalogue import Shelf, model_library
 
 INDEX = """
@@ -127,3 +130,19 @@ async def test_private_addresses_are_refused(host: str) -> None:
 @pytest.mark.parametrize("host", ["1.1.1.1", "[2606:4700::1111]", "no-such-name.invalid"])
 async def test_public_ones_and_those_nobody_here_can_resolve_are_not(host: str) -> None:
     await refuse_private(f"https://{host}/x")
+
+
+async def test_a_changed_base_document_that_is_a_file_is_seen_at_once(tmp_path: Path) -> None:
+    async def refuse(url: str) -> bytes:
+        raise Unreachable(f"{url} is down")
+
+    base = tmp_path / "base.yaml"
+    (tmp_path / "index.yaml").write_text(f"- name: mine\n  url: file://{base}\n")
+    base.write_text(BASE)
+    fetcher = IndexFetcher(refuse, base_folder=tmp_path)
+    library = ModelLibrary(
+        [Gallery("f", f"file://{tmp_path}/index.yaml")], Fetchers(fetcher, fetcher, fetcher), clock=SystemClock()
+    )
+    assert (await library.define(await library.find("mine"))).context_size == 512
+    base.write_text(BASE.replace("512", "1024"))
+    assert (await library.define(await library.find("mine"))).context_size == 1024

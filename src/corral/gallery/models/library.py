@@ -13,14 +13,14 @@ import aiohttp
 
 from corral.contract.models import Definition
 from corral.contract.sources import github_url
-from corral.gallery.fetching import HttpDownload, IndexFetcher, shown_url
+from corral.gallery.fetching import HttpDownload, IndexFetcher, Stamp, shown_url
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.addresses import refuse_private, same_host
 from corral.gallery.models.builtin import read_built_in_models
 from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
 from corral.gallery.models.merging import Base, make_definition, read_base
 from corral.gallery.models.variants import FleetMachine, choose_variant
-from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves
+from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves, stamps_of
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
 
@@ -34,6 +34,13 @@ class Fetchers:
     index: Fetch  # where a gallery is: a person configured that
     beside: Fetch  # on the host, or in the folder, of the index itself
     elsewhere: Fetch  # anywhere but in our own network
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadBase:
+    base: Base
+    read_at: float
+    stamps: tuple[Stamp, ...]
 
 
 class ModelLibrary:
@@ -59,7 +66,7 @@ class ModelLibrary:
         self._fetchers = fetchers
         self._clock = clock
         self._options = options
-        self._bases: OrderedDict[str, tuple[float, Base]] = OrderedDict()  # by url: when it was read
+        self._bases: OrderedDict[str, _ReadBase] = OrderedDict()  # by url
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:
@@ -134,10 +141,10 @@ class ModelLibrary:
         raise NotFound(f"{entry.id} has no variant {wanted!r}; there are {', '.join(entry.variants)}")
 
     async def _base(self, entry: ModelEntry) -> Base:
-        now = self._clock.monotonic()
+        now, stamps = self._clock.monotonic(), await stamps_of([entry.url])
         known = self._bases.get(entry.url)
-        if known is not None and now - known[0] < self._options.fresh_s:
-            return known[1]
+        if known is not None and now - known.read_at < self._options.fresh_s and known.stamps == stamps:
+            return known.base
         try:
             async with asyncio.timeout(self._options.candidate_s):
                 body = await self._fetcher(entry).fetch(entry.url)
@@ -147,7 +154,7 @@ class ModelLibrary:
             base = read_base(body)
         except Invalid as error:
             raise Invalid(f"its base document {shown_url(entry.url)}: {error.message}") from error
-        self._bases[entry.url] = now, base
+        self._bases[entry.url] = _ReadBase(base, now, stamps)
         while len(self._bases) > _MOST_BASES:
             self._bases.popitem(last=False)
         return base
