@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from corral.worker.installer.folder import BackendFolder
 from corral.worker.installer.installer import Installer
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import OrderedFleet, digest, mock_copy, ordered_worker, tiny_order
@@ -51,6 +53,26 @@ async def test_fetched_first_then_switched(nats_server: NatsServer, tmp_path: Pa
         assert "fetched" not in row
         back = await fleet.order("upgrade", "op-3", tiny_order("a") | {"sources": tiny_order("a")["sources"]})
         assert back["digest"] == digest("a")
+        assert (await fleet.backends())["tiny"]["digest"] == digest("a")
+
+
+@pytest.mark.parametrize("fetched_before", [True, False])
+async def test_a_pointer_that_cannot_be_moved_is_a_failed_switch(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched_before: bool
+) -> None:
+    """No process runs, so moving the pointer is all there is to the switch. The rollout stops by the phase."""
+    async with ordered_worker(nats_server, tmp_path) as fleet:
+        assert (await fleet.order("install", "op-1", tiny_order("a")))["success"]
+        if fetched_before:
+            assert (await fleet.order("upgrade", "op-2", tiny_order("b") | {"fetch_only": True}, attempt=1))["success"]
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(BackendFolder, "switch", fail)
+        result = await fleet.order("upgrade", "op-2", tiny_order("b"), attempt=2)
+        assert (result["success"], result["phase"]) == (False, "starting")
+        assert "Read-only file system" in result["error"]
         assert (await fleet.backends())["tiny"]["digest"] == digest("a")
 
 

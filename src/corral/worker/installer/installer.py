@@ -155,10 +155,10 @@ class Installer:
 
         async def work(tell: Tell) -> InstalledBackend:
             async with self._alone(request.names):
-                build = await self._satisfied(request)
+                build = await self._satisfied(request, tell)
                 if build is None:
                     record = await self._obtain(request, tell)
-                    build = await self._switch(request.name, record.id)
+                    build = await self._switch(request.name, record.id, tell)
                 await self._keep_meta(request, build)
                 return build
 
@@ -236,7 +236,7 @@ class Installer:
 
     # One build
 
-    async def _satisfied(self, request: InstallRequest) -> InstalledBackend | None:
+    async def _satisfied(self, request: InstallRequest, tell: Tell) -> InstalledBackend | None:
         """What is here and is all that was asked for."""
         # Somebody may have put a folder of LocalAI's there since we started.
         await to_the_end(import_flat, self._folders.backends, request.name, self._running(), self._now())
@@ -249,10 +249,12 @@ class Installer:
         record = await to_the_end(folder.find_digest, request.digest)
         if record is None:
             return None
-        await self._describe(folder, record, request)
         if build is not None and build.record is not None and build.record.id == record.id:
+            await self._describe(folder, record, request)
             return await to_the_end(read_build, folder)
-        return await self._switch(request.name, record.id)
+        _tell_switch(request.name, tell)
+        await self._describe(folder, record, request)
+        return await self._switch(request.name, record.id, tell)
 
     async def _obtain(self, request: InstallRequest, tell: Tell) -> VersionRecord:
         """A whole version of what was asked for, from the first source that has it."""
@@ -328,7 +330,8 @@ class Installer:
             await self._changed()
         return described
 
-    async def _switch(self, name: str, version: str) -> InstalledBackend:
+    async def _switch(self, name: str, version: str, tell: Tell = tell_nobody) -> InstalledBackend:
+        _tell_switch(name, tell)
         folder = self._folder(name)
         await to_the_end(folder.switch, version, self._now())
         await to_the_end(self._prune, name)
@@ -406,6 +409,11 @@ class Installer:
         # RFC 3339 as the contract has it, and finer than a second: a controller may have nothing but this date to tell
         # what it forced from what was there, and small backends take less.
         return self._clock.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def _tell_switch(name: str, tell: Tell) -> None:
+    """Everything is on the disk. A failure from here on is one of the switch, and stops a rollout."""
+    tell(Progress(Phase.STARTING, name))
 
 
 def _checked(request: InstallRequest) -> InstallRequest:
