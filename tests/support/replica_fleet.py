@@ -98,6 +98,7 @@ class ReplicaWorker(CorralWorker):
         self._ended: dict[tuple[str, int], ReplicaResult] = {}
         self._at: set[tuple[str, int]] = set()
         self._loads = 0
+        self.silent = False  # sends no heartbeats by itself
 
     async def start(self) -> ReplicaWorker:
         await super().start()
@@ -112,7 +113,8 @@ class ReplicaWorker(CorralWorker):
         while True:
             await asyncio.sleep(0.2)
             with contextlib.suppress(CorralError):
-                await self.beat()
+                if not self.silent:
+                    await self.beat()
 
     async def restart(self, *, forget: bool = True) -> None:
         self._at.clear()

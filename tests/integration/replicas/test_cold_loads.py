@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,37 @@ async def test_who_waits_hears_of_every_step_and_of_the_end(local: ReplicaFleet)
             status.state, asyncio.Event()
         ).set()
     assert seen == ["pending", "installing", "staging", "loading", "loaded"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [({"bus_down": True}, "barn cannot reach the bus"), ({"status": "unhealthy"}, "barn is unhealthy")],
+)
+async def test_a_load_on_a_node_that_cannot_be_heard_says_so(
+    local: ReplicaFleet, columns: dict[str, Any], reason: str
+) -> None:
+    """Its order was accepted; it may be starting or not. Nobody is told that it starts without being told that."""
+    barn = await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    barn.starts.hold = asyncio.Event()
+    await local.ask("m")
+    await until(lambda: barn.processes)
+    barn.silent = True
+    await local.set_node("barn", **columns)
+    expected = f"it is starting on barn, but no report arrives from there: {reason}"
+
+    async def is_told() -> bool:
+        status = await local.status("m")
+        return status is not None and (status.state, status.message) == ("loading", expected)
+
+    await until(is_told, "the reason")
+    why = await next(iter(local.replicas.values())).why.model("m")
+    assert why.load is not None
+    assert why.load.message == expected
+    barn.silent = False
+    await local.set_node("barn", status="healthy", bus_down=False)
+    barn.starts.hold.set()
+    await local.until_ready("m")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class Dispatch:
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("order failed on the way", node=order.node_id, backend=order.send.backend)
+            log.exception("order failed on the way", node_id=order.node_id, backend=order.send.backend)
         finally:
             if not order.accepts:
                 self._slow_open -= 1
@@ -155,7 +155,7 @@ class Dispatch:
             async with self._asking:
                 listed = await self._calls.list_backends(node_id, accepts=accepts)
         except CorralError as error:
-            log.warning("inventory could not be read after an order", node=node_id, error=error.message)
+            log.warning("inventory could not be read after an order", node_id=node_id, error=error.message)
             if isinstance(error, Unreachable):
                 await self._not_reached(node_id)
             if otherwise is not None:
@@ -169,6 +169,6 @@ class Dispatch:
                 heard = await self._calls.cancel(order, keep=keep)
         finally:
             self._stopping.discard(order)
-        log.info("told to stop", node=order.node_id, backend=order.backend, operation=order.operation)
+        log.info("told to stop", node_id=order.node_id, backend=order.backend, operation=order.operation)
         if heard is not None:  # it may have done its work before: what is on file is no proof any more
             await self._confirm(heard)

@@ -170,7 +170,7 @@ class Inventories:
         except Unreachable:
             await self._not_reached(node_id)
         except CorralError as error:  # no answer says nothing about what is there
-            log.warning("inventory could not be read", node=node_id, error=error.message)
+            log.warning("inventory could not be read", node_id=node_id, error=error.message)
         else:
             return Looked(node_id, listed.backends, listed.seq)
         return None

@@ -122,7 +122,7 @@ class Reconciler:
             return  # it moved by itself meanwhile
         except CorralError as error:
             # What became of the order must be told all the same, or nobody would ever send it again.
-            log.warning("node could not be marked as unreachable", node=node_id, error=error.message)
+            log.warning("node could not be marked as unreachable", node_id=node_id, error=error.message)
 
     # The loop.
 

@@ -74,6 +74,6 @@ class Deleted:
             try:
                 await self._bus.publish(KEEP_MODELS, message, node=node_id)
             except CorralError as error:
-                log.debug("a node was not told of deleted models", node=node_id, reason=error.message)
+                log.debug("a node was not told of deleted models", node_id=node_id, reason=error.message)
                 return False
         return True

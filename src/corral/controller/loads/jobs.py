@@ -81,8 +81,18 @@ def begin(model: str, revision: str, now: datetime, before: Job | None = None) -
     return _newer(job, before, now) if before is None else _newer(replace(job, failures=before.failures), before, now)
 
 
-def follow(job: Job, row: Intended | None, node_name: str, *, installed: bool, moved: Moved, now: datetime) -> Job:
-    """As its replica's row is; without one, as it was while a place is looked for."""
+def follow(
+    job: Job,
+    row: Intended | None,
+    node_name: str,
+    *,
+    installed: bool,
+    moved: Moved,
+    now: datetime,
+    unreachable: str = "",
+) -> Job:
+    """As its replica's row is; without one, as it was while a place is looked for. `unreachable`: why nothing new is
+    heard of the node."""
     if not job.active:
         return job
     if row is None:
@@ -91,6 +101,8 @@ def follow(job: Job, row: Intended | None, node_name: str, *, installed: bool, m
     state, message = _state(row, node_name, installed, moved.staging)
     if moved.text:
         message = f"{message}: {moved.text}"
+    if unreachable:
+        message = f"{message}, but no report arrives from there: {unreachable}"
     since = job.moving_since if job.state is state else None
     if since is None and moved.bytes_sent:
         since = now

@@ -132,7 +132,7 @@ class Loads:
                 await load_jobs.delete(tx, [model])
             await revisions.bump(tx, LOADS)
             await revisions.bump(tx, REPLICAS)
-        log.info("model unloaded", model=model, node=node_id, replicas=len(own), by=by)
+        log.info("model unloaded", model=model, node_id=node_id, replicas=len(own), by=by)
         self._watch.touched(LOADS, model)
         self._watch.touched(REPLICAS, model)
         return len(own)

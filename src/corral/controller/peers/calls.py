@@ -148,7 +148,7 @@ class WorkerCalls:
                 STOP_BACKEND, StopBackend(backend=process_key(model, replica), force=True), node=node_id
             )
         except CorralError as error:
-            log.warning("a process may go on loading", node=node_id, model=model, error=error.message)
+            log.warning("a process may go on loading", node_id=node_id, model=model, error=error.message)
 
     async def _stopped(self, node_id: str, model: str, key: str, address: str, revision: str, force: bool) -> bool:
         """Whether the worker knows how to end exactly one. It compares with its own, local address."""
@@ -162,7 +162,7 @@ class WorkerCalls:
         except OutcomeUnknown:
             return True  # it is at it
         if not reply.terminated:
-            log.warning("a process could not be ended", node=node_id, process=key, error=reply.error)
+            log.warning("a process could not be ended", node_id=node_id, process=key, error=reply.error)
         return True
 
     async def _gone(self, node_id: str, key: Key) -> bool | None:

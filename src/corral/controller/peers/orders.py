@@ -95,7 +95,7 @@ class PeerOrders:
         try:
             node = await self._peer(node_id)
         except CorralError as error:
-            log.warning("order not sent", node=node_id, model=order.model, error=error.message)
+            log.warning("order not sent", node_id=node_id, model=order.model, error=error.message)
             return NotSent(named)
         if node is None:
             return await self._own.start(node_id, order)
@@ -118,7 +118,7 @@ class PeerOrders:
                 finally:
                     self._stopping.discard(order.process_id)
         except CorralError as error:
-            log.warning("stop not accepted", node=node_id, process=order.process_id, error=error.message)
+            log.warning("stop not accepted", node_id=node_id, process=order.process_id, error=error.message)
 
     async def _peer(self, node_id: str) -> Node | None:
         """None: it takes orders itself."""
@@ -169,7 +169,7 @@ class PeerOrders:
             try:
                 await self._bus.publish(START_REPLICA_PROGRESS, progress, node=node_id, op=progress.op_id)
             except CorralError as error:
-                log.debug("progress not told", node=node_id, error=error.message)
+                log.debug("progress not told", node_id=node_id, error=error.message)
             await self._clock.sleep(self._tell_every_s)
 
     # Stopping.
@@ -186,7 +186,7 @@ class PeerOrders:
         ended = await self._calls.stop(process, force=order.force)
         if ended or (ended is None and await self._is_dead(process)):
             await self._table.forget(order.process_id)
-            log.info("replica stopped", node=process.node_id, model=process.model, process=order.process_id)
+            log.info("replica stopped", node_id=process.node_id, model=process.model, process=order.process_id)
 
     async def _is_dead(self, process: PeerProcess) -> bool:
         """Of a worker that does not say what runs: whether anybody answers there."""

@@ -100,10 +100,10 @@ class RequestFiles:
                 return
             except CorralError as error:
                 if tries == _TRIES:
-                    log.warning("files of a request were left behind", node=node_id, folder=name, error=error.message)
+                    log.warning("files of a request were left behind", node_id=node_id, folder=name, error=error.message)
                     return
             except Exception:
-                log.exception("files of a request were left behind", node=node_id, folder=name)
+                log.exception("files of a request were left behind", node_id=node_id, folder=name)
                 return
             await self._clock.sleep(_RETRY_S)
 

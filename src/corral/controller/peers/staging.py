@@ -86,7 +86,7 @@ class Staging:
                 return tuple(Staged(f"{named}/{file}", root + file) for file in inside)
         except CorralError as error:
             # Most such names are a hub's. Whether the backend finds it is its own business.
-            log.info("no telling whether a model's weights are there", worker=where.name, reason=error.message)
+            log.info("no telling whether a model's weights are there", node=where.name, reason=error.message)
         return ()
 
 

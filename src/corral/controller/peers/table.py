@@ -136,7 +136,7 @@ class PeerTable:
         for node_id in node_ids:
             processes = listed(await peer_processes.list_(tx, [node_id]))
             if not await node_backends.set_processes(tx, node_id, processes):
-                log.debug("nobody has asked yet what the node has", node=node_id)
+                log.debug("nobody has asked yet what the node has", node_id=node_id)
         await revisions.bump(tx, COUNTER)
         await revisions.bump(tx, REPLICAS)
 

@@ -102,10 +102,10 @@ class Watching:
             case Stays(misses=misses):
                 self._misses[process.process_id] = misses
             case IsGone(why=why):
-                log.warning("replica gone", node=process.node_id, model=process.model, why=why)
+                log.warning("replica gone", node_id=process.node_id, model=process.model, why=why)
                 await self._table.forget(process.process_id, unless_stopping=True)
             case IsUseless(why=why):
-                log.warning("replica of no use", node=process.node_id, model=process.model, why=why)
+                log.warning("replica of no use", node_id=process.node_id, model=process.model, why=why)
                 await self._table.mark(process.process_id, ReplicaState.FAILED, why)
 
     async def _is_another(self, process: PeerProcess) -> bool:

@@ -51,11 +51,11 @@ class Bringing(KeyedTasks[tuple[str, str]]):
             )
             accepted = await self._accepting.accept(wish)
             self._asked[(node_id, backend)] = self._clock.monotonic()
-            log.info("backend asked for", backend=backend, node=node_id, operation=accepted.operation_id)
+            log.info("backend asked for", backend=backend, node_id=node_id, operation=accepted.operation_id)
         except CorralError as error:
             if not self._trying.again((node_id, backend), error):
                 self.refused[(node_id, backend)] = error.message
-            log.warning("backend cannot be asked for", backend=backend, node=node_id, error=error.message)
+            log.warning("backend cannot be asked for", backend=backend, node_id=node_id, error=error.message)
         except Exception:
             self.refused[(node_id, backend)] = "something went wrong; the controller's log says what"
-            log.exception("backend cannot be asked for", backend=backend, node=node_id)
+            log.exception("backend cannot be asked for", backend=backend, node_id=node_id)

@@ -64,7 +64,7 @@ class ReplicaCalls:
         except (Failed, Invalid) as error:  # it did answer, and it is not what we know
             return Ended(named, success=False, error=error.message)
         except CorralError as error:
-            log.warning("order not sent", node=node_id, model=order.model, error=error.message)
+            log.warning("order not sent", node_id=node_id, model=order.model, error=error.message)
             return NotSent(named)
         return Accepted(named) if reply.accepted else Ended(named, reply.success, reply.error)
 
@@ -73,7 +73,7 @@ class ReplicaCalls:
         try:
             await self._twice(lambda: self._bus.call(STOP_REPLICA, order, timeout_s=self._accept_s, node=node_id))
         except CorralError as error:
-            log.warning("stop not accepted", node=node_id, process=order.process_id, error=error.message)
+            log.warning("stop not accepted", node_id=node_id, process=order.process_id, error=error.message)
 
     async def _shortened(self, order: StartReplica) -> StartReplica:
         """A repository of the hub may have thousands of files."""

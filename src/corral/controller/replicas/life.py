@@ -115,7 +115,14 @@ class Place:
 
     @property
     def reachable(self) -> bool:
-        return self.status in (HEALTHY, DRAINING) and not self.bus_down
+        return not self.why_unreachable
+
+    @property
+    def why_unreachable(self) -> str:
+        """Why no order gets there and nothing new is heard; empty when the node is reachable."""
+        if self.status not in (HEALTHY, DRAINING):
+            return f"{self.name} is {self.status}"
+        return f"{self.name} cannot reach the bus" if self.bus_down else ""
 
     def process_of(self, row: Intended) -> ReplicaProcess | None:
         """The one that was ordered, or one under the same key and of the same revision: its worker starts it again when

@@ -453,4 +453,12 @@ class _ModelPlan:
         moved = self._facts.moved.get(row.key)
         if moved is None and row.stage is Stage.PLACED and installed:
             moved = self._facts.files.get((row.model, row.revision), Files()).moved
-        return jobs.follow(job, row, where.name, installed=installed, moved=moved or Moved(), now=self._facts.now)
+        return jobs.follow(
+            job,
+            row,
+            where.name,
+            installed=installed,
+            moved=moved or Moved(),
+            now=self._facts.now,
+            unreachable=where.why_unreachable,
+        )

@@ -377,8 +377,14 @@ class ReplicaLoop:
     def _send(self, read: Read, decided: Decided) -> None:
         for words, row in decided.events:
             where = read.places.get(row.node_id)
-            name = where.name if where is not None else row.node_id
-            log.info(words.splitlines()[0][:200], model=row.model, node=name, replica=row.replica, why=row.reason)
+            log.info(
+                words.splitlines()[0][:200],
+                model=row.model,
+                node=where.name if where is not None else "",
+                node_id=row.node_id,
+                replica=row.replica,
+                why=row.reason,
+            )
         for start in decided.starts:
             definition = read.definitions.get(start.row.model)
             if definition is not None:
@@ -445,7 +451,7 @@ class ReplicaLoop:
                 accept=True,
             ),
         )
-        log.info("replica ordered", model=row.model, node=row.node_id, answer=type(heard).__name__)
+        log.info("replica ordered", model=row.model, node_id=row.node_id, answer=type(heard).__name__)
         if isinstance(heard, NotReached):
             await self._not_reached(row.node_id)
         self._hear(heard)
@@ -469,7 +475,7 @@ class ReplicaLoop:
         except (Conflict, NotFound):
             return  # it moved by itself meanwhile
         except CorralError as error:
-            log.warning("node could not be marked as unreachable", node=node_id, error=error.message)
+            log.warning("node could not be marked as unreachable", node_id=node_id, error=error.message)
 
 
 def _is_same(before: Intended | None, after: Intended) -> bool:

@@ -83,7 +83,7 @@ class Joining:
                 log.warning(why)  # for a person at a terminal: the sentence is the message, not a set of fields
             await self._clock.sleep(self._approval.next_s())
             reply = await self._ask_again(reply)
-        log.info("joined", node=reply.id, name=self._name, status=reply.status)
+        log.info("joined", node=self._name, node_id=reply.id, status=reply.status)
         return reply
 
     def _why_wait(self, reply: NodeRegistered) -> str:
@@ -101,7 +101,7 @@ class Joining:
                 "this node was deleted from the cluster: to come back, make a new token with `corral token create` "
                 "and join again with it"
             )
-        log.warning("this node was deleted from the cluster, joining as a new one", node=self._identity.current.node_id)
+        log.warning("this node was deleted from the cluster, joining as a new one", node_id=self._identity.current.node_id)
         self._identity.store(self._identity.current.forgotten())
         self._was_deleted = True
         await self._on_deleted()
