@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.fleet import Fleet
 from tests.support.grown_fleet import grown_fleet
+from tests.support.supervising import identities
 from tests.support.waiting import wait_for
 
 # Its streams are long enough for all of them to be under way at once, however slowly they begin.
@@ -98,6 +99,21 @@ def test_drain_moves_a_replica_without_a_failed_request(fleet: Fleet, client: op
             wait_for(lambda: len(fleet.api("GET", "/api/models/moved/replicas").json()) == 1, "end of the old one")
         finally:
             assert fleet.api("POST", f"/api/nodes/{before['node_id']}/resume").status == 200
+
+
+def test_a_request_waits_for_the_reload_of_a_lone_replica_that_dies(fleet: Fleet, client: openai.OpenAI) -> None:
+    define(fleet, "lone")
+    assert "hello" in stream(client, "lone", HELLO)
+    [before] = wait_for(lambda: replicas(fleet, "lone"), "its replica")
+    asked: Any = [{"role": "user", "content": "[[first_delay_s=3]] hello"}]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.chat.completions.create, model="lone", messages=asked)
+        wait_for(lambda: replicas(fleet, "lone")[0]["in_flight"] >= 1, "the request under way")
+        found = [each for data in fleet.root.glob("**/processes") for each in identities(data)]
+        os.kill(next(each.pid for each in found if each.process_id == before["process_id"]), signal.SIGKILL)
+        assert "hello" in str(running.result().choices[0].message.content)
+    [after] = wait_for(lambda: replicas(fleet, "lone"), "its replica")
+    assert after["process_id"] != before["process_id"]
 
 
 def test_a_backend_that_cannot_start_gives_its_last_words(fleet: Fleet, client: openai.OpenAI) -> None:

@@ -14,6 +14,8 @@ Headers = Sequence[tuple[bytes, bytes]]  # names lower-case, order kept, repeats
 
 # An ingress's own word on its 410 and 503: no process has acted on this request, another may be asked.
 NOT_REACHED = b"x-corral-not-reached"
+# An ingress's own word on its 502: the process that had the request ended before it answered.
+PROCESS_ENDED = b"x-corral-process-ended"
 Unwanted = Callable[[int, Headers], bool]  # of an answer's status and headers: it is not for the client
 
 

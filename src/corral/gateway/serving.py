@@ -2,8 +2,8 @@
 
 Trying again is safe as long as nobody has begun to work on the request: the ingress refused the connection, or said
 that the process is not there (any more). Once per request it is also tried again where nothing can come of the first
-try any more: the ingress stopped responding altogether (`ingress_monitor.py`). Whatever breaks otherwise is told, never
-repeated, and how long an answer takes is never a reason.
+try any more: the ingress stopped responding altogether (`ingress_monitor.py`), or says that the process ended. Whatever
+breaks otherwise is told, never repeated, and how long an answer takes is never a reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from corral.contract.http import (
     NOT_REACHED,
+    PROCESS_ENDED,
     ClientGone,
     Errand,
     Headers,
@@ -46,7 +47,9 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-_GONE = 410
+# Answers of an ingress that are not for the client, by status: the header that makes them so.
+_NOT_FOR_CLIENTS = {410: NOT_REACHED, 503: NOT_REACHED, 502: PROCESS_ENDED}
+_ENDED = 502
 _LARGE = 256 * 1024  # bytes of a body from which two writes cost less than one and a copy
 _WORDS = {
     503: "No replica of the model could be reached. Try again shortly.",
@@ -178,7 +181,7 @@ class Serving:
             response_headers=(*self._cors.headers(request), *self._named(route)),
             upgrade=bool(request.upgrade),
             patience=self._options.patience,
-            unwanted=_is_not_reached,
+            unwanted=_is_unwanted,
         )
 
     def _again(self, route: Route, failure: UpstreamFailed, trip: _Trip) -> bool:
@@ -190,7 +193,7 @@ class Serving:
             self._ejection.process(seen.process_id)
         else:
             self._ejection.node(seen.node_id)
-        if failure.unresponsive:
+        if failure.unresponsive or failure.status == _ENDED:  # a request that ends processes must not end them all
             if trip.repeated:
                 return False
             trip.repeated = True
@@ -223,7 +226,7 @@ class Serving:
         return named
 
     def _failed(self, failure: UpstreamFailed) -> Answer:
-        status = status_of(failure)
+        status = _ENDED if failure.status == _ENDED else status_of(failure)
         headers = (answers.retry_after(self._options.retry_after_s),) if status == 503 else ()
         return answers.openai_error(
             status, _WORDS[status], kind=answers.SERVER, code="upstream_failed", headers=headers
@@ -262,8 +265,9 @@ class Serving:
         return await send(responder, answer, self._cors.headers(request))
 
 
-def _is_not_reached(status: int, headers: Headers) -> bool:
-    return status in (_GONE, 503) and any(name == NOT_REACHED for name, _ in headers)
+def _is_unwanted(status: int, headers: Headers) -> bool:
+    reason = _NOT_FOR_CLIENTS.get(status)
+    return reason is not None and any(name == reason for name, _ in headers)
 
 
 async def _body_for(route: Route, ask: Ask) -> bytes | memoryview | None:

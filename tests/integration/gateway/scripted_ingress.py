@@ -30,6 +30,7 @@ class ScriptedIngress:
     node: str
     gone: set[str] = field(default_factory=set)  # processes that are not there any more
     unreachable: set[str] = field(default_factory=set)  # and those that do not accept connections
+    ended: set[str] = field(default_factory=set)  # and those that end when they are asked
     came: list[Came] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
     most: int = 0  # at once, of one process
@@ -81,6 +82,8 @@ class ScriptedIngress:
         body = await request.read()
         path = "/" + request.match_info["path"]
         self.came.append(Came(request.method, process, path, dict(request.headers), body, request.query_string))
+        if process in self.ended:
+            return web.json_response({"error": {}}, status=502, headers={"X-Corral-Process-Ended": "1"})
         self.running[process] = self.running.get(process, 0) + 1
         self.most = max(self.most, self.running[process])
         try:

@@ -103,6 +103,33 @@ async def test_an_only_replica_that_is_away_for_a_moment_is_waited_for(house: Ho
     assert await asking == "p1"
 
 
+async def test_a_lone_replica_that_dies_before_it_answers_is_waited_for(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1")])
+    house.one.ended.add("p1")
+    house.controller.load("small", state="pending")
+    gateway = await house.gateway(eject_s=30.0)
+    asking = asyncio.create_task(house.who(gateway))
+    await until(lambda: house.one.came, "the first try")
+    house.controller.change(replicas=[])
+    await until(lambda: house.controller.asked_loads, "it is loaded again")
+    house.controller.change(replicas=[house.two.replica("p2")])
+    assert await asking == "p2"
+    [receipt] = await house.receipts(1)
+    assert (receipt["status"], receipt["tries"]) == (200, 2)
+    assert receipt["queue_ms"] > 0
+
+
+async def test_a_request_that_ends_processes_ends_two_at_most(house: House) -> None:
+    house.both()
+    house.one.ended.add("p1")
+    house.two.ended.add("p2")
+    gateway = await house.gateway()
+    status, answer, headers = await house.ask(gateway)
+    assert (status, answer["error"]["code"]) == (502, "upstream_failed")
+    assert not [name for name in headers if name.lower().startswith("x-corral")]
+    assert len(house.one.came) + len(house.two.came) == 2
+
+
 async def test_nobody_gets_more_requests_than_it_has_slots(house: House) -> None:
     house.both(slots=2)
     gateway = await house.gateway()

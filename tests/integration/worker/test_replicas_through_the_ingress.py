@@ -98,6 +98,35 @@ async def test_killed_behind_the_workers_back_it_comes_back_as_another(site: Wor
     assert [row.restarts for row in site.supervisor.list_processes()] == [1]
 
 
+async def test_a_process_that_ends_before_it_answers_is_said_to_have_ended(site: Worksite, tmp_path: Path) -> None:
+    running = await site.supervisor.start(tiny(tmp_path / "tiny"))
+    async with aiohttp.ClientSession() as session:
+        path = f"/replicas/{running.process_id}/when{tmp_path}/never"
+        asking = asyncio.create_task(_ended(session, "GET", site.url + path, site.headers()))
+        await until((tmp_path / "never.asked").exists, "the request has reached the process")
+        os.kill(running.pid, signal.SIGKILL)
+        assert await asking == (502, "1")
+
+
+async def test_a_grpc_process_that_ends_before_it_answers_is_said_to_have_ended(site: Worksite) -> None:
+    running = await site.supervisor.start(mock_grpc(load='{"Model": "m"}'))
+    path = f"/replicas/{running.process_id}/v1/chat/completions"
+    assert (await site.ask(path, method="POST", body=chat("hello")))[0] == 200  # there is a connection
+    async with aiohttp.ClientSession() as session:
+        body = chat("[[first_delay_s=60]] hello")
+        asking = asyncio.create_task(_ended(session, "POST", site.url + path, site.headers(), body))
+        await until(lambda: site.door.inflight.of(running.process_id), "the request is under way")
+        os.kill(running.pid, signal.SIGKILL)
+        assert await asking == (502, "1")
+
+
+async def _ended(
+    session: aiohttp.ClientSession, method: str, url: str, headers: dict[str, str], body: object = None
+) -> tuple[int, str | None]:
+    async with session.request(method, url, headers=headers, json=body) as answer:
+        return answer.status, answer.headers.get("X-Corral-Process-Ended")
+
+
 async def test_a_stranger_on_the_port_of_one_that_died_is_never_asked(site: Worksite) -> None:
     """It may well answer, for another model: what was asked of that process is refused, and its successor listens
     elsewhere."""

@@ -7,11 +7,12 @@ which nobody else knows. A process that is gone, or is being replaced, answers 4
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from corral.contract.http import NOT_REACHED, Headers, Request, Responder, Strip, Target, UpstreamFailed
+from corral.contract.http import NOT_REACHED, PROCESS_ENDED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
 from corral.worker.ingress.answers import say_error, say_upstream_failed
 from corral.worker.ingress.bridges import Bridges
@@ -21,8 +22,12 @@ from corral.worker.supervisor.table import Running
 PREFIX = b"/replicas/"
 # Said of answers that are ours and not a process's: none has seen the request, so a gateway may ask another one.
 _NOT_REACHED: Headers = ((NOT_REACHED, b"1"),)
+_PROCESS_ENDED: Headers = ((PROCESS_ENDED, b"1"),)
 OURS = Strip((b"authorization",), (b"x-corral-",))
 _LONGEST_ID = 128
+# A process that ends closes its connections first: how long until the supervisor knows, at most, and between looks.
+_END_SEEN_S = 0.5
+_LOOK_S = 0.02
 
 Find = Callable[[str], Running | None]
 
@@ -100,11 +105,19 @@ class Replicas:
             responder, 410, f"no process {shown!r} serves here any more; pick another", "gone", _NOT_REACHED
         )
 
+    async def _has_ended(self, process_id: str) -> bool:
+        """Whether the process that broke off a request is gone altogether."""
+        for _ in range(round(_END_SEEN_S / _LOOK_S)):
+            if self._find(process_id) is None:
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return self._find(process_id) is None
+
     async def failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
         """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted."""
         if failure.refused and self.serving(process_id) is None:
             return await self._gone(responder, process_id)
         status = 503 if failure.refused else 504 if failure.timed_out else 502
         words = "the process cannot be reached" if failure.refused else "the process broke off before it answered"
-        more = _NOT_REACHED if failure.refused else ()
+        more = _NOT_REACHED if failure.refused else _PROCESS_ENDED if await self._has_ended(process_id) else ()
         return await say_upstream_failed(responder, status, f"{words}: {failure}", more)
