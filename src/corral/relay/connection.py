@@ -98,7 +98,10 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         self.outbox.flush()
         if self._tunnel is None:
-            # Closing waits until the client has taken what was written; the work for it must not.
+            # Closing waits until the client has taken what was written; the work for it must not, and what it asked
+            # for ahead is not begun.
+            self._closing = True
+            self._watch_stall()
             self._client_left()
         else:
             self._tunnel.close_tunnel()
@@ -126,7 +129,8 @@ class ClientConnection(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
         if self.paused:
-            self._buffer = data
+            self._buffer = b""
+            self._keep_for_later(data)
             return
         server = self.server
         try:
@@ -213,6 +217,7 @@ class ClientConnection(asyncio.Protocol):
             server.note_quiet()
         if self._closing:
             return
+        self._due = IDLE  # a body that came in pieces has left its own
         self._deadline = self._wheel.now + server.keep_alive_s
         if self._holds:
             self._unhold(_HELD_AHEAD | _HELD_UPSTREAM | _HELD_WINDOW)
@@ -317,6 +322,7 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.drained()
         else:
+            self._unhold(_HELD_AHEAD)
             self._go_on()
 
     def _watch_stall(self) -> None:

@@ -154,7 +154,7 @@ class Exchange(Answer):
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0
-        if response_headers:
+        if response_headers or self._replaced:  # of an earlier try
             self._added = pool.writer.write(response_headers)
             self._replaced = response_headers
         if upgrade and request_head.upgrade:
@@ -287,12 +287,18 @@ class Exchange(Answer):
         if error is not None:
             self.wake(_OUTCOME, error)
             return
-        upstream = self._upstream = task.result()
+        upstream = task.result()
+        if upstream.transport.is_closing():  # since it was made: nobody would report that again
+            self.wake(_OUTCOME, UpstreamFailed("the connection was closed at once", refused=True))
+            return
+        self._upstream = upstream
         upstream.begin(self, self._wire, whole=self._whole, rest=self._rest)
         if not self._whole:
             assert isinstance(self.body, RequestBody)
             for piece in self.body.attach(upstream):
                 upstream.send_body(piece)
+            if self.body.complete:  # while the connection was made: no byte will come that could say so
+                upstream.end_body()
 
     def _let_go(self) -> None:
         if self._upstream is not None:
@@ -400,6 +406,14 @@ class Exchange(Answer):
                 unresponsive=unresponsive,
             )
             self.wake(_OUTCOME, failure)
+
+    def is_unwanted(self, head: AnswerHead) -> bool:
+        assert self.unwanted is not None
+        try:
+            return self.unwanted(head.status, head.fields.headers)
+        except Exception:
+            log.exception("whether an answer is wanted could not be told; it is passed on")
+            return False
 
     def unwanted_answer(self, status: int) -> None:
         """The upstream has answered, and nobody is to see it."""

@@ -133,8 +133,6 @@ class QuickConnection(ClientConnection):
             exchange.run(coro)
         else:
             exchange.carry_on(upstream, started, coro)
-            if self.paused:  # since it was sent: the answer before was more than the client takes
-                exchange.hold_upstream()
 
     # What can happen meanwhile.
 
@@ -196,7 +194,7 @@ class QuickUpstream(Upstream):
             server.running -= 1
             conn._deadline = server.wheel.now + server.keep_alive_s
             idle = self.lane.idle
-            if len(idle) < self._most_idle:
+            if len(idle) < self._most_idle and self._stall_at == NEVER:
                 idle.append(self)
                 self._deadline = self._wheel.now + self._idle_for_s
             else:

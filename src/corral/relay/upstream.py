@@ -10,19 +10,17 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, cast
 
-from corral.contract.http import Tap, Target
-from corral.kit.log import get_log
+from corral.contract.http import Target
 from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, are_whole_chunks, frame
 from corral.relay.fields import Malformed
 from corral.relay.head import END_OF_HEAD, AnswerHead, has_no_body, is_hopeless
 from corral.relay.sockets import watch_for_dead_peers
+from corral.relay.taps import drop_tap, show, show_head
 from corral.relay.wheel import NEVER
 
 if TYPE_CHECKING:
     from corral.relay.exchange import Exchange
     from corral.relay.pool import Lane, UpstreamPool
-
-log = get_log(__name__)
 
 # What the next bytes are. Plain numbers: this is asked for every read.
 _NOTHING, _HEAD, _LENGTH, _EVENTS, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(7)  # _EVENTS: whole chunks only, so far
@@ -39,6 +37,7 @@ class Upstream(asyncio.Protocol):
         "_idle_s",
         "_interims",
         "_left",
+        "_lost",
         "_mode",
         "_piece_scanner",
         "_plain_scanner",
@@ -68,6 +67,7 @@ class Upstream(asyncio.Protocol):
         self._mode = _NOTHING
         self._buffer = b""
         self._left = 0
+        self._lost = False
         self._done = False
         self._reusable = False
         self._sent = True
@@ -98,9 +98,10 @@ class Upstream(asyncio.Protocol):
             self._broke("the connection was closed")
         else:
             self._pool.forget(self)
-            self.transport.abort()
+            self._abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
         if self._mode == _TUNNEL:
             self._finish()
         elif self._exchange is not None:
@@ -117,6 +118,9 @@ class Upstream(asyncio.Protocol):
             self._finish()
         elif self._exchange is None:
             self._pool.forget(self)  # at once: the connection is lost only a moment later
+        elif self._mode != _TUNNEL:
+            # No answer can follow, but the transport would first wait until the rest of the request was taken.
+            self._broke("the connection was closed")
 
     # Request.
 
@@ -129,10 +133,13 @@ class Upstream(asyncio.Protocol):
         first_byte_s = self._be_patient(exchange)
         self._deadline = NEVER if first_byte_s is None or not whole else self._wheel.deadline(first_byte_s)
         self._sent_at = time.monotonic()
-        exchange.conn.outbox.write(self.transport, wire)
+        conn = exchange.conn
+        conn.outbox.write(self.transport, wire)
         if rest:
-            exchange.conn.outbox.flush()
+            conn.outbox.flush()
             self.transport.write(rest)
+        if conn.paused:  # with what it was sent before
+            self.hold()
 
     def join(self, exchange: Exchange, sent_at: float) -> None:
         """Bind to a request that was sent here whole, at `sent_at`, without an exchange."""
@@ -142,6 +149,8 @@ class Upstream(asyncio.Protocol):
         first_byte_s = self._be_patient(exchange)
         self._deadline = NEVER if first_byte_s is None else sent_at + first_byte_s
         self._sent_at = sent_at
+        if exchange.conn.paused:
+            self.hold()
 
     def _be_patient(self, exchange: Exchange) -> float | None:
         first_byte_s, idle_s = exchange.patience
@@ -161,8 +170,12 @@ class Upstream(asyncio.Protocol):
             exchange.conn.outbox.write(self.transport, LAST_CHUNK)
         self._sent = True
         self._sent_at = time.monotonic()
-        if self._mode == _HEAD and exchange.patience.first_byte_s is not None:
-            self._deadline = self._wheel.deadline(exchange.patience.first_byte_s)
+        if self._mode == _HEAD and not self._held:
+            self._deadline = self._deadline_for_head(exchange)
+
+    def _deadline_for_head(self, exchange: Exchange) -> float:
+        first_byte_s = exchange.patience.first_byte_s
+        return NEVER if first_byte_s is None or not self._sent else self._wheel.deadline(first_byte_s)
 
     def pause_writing(self) -> None:
         self._stalled_bytes = self.transport.get_write_buffer_size()
@@ -194,7 +207,7 @@ class Upstream(asyncio.Protocol):
                 try:
                     tap.data(data)
                 except Exception:
-                    self._drop_tap(exchange)
+                    drop_tap(exchange)
         else:
             try:
                 out = self._take(data)
@@ -223,7 +236,7 @@ class Upstream(asyncio.Protocol):
         exchange = self._exchange
         assert exchange is not None
         if exchange.tap is not None and data:
-            self._look(exchange, exchange.tap, data)
+            show(exchange, data)
         if mode == _UNTIL_EOF and data and exchange.request_head.minor:
             return frame(data)
         return data
@@ -239,29 +252,12 @@ class Upstream(asyncio.Protocol):
         if isinstance(scanner, PieceScanner):
             pieces = scanner.take()
             for piece in pieces:
-                self._look(exchange, exchange.tap, piece)
+                show(exchange, piece)
             if not exchange.request_head.minor:
                 return b"".join(pieces)
         else:
-            self._look(exchange, exchange.tap, data)
+            show(exchange, data)
         return data
-
-    def _look_at_head(self, exchange: Exchange, tap: Tap, head: AnswerHead) -> None:
-        try:
-            tap.head(head.status, head.fields.headers)
-        except Exception:
-            self._drop_tap(exchange)
-
-    def _look(self, exchange: Exchange, tap: Tap | None, piece: bytes) -> None:
-        try:
-            if tap is not None:
-                tap.data(piece)
-        except Exception:
-            self._drop_tap(exchange)
-
-    def _drop_tap(self, exchange: Exchange) -> None:
-        log.exception("a tap failed; the answer goes on without it")
-        exchange.tap = None
 
     def _read_head(self, data: bytes) -> None:
         exchange, pool = self._exchange, self._pool
@@ -279,7 +275,7 @@ class Upstream(asyncio.Protocol):
                     self._await_rest_of_head(data, seen)
                     return
                 head, length, _ = pool.heads.read(raw)
-                if head.status >= 400 and exchange.unwanted is not None and self._is_unwanted(exchange, head):
+                if head.status >= 400 and exchange.unwanted is not None and exchange.is_unwanted(head):
                     self._throw_away(exchange, head, length == len(rest))
                     return
                 if length == len(rest) and head.simple and exchange.sent_method != b"HEAD":
@@ -296,10 +292,9 @@ class Upstream(asyncio.Protocol):
 
     def _pass_whole(self, exchange: Exchange, head: AnswerHead, length: int, body: bytes) -> None:
         """The short way, for an answer that came in one piece: the same as `_start_answer` and `_finish`."""
-        tap = exchange.tap
-        if tap is not None:
-            self._look_at_head(exchange, tap, head)
-            self._look(exchange, exchange.tap, body)
+        if exchange.tap is not None:
+            show_head(exchange, head)
+            show(exchange, body)
         self._exchange = None
         self._mode = _NOTHING
         self._interims = 0
@@ -308,14 +303,6 @@ class Upstream(asyncio.Protocol):
             self._unbind()
         self._go_idle(self._sent and head.reusable)
         exchange.passed()
-
-    def _is_unwanted(self, exchange: Exchange, head: AnswerHead) -> bool:
-        assert exchange.unwanted is not None
-        try:
-            return exchange.unwanted(head.status, head.fields.headers)
-        except Exception:
-            log.exception("whether an answer is wanted could not be told; it is passed on")
-            return False
 
     def _throw_away(self, exchange: Exchange, head: AnswerHead, whole: bool) -> None:
         """The answer is not for the client. Where all of it is here the connection is as good as new."""
@@ -353,7 +340,7 @@ class Upstream(asyncio.Protocol):
     def _start_answer(self, exchange: Exchange, head: AnswerHead, length: int | None, rest: bytes) -> None:
         self._reusable = head.reusable
         if exchange.tap is not None:
-            self._look_at_head(exchange, exchange.tap, head)
+            show_head(exchange, head)
         if has_no_body(head.status, exchange.sent_method):
             self._mode = _LENGTH
             self._left = 0
@@ -385,13 +372,9 @@ class Upstream(asyncio.Protocol):
 
     def _start_scanner(self, *, pieces: bool) -> None:
         if pieces:
-            if self._piece_scanner is None:
-                self._piece_scanner = PieceScanner()
-            self._scanner = self._piece_scanner
+            self._piece_scanner = self._scanner = self._piece_scanner or PieceScanner()
         else:
-            if self._plain_scanner is None:
-                self._plain_scanner = ChunkScanner()
-            self._scanner = self._plain_scanner
+            self._plain_scanner = self._scanner = self._plain_scanner or ChunkScanner()
         self._scanner.start()
 
     def send_tunnelled(self, data: bytes) -> None:
@@ -427,9 +410,10 @@ class Upstream(asyncio.Protocol):
         pool = self._pool
         self.reused = True
         self._deadline = self._wheel.now + pool.limits.idle_s
-        if not reusable or not pool.give_back(self):
+        # An answer that came before the request was taken: the rest of it would stand in front of the next one.
+        if not reusable or self._stall_at != NEVER or not pool.give_back(self):
             pool.forget(self)
-            self.transport.abort()
+            self._abort()
 
     def waiting_since(self) -> float | None:
         return self._sent_at if self._mode == _HEAD else None
@@ -446,7 +430,7 @@ class Upstream(asyncio.Protocol):
         stale = exchange.first_byte_s < 0 and self.reused and not (timed_out or unresponsive)
         self._unbind()
         self._pool.forget(self)
-        self.transport.abort()
+        self._abort()
         counters = self._pool.counters
         counters.upstream_failures += 1
         counters.upstream_timeouts += timed_out
@@ -456,10 +440,19 @@ class Upstream(asyncio.Protocol):
             exchange.broke_off()
 
     def abandon(self) -> None:
-        """The client has left: close at once, so that generation stops."""
+        """The client has left: close at once, so that generation stops. Only a tunnel that is closing gets the time to
+        let the upstream have what the client said last."""
+        ends_tunnel = self._mode == _TUNNEL and self.transport.is_closing()
         self._unbind()
         self._pool.forget(self)
-        self.transport.abort()
+        if ends_tunnel:
+            self._deadline = self._wheel.deadline(self._pool.limits.send_stall_s)
+        else:
+            self._abort()
+
+    def _abort(self) -> None:
+        if not self._lost:  # asyncio would report the loss a second time
+            self.transport.abort()
 
     # Pace.
 
@@ -472,7 +465,11 @@ class Upstream(asyncio.Protocol):
     def unhold(self) -> None:
         if self._held:
             self._held = False
-            self._deadline = self._wheel.deadline(self._idle_s)
+            exchange = self._exchange
+            if self._mode == _HEAD and exchange is not None:
+                self._deadline = self._deadline_for_head(exchange)
+            else:
+                self._deadline = self._wheel.deadline(self._idle_s)
             self.transport.resume_reading()
 
     def postpone(self, span_s: float) -> None:
@@ -483,7 +480,10 @@ class Upstream(asyncio.Protocol):
         if self._exchange is None:
             if now >= self._deadline or now >= self.expires_at:
                 self._pool.forget(self)
-                self.transport.close()
+                if self.transport.is_closing():
+                    self._abort()
+                else:
+                    self.transport.close()
                 self._deadline = self.expires_at = NEVER
         elif now >= self._deadline:
             if self._mode == _TUNNEL:

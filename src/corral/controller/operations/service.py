@@ -209,7 +209,9 @@ class Operations:
                 await operations.replace(tx, operation)
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
             notes = await what_holds_again(tx, operation, before) if before else ()
-        log.info("operation taken back", operation=operation_id, how=status.value, node=rows[0].node_name if node else "")
+        log.info(
+            "operation taken back", operation=operation_id, how=status.value, node=rows[0].node_name if node else ""
+        )
         self._told(operation_id)
         return notes
 

@@ -100,7 +100,9 @@ class RequestFiles:
                 return
             except CorralError as error:
                 if tries == _TRIES:
-                    log.warning("files of a request were left behind", node_id=node_id, folder=name, error=error.message)
+                    log.warning(
+                        "files of a request were left behind", node_id=node_id, folder=name, error=error.message
+                    )
                     return
             except Exception:
                 log.exception("files of a request were left behind", node_id=node_id, folder=name)

@@ -101,7 +101,9 @@ class Joining:
                 "this node was deleted from the cluster: to come back, make a new token with `corral token create` "
                 "and join again with it"
             )
-        log.warning("this node was deleted from the cluster, joining as a new one", node_id=self._identity.current.node_id)
+        log.warning(
+            "this node was deleted from the cluster, joining as a new one", node_id=self._identity.current.node_id
+        )
         self._identity.store(self._identity.current.forgotten())
         self._was_deleted = True
         await self._on_deleted()
