@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +71,24 @@ async def test_everything_a_client_asks_through_any_controller(yard: ServingYard
             await client.images.generate(model="polly", prompt="a horse")
         told = await yard.api("GET", "/api/why/models/polly")
         assert [row["node"] for row in told["replicas"]] == ["old-hand"]
+
+
+async def test_an_archive_is_unpacked_before_its_files_are_sent(yard: ServingYard) -> None:
+    packed = yard.folder / "voice.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        for name, text in {"it/model.onnx": b"weights", "it/tokens.txt": b"a b"}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    async with yard.worker("voice-hand") as worker, yard.client() as client:
+        await yard.model(
+            "voice",
+            download_files=[{"filename": "voice.tar.gz", "uri": packed.as_uri()}],
+            parameters={"model": "it/model.onnx"},
+        )
+        await client.chat.completions.create(model="voice", messages=HELLO)
+        there = [path.split("/", 3)[3] for path in worker.files.left() if path.startswith("models/voice/")]
+        assert there == ["it/model.onnx", "it/tokens.txt"]
 
 
 async def test_who_leaves_stops_the_generation(yard: ServingYard) -> None:

@@ -28,9 +28,19 @@ from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.controller.access.signing import IngressTokens
+from corral.controller.files.archives import ROOM_FACTOR, Archives, list_path, pinned
+from corral.controller.files.member_uris import is_member
 from corral.controller.files.origins import Origin, Origins
 from corral.controller.files.snapshots import Snapshots, row_path
-from corral.controller.files.wanted import digest_of_file, on_a_worker, wanted_files, wanted_snapshots
+from corral.controller.files.wanted import (
+    digest_of_file,
+    is_archive,
+    is_named,
+    on_a_worker,
+    wanted_files,
+    wanted_snapshots,
+    weights_first,
+)
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
@@ -74,6 +84,7 @@ class _Item:
     file: ModelFile
     pin: StoredFile | None  # what it turned out to be, when it was fetched before
     known: ReplicaFile  # as far as one can say without asking anybody
+    archive: bool = False  # to be unpacked: what is inside is not known here yet
 
 
 class ModelFiles:
@@ -103,6 +114,7 @@ class ModelFiles:
         self._room = room or Room()
         self._upkeep = upkeep or Upkeep()
         self._snapshots = Snapshots(blobs, origins.hub)
+        self._archives = Archives(blobs, self._room)
         self._status: dict[str, FilesStatus] = {}
 
     # For whoever loads models
@@ -136,9 +148,9 @@ class ModelFiles:
         if items is None:
             return None
         found = [item.known for item in items]
-        if not all(file.digest and file.size_bytes for file in found):
+        if any(item.archive for item in items) or not all(file.digest and file.size_bytes for file in found):
             return None
-        return on_a_worker(definition.name, found)
+        return on_a_worker(definition.name, weights_first(definition, found))
 
     async def needs_files(self, definition: Definition) -> bool:
         """Whether the model has any: an engine may fetch by itself."""
@@ -148,7 +160,9 @@ class ModelFiles:
     async def are_here(self, definition: Definition) -> bool:
         """Whether `ensure` would fetch nothing."""
         items = await self._items(definition)
-        return items is not None and all(self.find(item.known.digest) is not None for item in items)
+        if items is None or any(item.archive for item in items):
+            return False
+        return all(self.find(item.known.digest) is not None for item in items)
 
     def find(self, digest: str) -> Path | None:
         """The file itself, where it is here: its head says how much memory it will need."""
@@ -220,7 +234,8 @@ class ModelFiles:
             if missing:
                 tell(Progress(Phase.RESOLVING, items[min(missing)].file.path, file_count=len(items)))
             found = await self._locate(missing)
-            self._require_room(definition.name, found)
+            archives = [index for index, item in enumerate(items) if item.archive]
+            self._require_room(definition.name, found, archives)
             sizes = [
                 found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
             ]
@@ -230,7 +245,7 @@ class ModelFiles:
                     bar.there(index)
             at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
-            async def bring(index: int, item: _Item) -> ReplicaFile:
+            async def bring(index: int, item: _Item) -> list[ReplicaFile]:
                 if index in found:
                     async with at_once:
                         row = await self._fetch(definition.name, item, found[index], bar.watch(index))
@@ -238,15 +253,36 @@ class ModelFiles:
                 else:
                     blob = self._blobs.get(item.known.digest)
                     row = item.pin or _row(definition.name, item.file, item.file.uri, blob)
+                if item.archive:
+                    async with at_once:
+                        return await self._unpack(definition, item.file, row, bar.watch(index))
                 if row != item.pin:
                     await self._remember(row)
-                return ReplicaFile(item.file.path, row.digest, row.size_bytes)
+                return [ReplicaFile(item.file.path, row.digest, row.size_bytes)]
 
             async with together() as tasks:
                 brought = [tasks.create_task(bring(index, item)) for index, item in enumerate(items)]
-            got = [task.result() for task in brought]
-        await self._forget_others(definition.name, {file.path for file in got} | lists.keys())
-        return on_a_worker(definition.name, got)
+            got = {file.path: file for task in brought for file in task.result()}
+        inside = {list_path(file) for file in definition.files if is_archive(definition, file)}
+        await self._forget_others(definition.name, got.keys() | lists.keys() | inside)
+        return on_a_worker(definition.name, weights_first(definition, list(got.values())))
+
+    async def _unpack(
+        self, definition: Definition, file: ModelFile, archive: StoredFile, tell: Tell
+    ) -> list[ReplicaFile]:
+        """The files inside, and the archive itself where the definition names it. Their list is remembered last: with
+        it, all of them are known."""
+        with self._blobs.hold(archive.digest):
+            row = await self._archives.unpack(definition.name, file, archive, tell)
+            members = await to_the_end(self._archives.known, file, row)
+        rows = [_row(definition.name, each, each.uri, self._blobs.get(PREFIX + each.sha256)) for each in members or ()]
+        if is_named(definition, file):
+            rows.append(archive)
+        else:
+            self._blobs.discard(archive.digest)
+        for each in (*rows, row):
+            await self._remember(each)
+        return [ReplicaFile(each.path, each.digest, each.size_bytes) for each in rows]
 
     async def _items(self, definition: Definition, lists: Mapping[str, StoredFile] | None = None) -> list[_Item] | None:
         """None when a repository's files are not known here. `lists`: of repositories, fresher than what is stored."""
@@ -255,12 +291,21 @@ class ModelFiles:
         if not wanted and not snapshots:
             return []
         rows = await self._rows(definition.name) | dict(lists or {})
+        items: dict[str, _Item] = {}
+        for file in wanted:
+            archive, row = is_archive(definition, file), rows.get(list_path(file))
+            inside = await to_the_end(self._archives.known, file, row) if archive else None
+            for member in inside or ():
+                items[member.path] = self._item(member, rows.get(member.path))
+            if inside is None or is_named(definition, file):
+                item = self._item(file, rows.get(file.path) or pinned(file, row))
+                items[file.path] = replace(item, archive=archive and inside is None)
         for each in snapshots:
             files = await to_the_end(self._snapshots.known, each, rows.get(row_path(each)))
             if files is None:
                 return None
-            wanted += files
-        return [self._item(file, rows.get(file.path)) for file in wanted]
+            items |= {file.path: self._item(file, rows.get(file.path)) for file in files}
+        return list(items.values())
 
     async def _list_repositories(self, definition: Definition, tell: Tell) -> dict[str, StoredFile]:
         """By path, what is stored of each repository's list; asked for where that is not known here."""
@@ -301,6 +346,8 @@ class ModelFiles:
         return {index: task.result() for index, task in asked.items()}
 
     async def _find(self, item: _Item) -> Origin:
+        if is_member(item.file.uri):
+            return self._archives.origin(item.file, self._origins.find)
         if item.pin is not None and item.pin.resolved != item.file.uri:
             try:
                 return await self._origins.find(item.file, item.pin.resolved)
@@ -308,9 +355,12 @@ class ModelFiles:
                 log.warning("the version that was fetched before is gone", file=item.file.path, reason=error.message)
         return await self._origins.find(item.file)
 
-    def _require_room(self, model: str, found: Mapping[int, Origin]) -> None:
+    def _require_room(self, model: str, found: Mapping[int, Origin], archives: Collection[int]) -> None:
         """Before the first byte: half a model helps nobody."""
-        need = sum(origin.room_bytes or origin.size_bytes for origin in found.values())
+        need = sum(
+            (origin.room_bytes or origin.size_bytes) * (ROOM_FACTOR if index in archives else 1)
+            for index, origin in found.items()
+        )
         if found:
             self._room.require(self._blobs.folder, need, f"the files of {model}")
 

@@ -7,6 +7,7 @@ models folder. The weights come first: that is the one file every engine is told
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from corral.contract.artifacts import HubSnapshot, snapshot_of
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
 from corral.contract.sources import file_name, is_repository_id, is_safe_path
+from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.snapshots import row_path, uri_of
 from corral.kit.errors import Invalid
 from corral.store.model_files import StoredFile
@@ -25,6 +27,7 @@ SET_LENGTH = 12
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")
 _READ_FOLDERS = ("transformers", "vllm", "sglang", "diffusers", "mlx")
 _SIDECARS = (".sha256", ".sha256.target")
+_ARCHIVE = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst|zip)\Z", re.IGNORECASE)
 
 
 def wanted_snapshots(definition: Definition, folder: Path | None = None) -> tuple[HubSnapshot, ...]:
@@ -92,6 +95,24 @@ def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
             yield ModelFile(file.relative_to(folder).as_posix(), file.absolute().as_uri())
 
 
+def is_archive(definition: Definition, file: ModelFile) -> bool:
+    """Whether it is unpacked next to itself: what a definition lists is, by its ending (contract: gallery.md §11)."""
+    return _ARCHIVE.search(file.path) is not None and file in definition.files
+
+
+def is_named(definition: Definition, file: ModelFile) -> bool:
+    """Whether the definition speaks of the file itself, and not only of what is inside."""
+    return file.path in named_in(definition)
+
+
+def weights_first(definition: Definition, files: Sequence[ReplicaFile]) -> list[ReplicaFile]:
+    """In their order, but what the definition calls its weights stands first, also where an archive brought it."""
+    weights = definition.weights.rstrip("/")
+    if not any(is_archive(definition, file) for file in definition.files):
+        return list(files)
+    return sorted(files, key=lambda file: not (weights and f"{file.path}/".startswith(f"{weights}/")))
+
+
 def still_meant(definition: Definition, stored: Sequence[StoredFile]) -> list[StoredFile]:
     """Of what was fetched for a model, the files that its present definition means: an edit may have replaced the rest,
     whose rows stay until the new files are here. Lists of repositories are left out."""
@@ -105,6 +126,10 @@ def still_meant(definition: Definition, stored: Sequence[StoredFile]) -> list[St
     ]
 
     def is_meant(row: StoredFile) -> bool:
+        if is_member(row.uri):
+            told = parse_member(row.uri)
+            archive = listed.get(told.path)
+            return archive is not None and digest_of_file(archive) in ("", told.archive)
         if (file := listed.get(row.path)) is not None:
             return row.uri == file.uri and digest_of_file(file) in ("", row.digest)
         if any(row.path.startswith(f"{each.folder}/") for each in repositories):

@@ -16,7 +16,8 @@ from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.inventory import find_installed, names_in
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
 from corral.controller.desired.world import TargetKey, rule_of
-from corral.controller.files.wanted import still_meant
+from corral.controller.files.member_uris import is_member, parse_member
+from corral.controller.files.wanted import is_archive, still_meant
 from corral.controller.loads.jobs import Job, Moved
 from corral.controller.models.views import definition_of
 from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
@@ -183,10 +184,13 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
 
 def files_known(definition: Definition, stored: Sequence[StoredFile]) -> tuple[ModelFile, ...] | None:
     """What they turned out to be; None as long as nobody has fetched them."""
-    named = len(definition.files)
+    archives = {file.path for file in definition.files if is_archive(definition, file)}
+    unpacked = {parse_member(file.uri).path for file in stored if is_member(file.uri)}
+    named = len(definition.files) - len(archives)
+    own = sum(not is_member(file.uri) and file.path not in archives for file in stored)
     # Of a repository, or where one lies in the models folder, the definition does not say how many there are.
-    unnamed = bool(definition.snapshots or (stored and not named))
-    known = len(stored) > named if unnamed else len(stored) == named
+    unnamed = bool(definition.snapshots or (own and not named))
+    known = archives <= unpacked and (own > named if unnamed else own == named)
     return tuple(ModelFile(file.digest, file.size_bytes) for file in stored) if known else None
 
 

@@ -1,0 +1,186 @@
+"""Archives among a model's files are unpacked on the controller, so that workers get the files inside (contract:
+gallery.md §11, "Archives").
+
+The members lie next to where the archive would: `it/model.onnx` in `voices/it.tar.gz` is `voices/it/model.onnx`. Each
+member is a blob of its own. The list of them is a blob too, named in the database under the archive's path and a
+slash; any controller can read it. The archive itself is kept only where the definition names it. A member that is lost
+comes back by fetching the archive again: its URI says from where.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from corral.blobs.archives.bounds import Bounds
+from corral.blobs.archives.open import unpack_archive
+from corral.blobs.digests import BLOCK_BYTES, PREFIX, hash_file
+from corral.blobs.errors import BadArchive, UnsafeArchive, from_os
+from corral.blobs.partial import Wanted
+from corral.blobs.progress import Progress, Tell
+from corral.blobs.sharing import SharedRuns
+from corral.blobs.space import Room
+from corral.blobs.store import Blob, BlobStore
+from corral.blobs.threads import Stop, in_thread, to_the_end
+from corral.contract.codec import Message, always
+from corral.contract.messages.backends import Phase
+from corral.contract.models import ModelFile
+from corral.contract.sources import is_safe_path
+from corral.controller.files.member_uris import MemberUri, member_uri, parse_member
+from corral.controller.files.origins import Origin
+from corral.kit.log import get_log
+from corral.store.model_files import StoredFile
+
+log = get_log(__name__)
+
+MAX_MEMBERS = 20_000
+ROOM_FACTOR = 4  # room on the disk for an archive and what it probably unpacks to, in sizes of the archive
+
+Find = Callable[[ModelFile], Awaitable[Origin]]
+
+
+class Member(Message, frozen=True):
+    path: str = always(str)  # inside the archive
+    sha256: str = always(str)
+    size_bytes: int = always(int)
+
+
+class Members(Message, frozen=True):
+    archive: str = always(str)  # its digest
+    resolved: str = always(str)  # where the archive came from
+    files: tuple[Member, ...] = always(tuple)
+
+
+class Archives:
+    def __init__(self, blobs: BlobStore, room: Room) -> None:
+        self._blobs = blobs
+        self._room = room
+        self._folder = blobs.folder / "unpacking"
+        self._runs: SharedRuns[str, tuple[Member, ...]] = SharedRuns()
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed while it unpacked
+
+    def known(self, file: ModelFile, row: StoredFile | None) -> tuple[ModelFile, ...] | None:
+        """What is inside, without fetching anything; None: nobody can tell. `row`: its stored list. Blocking."""
+        blob = self._blobs.find(row.digest) if row is not None and row.uri == file.uri else None
+        if blob is None:
+            return None
+        members = msgspec.json.decode(blob.path.read_bytes(), type=Members)
+        return files_of(file, members) if file.sha256 in ("", members.archive.removeprefix(PREFIX)) else None
+
+    async def unpack(self, model: str, file: ModelFile, archive: StoredFile, tell: Tell) -> StoredFile:
+        """The archive's blob is here and held. Its members are blobs afterwards, and the returned row names their list.
+        Raises BadArchive, UnsafeArchive, TooLarge, NoSpace."""
+        found = await self._unpack(self._blobs.get(archive.digest), file.path, tell)
+        document = msgspec.json.encode(Members(archive.digest, archive.resolved, found))
+        blob = await self._blobs.write(f"members of {archive.digest}", lambda: iter([document]), Wanted(), file.path)
+        log.info("archive unpacked", model=model, file=file.path, digest=archive.digest, members=len(found))
+        resolved = f"{archive.resolved}#{archive.digest}"
+        return StoredFile(model, list_path(file), file.uri, resolved, blob.digest, blob.size)
+
+    def origin(self, file: ModelFile, find: Find) -> Origin:
+        """Of a member whose blob is not here: the whole archive is fetched and unpacked again. `find` finds it."""
+        told = parse_member(file.uri)
+
+        async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+            if (here := store.find(wanted.digest)) is not None:
+                return here  # another member's turn has brought it
+            archive = await find(ModelFile(told.path, told.uri, told.archive.removeprefix(PREFIX)))
+            with store.hold(told.archive, wanted.digest):
+                blob = await archive.fetch(store, Wanted(told.archive), tell)
+                await self._unpack(blob, told.path, tell)
+            store.discard(told.archive)
+            return store.get(wanted.digest)
+
+        return Origin(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes)
+
+    async def _unpack(self, archive: Blob, name: str, tell: Tell) -> tuple[Member, ...]:
+        async def run(tell: Tell) -> tuple[Member, ...]:
+            tell(Progress(Phase.EXTRACTING, name, archive.size, archive.size))
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                folder = Path(tempfile.mkdtemp(dir=self._folder))
+            except OSError as error:
+                raise from_os(error, f"unpacking {name}") from error
+            try:
+                return await self._keep_members(archive, folder, name)
+            finally:
+                await to_the_end(shutil.rmtree, folder, True)
+
+        return await self._runs.join(archive.digest, run, tell)
+
+    async def _keep_members(self, archive: Blob, folder: Path, name: str) -> tuple[Member, ...]:
+        bounds = Bounds(max_entries=MAX_MEMBERS)
+        await in_thread(lambda stop: unpack_archive(archive.path, folder, bounds, room=self._room, stop=stop))
+        try:
+            found = await in_thread(lambda stop: _members(folder, name, stop))
+        except OSError as error:
+            raise from_os(error, f"reading what {name} unpacked to") from error
+        for member in found:
+            path, digest = folder / member.path, PREFIX + member.sha256
+            if await self._blobs.adopt(digest, path, member.size_bytes) is None:  # a disk without links
+                wanted = Wanted(digest, member.size_bytes)
+                await self._blobs.write(digest, _Reader(path), wanted, member.path, phase=Phase.EXTRACTING)
+        return found
+
+
+@dataclass(frozen=True)
+class _Reader:
+    path: Path
+
+    def __call__(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+
+def list_path(file: ModelFile) -> str:
+    """Under which an archive's list is stored: no file has such a path."""
+    return f"{file.path}/"
+
+
+def pinned(file: ModelFile, row: StoredFile | None) -> StoredFile | None:
+    """What the archive was when it was unpacked before, by its stored list: the same is wanted again."""
+    if row is None or row.uri != file.uri:
+        return None
+    resolved, _, digest = row.resolved.rpartition("#")
+    return StoredFile(row.model, file.path, file.uri, resolved, digest, 0)
+
+
+def files_of(file: ModelFile, members: Members) -> tuple[ModelFile, ...]:
+    folder = posixpath.dirname(file.path)
+    return tuple(
+        ModelFile(
+            posixpath.join(folder, each.path),
+            member_uri(MemberUri(members.archive, each.path, file.path, members.resolved)),
+            each.sha256,
+            each.size_bytes,
+        )
+        for each in members.files
+    )
+
+
+def _members(folder: Path, name: str, stop: Stop) -> tuple[Member, ...]:
+    """Every file, but for empty ones. The contract refuses symbolic links in a model's archive."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        stop.check()
+        inside = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise UnsafeArchive(f"{name} contains the symbolic link {inside[:200]!r}")
+        if path.is_dir() or not path.stat().st_size:
+            continue
+        if not is_safe_path(inside):
+            raise UnsafeArchive(f"{name} contains {inside[:200]!r}, which is no name for a model's file")
+        os.utime(path)  # the blob is new, whatever the archive says: it is not swept before its row is written
+        digest = hash_file(path, each=lambda _size: stop.check())
+        found.append(Member(inside, digest.removeprefix(PREFIX), path.stat().st_size))
+    if not found:
+        raise BadArchive(f"there is no file in {name}")
+    return tuple(found)
