@@ -6,12 +6,13 @@ import concurrent.futures
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.support.fleet import Fleet, http
+from tests.support.fleet import PATIENT, Fleet, http
 from tests.support.grown_fleet import grown_fleet
 from tests.support.processes import alive
 from tests.support.supervising import identities, swept
@@ -100,6 +101,27 @@ def test_a_deleted_node_leaves_no_backend_running(fleet: Fleet, client: openai.O
     assert "this node was deleted from the cluster" in worker.output()
     assert not alive(backend.pid)
     assert not alive(backend.shim_pid)
+
+
+def test_a_killed_worker_is_said_not_to_run(tmp_path: Path) -> None:
+    """Long before its silence counts as an absence: nothing is green, and nobody is sent to open a port."""
+    with grown_fleet(tmp_path, "shed", env=PATIENT) as fleet:
+        wait_for(lambda: fleet.proven_ingresses()["shed"], "an ingress that was reached", 60)
+        fleet.workers["shed-0"].kill()
+
+        def is_told() -> bool:
+            node = fleet.nodes()["shed"]
+            return (node["status"], node["status_reason"]) == ("unhealthy", "its worker seems not to be running")
+
+        wait_for(is_told, "the reason", 60)
+        listed = fleet.cli("nodes", "list").stdout
+        [line] = [line for line in listed.splitlines() if line.startswith("shed")]
+        assert "healthy" not in line.replace("unhealthy", "")
+        assert "its worker seems not to be running" in line
+        found = fleet.cli("doctor").stdout
+        assert "shed is unhealthy: its worker seems not to be running" in found
+        assert "open its port" not in listed + found
+        assert "open the port" not in found
 
 
 def blob_token(fleet: Fleet, identity: dict[str, Any]) -> str:

@@ -53,6 +53,8 @@ def note(node: NodeView) -> str:
     """The one thing a person should know about it, if there is one."""
     if node.status == "pending":
         return f"waits for approval: corral nodes approve {shlex.quote(node.name)}"
+    if node.status == "offline":
+        return node.status_reason
     if node.ingress_error:
         return node.ingress_error
     if node.bus_down:

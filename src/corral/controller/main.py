@@ -138,7 +138,15 @@ async def serve(
             ca_pem=ca.certificate_pem if ca else "",
             shared_token=settings.registration_token,
         )
-        ingress_check = IngressCheck(store, ingresses, leadership, clock, interval_s=settings.ingress_check_interval_s)
+        ingress_check = IngressCheck(
+            store,
+            ingresses,
+            leadership,
+            clock,
+            changes,
+            interval_s=settings.ingress_check_interval_s,
+            silent_after_s=settings.stale_after_s / 2,
+        )
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
         catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
         demand = Demand(bus, clock)

@@ -101,7 +101,9 @@ def attention(views: Sequence[NodeView]) -> list[str]:
         names = ", ".join(pending[:5]) + (" …" if len(pending) > 5 else "")
         waiting = "node waits" if len(pending) == 1 else "nodes wait"
         lines.append(f"{len(pending)} {waiting} for approval: {names}. Run `corral nodes approve NAME`.")
-    lines.extend(f"{view.name}: {view.ingress_error}" for view in views if view.ingress_error)
+    lines.extend(
+        f"{view.name}: {view.ingress_error}" for view in views if view.ingress_error and view.status != "offline"
+    )
     lines.extend(
         f"{view.name} cannot reach the bus: it serves, but gets no new work." for view in views if view.bus_down
     )

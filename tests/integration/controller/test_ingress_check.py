@@ -22,6 +22,7 @@ from corral.controller.leadership import Leadership
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Conflict
 from corral.store import nodes
+from tests.integration.store.rows import a_node
 from tests.support.registry import Registry, open_registry
 from tests.support.waiting import until
 
@@ -49,7 +50,15 @@ async def answering(handler: Handler, tls: ssl.SSLContext | None = None) -> Asyn
 
 def check_of(registry: Registry, *, ca_pem: str = "", timeout_s: float = 5.0) -> IngressCheck:
     ingresses = IngressClient(registry.ingress_tokens, timeout_s=timeout_s, ca_pem=ca_pem)
-    return IngressCheck(registry.store, ingresses, registry.leadership, registry.clock, interval_s=30)
+    return IngressCheck(
+        registry.store,
+        ingresses,
+        registry.leadership,
+        registry.clock,
+        registry.changes,
+        interval_s=30,
+        silent_after_s=30,
+    )
 
 
 async def checked(registry: Registry, port: int, *, timeout_s: float = 5.0) -> str:
@@ -177,6 +186,54 @@ async def test_another_nodes_certificate_does_not_pass_for_this_one(tmp_path: Pa
 
         assert "certificate is not this node's" in await look_at("127.0.0.1")
         assert await look_at(told.id) == ""
+
+
+LONG_AGO = timedelta(minutes=5)
+
+
+async def test_a_worker_that_was_killed_is_said_not_to_run(tmp_path: Path) -> None:
+    """Its port answered before; now the machine refuses, and no heartbeat has come since."""
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        node_id = ""
+
+        async def hello(_: web.Request) -> web.StreamResponse:
+            return web.json_response({"node_id": node_id})
+
+        check = check_of(registry)
+        async with answering(hello) as port:
+            where = IngressOffer(port=port, advertise=f"127.0.0.1:{port}")
+            node_id = (await registry.join("barn", pre_approved=True, ingress=where)).id
+            await check.look()
+            assert (await registry.admin.view("barn")).status == "healthy"
+        await check.look()
+        view = await registry.admin.view("barn")
+        assert view.ingress_error.startswith("its worker seems not to be running")
+        assert "open its port" not in view.ingress_error
+        assert (view.status, view.status_reason) == ("unhealthy", "its worker seems not to be running")
+
+
+@pytest.mark.parametrize(
+    ("kind", "was_ok", "heard_s_ago", "verdict"),
+    [
+        ("refused", True, 10.0, "not running"),
+        ("silent", True, 10.0, "undecided"),  # a firewall, or a machine that is off: the next heartbeat tells
+        ("refused", True, 0.0, "refused"),  # heartbeats go on: it runs, and its port is closed
+        ("silent", True, 0.0, "silent"),
+        ("refused", None, 10.0, "refused"),  # it has just joined, and was never reached
+        ("refused", False, 10.0, "refused"),
+        ("refused", None, 40.0, "not running"),
+        ("silent", False, 40.0, "not running"),
+    ],
+)
+def test_a_closed_port_and_a_worker_that_does_not_run_are_told_apart(
+    kind: str, was_ok: bool | None, heard_s_ago: float, verdict: str
+) -> None:
+    now = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    node = a_node(ingress_ok=was_ok, last_heartbeat=now - timedelta(seconds=heard_s_ago), created_at=now - LONG_AGO)
+    fault = ingress_check.Fault(ingress_check.Kind(kind), "open its port")
+    since = now - timedelta(seconds=8)
+    judged = ingress_check.judge(node, fault, since=since, now=now, silent_after=timedelta(seconds=30))
+    assert judged.kind.value == verdict
 
 
 async def test_a_controller_that_lost_the_lease_meanwhile_writes_nothing(tmp_path: Path) -> None:

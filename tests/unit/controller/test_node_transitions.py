@@ -58,6 +58,7 @@ TABLE = {
     "silent_but_held": [STAY, "unhealthy", STAY, STAY, STAY, STAY, STAY, STAY, STAY],
     "came_back": [STAY, STAY, "healthy", "healthy", STAY, STAY, STAY, "drained", STAY],
     "did_not_answer": [STAY, "unhealthy", STAY, STAY, STAY, STAY, STAY, STAY, STAY],
+    "worker_missing": [STAY, "unhealthy", "unhealthy", STAY, STAY, STAY, STAY, STAY, STAY],
 }
 
 CELLS = [

@@ -6,7 +6,11 @@ How it is asked, and that nothing it says is trusted, is `ingress_client`'s busi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 
 import aiohttp
 
@@ -14,6 +18,8 @@ from corral.contract.access import Scope
 from corral.contract.codec import Message, Undecodable, always, decode
 from corral.controller.ingress_client import IngressClient, reason
 from corral.controller.leadership import Leadership
+from corral.controller.registry.changes import NodeChanges, Overtaken
+from corral.controller.registry.transitions import NodeEvent
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
@@ -27,7 +33,26 @@ _LEASE = "ingress-check"
 _AT_ONCE = 32
 _SURE_AFTER = 4  # failures in a row; a worker that has just been let in still has to fetch its certificate
 _SOON_S = 2.0
+_HEARTBEATS_ARE_WRITTEN = timedelta(seconds=3)  # in batches: one from before may be written so much later
 _LARGEST_ANSWER = 16 * 1024
+
+
+class Kind(StrEnum):
+    WELL = "well"
+    REFUSED = "refused"
+    SILENT = "silent"
+    WRONG = "wrong"  # something answers, and not as this node's ingress would
+    NOT_RUNNING = "not running"
+    UNDECIDED = "undecided"  # the next rounds tell
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: Kind
+    text: str = ""  # for people; empty when all is well
+
+
+WELL = Fault(Kind.WELL)
 
 
 class Hello(Message, frozen=True):
@@ -45,15 +70,21 @@ class IngressCheck:
         ingresses: IngressClient,
         leadership: Leadership,
         clock: Clock,
+        changes: NodeChanges,
         *,
         interval_s: float,
+        silent_after_s: float,
     ) -> None:
+        """`silent_after_s`: without a heartbeat for so long, a port that does not answer means that no worker runs."""
         self._store = store
+        self._changes = changes
+        self._silent_after = timedelta(seconds=silent_after_s)
         self._ingresses = ingresses
         self._leadership = leadership
         self._clock = clock
         self._interval_s = interval_s
         self._failures: dict[str, int] = {}
+        self._failing_since: dict[str, datetime] = {}  # on the database's clock
         self.wake = Wake()
 
     async def run(self) -> None:
@@ -63,48 +94,67 @@ class IngressCheck:
         if not await self._lead():
             return
         async with self._store.read() as tx:
+            now = await tx.now()
             due = [node for node in await nodes.list_(tx) if _is_checked(node)]
         self._failures = {node.id: self._failures[node.id] for node in due if node.id in self._failures}
+        failing = self._failing_since
+        self._failing_since = {node.id: failing[node.id] for node in due if node.id in failing}
         async with self._ingresses.session() as http:
             for start in range(0, len(due), _AT_ONCE):
                 # A large fleet behind a closed firewall takes minutes, one timeout after the other: longer than the
                 # lease lasts, unless it is renewed on the way.
                 if start and not await self._lead():
                     return
-                await self._check(http, due[start : start + _AT_ONCE])
+                await self._check(http, due[start : start + _AT_ONCE], now)
         if self._failures:
             asyncio.get_running_loop().call_later(_SOON_S, self.wake.set)
 
     async def _lead(self) -> bool:
         return await self._leadership.lead(_LEASE, every_s=self._interval_s)
 
-    async def _check(self, http: aiohttp.ClientSession, due: Sequence[Node]) -> None:
-        faults = await asyncio.gather(*(self._try(http, node) for node in due))
+    async def _check(self, http: aiohttp.ClientSession, due: Sequence[Node], now: datetime) -> None:
+        found = await asyncio.gather(*(self._try(http, node) for node in due))
+        faults = [self._judge(node, fault, now) for node, fault in zip(due, found, strict=True)]
         changed = [(node, fault) for node, fault in zip(due, faults, strict=True) if self._is_news(node, fault)]
         if not changed:
             return
         async with self._store.write() as tx:
             await self._leadership.require(tx, _LEASE)
             for node, fault in changed:
-                columns = {"ingress_ok": not fault, "ingress_error": fault}
+                columns = {"ingress_ok": not fault.text, "ingress_error": fault.text}
                 # Lost against another change: the next round sees the node as it is then.
-                await nodes.update(tx, node.id, columns, expected=node.row_version)
+                with contextlib.suppress(Overtaken):
+                    if fault.kind is Kind.NOT_RUNNING:
+                        await self._changes.apply_in(tx, node, NodeEvent.WORKER_MISSING, columns)
+                    else:
+                        await self._changes.write(tx, node, columns)
             await revisions.bump(tx, "nodes")
+        for node, _ in changed:
+            self._changes.told(node.id)
 
-    async def _try(self, http: aiohttp.ClientSession, node: Node) -> str:
-        """What is wrong, in words; empty when nothing is."""
+    def _judge(self, node: Node, fault: Fault, now: datetime) -> Fault:
+        if fault.kind not in (Kind.REFUSED, Kind.SILENT):
+            self._failing_since.pop(node.id, None)
+            return fault
+        since = self._failing_since.setdefault(node.id, now)
+        return judge(node, fault, since=since, now=now, silent_after=self._silent_after)
+
+    async def _try(self, http: aiohttp.ClientSession, node: Node) -> Fault:
         try:
-            return await self._ask(http, node)
+            wrong = await self._ask(http, node)
+            return Fault(Kind.WRONG, wrong) if wrong else WELL
         except TimeoutError:
-            return f"{node.ingress_url} does not answer: open its port on {node.name}, or set --advertise there"
+            words = f"{node.ingress_url} does not answer: open its port on {node.name}, or set --advertise there"
+            return Fault(Kind.SILENT, words)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return (
+            words = (
                 f"{node.ingress_url} cannot be reached ({reason(error)}): "
                 f"open its port, or set --advertise on {node.name}"
             )
+            return Fault(_kind_of(error), words)
         except Exception:  # whatever one node manages to answer, the others are still looked at
             log.exception("ingress check failed", node=node.name)
-            return f"{node.ingress_url} could not be checked; the controller's log has the details"
+            return Fault(Kind.WRONG, f"{node.ingress_url} could not be checked; the controller's log has the details")
 
     async def _ask(self, http: aiohttp.ClientSession, node: Node) -> str:
         status, told = await self._ingresses.get(http, node, "/corral/hello", Scope.PROBE, largest=_LARGEST_ANSWER)
@@ -118,19 +168,43 @@ class IngressCheck:
             return f"{node.ingress_url} is answered by another node; set --advertise on {node.name}"
         return ""
 
-    def _is_news(self, node: Node, fault: str) -> bool:
+    def _is_news(self, node: Node, fault: Fault) -> bool:
         """Good news at once; bad news when it is sure."""
-        if not fault:
+        if not fault.text:
             self._failures.pop(node.id, None)
             return node.ingress_ok is not True
-        if fault == node.ingress_error:
+        if fault.text == node.ingress_error:
             self._failures.pop(node.id, None)
             return False
         self._failures[node.id] = self._failures.get(node.id, 0) + 1
-        if self._failures[node.id] < _SURE_AFTER:
+        if self._failures[node.id] < _SURE_AFTER or fault.kind is Kind.UNDECIDED:
             return False
         del self._failures[node.id]
         return True
+
+
+def judge(node: Node, fault: Fault, *, since: datetime, now: datetime, silent_after: timedelta) -> Fault:
+    """A port that nobody answers at: is it closed, or does no worker run? Pure. A worker that runs has sent heartbeats
+    since its port stopped to answer; one that could be reached before has not lost its port by accident."""
+    heard_at = node.last_heartbeat or node.created_at
+    if now - heard_at >= silent_after:
+        return _not_running(node)
+    if node.ingress_ok and heard_at <= since + _HEARTBEATS_ARE_WRITTEN:
+        return _not_running(node) if fault.kind is Kind.REFUSED else Fault(Kind.UNDECIDED, fault.text)
+    return fault
+
+
+def _not_running(node: Node) -> Fault:
+    words = f"its worker seems not to be running: no heartbeats, and nothing answers at {node.ingress_url}"
+    return Fault(Kind.NOT_RUNNING, f"{words}; start it on {node.name} and see its log")
+
+
+def _kind_of(error: Exception) -> Kind:
+    """Refused: the machine itself says that nobody listens there."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionRefusedError):
+        return Kind.REFUSED
+    return Kind.SILENT if isinstance(error, aiohttp.ClientConnectorError | OSError) else Kind.WRONG
 
 
 def _is_checked(node: Node) -> bool:

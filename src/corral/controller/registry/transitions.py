@@ -26,6 +26,7 @@ class NodeEvent(StrEnum):
     SILENT_BUT_HELD = "silent_but_held"  # too many fell silent at once: the guard holds this one
     CAME_BACK = "came_back"  # a fresh heartbeat
     DID_NOT_ANSWER = "did_not_answer"  # "no responders", twice
+    WORKER_MISSING = "worker_missing"  # nothing listens at its port, and no heartbeats come
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
             if state.status is not NodeStatus.HEALTHY:
                 return Stays()
             return _moved(state, NodeStatus.UNHEALTHY, "does not answer on the bus")
+        case NodeEvent.WORKER_MISSING:
+            if state.status not in (NodeStatus.HEALTHY, NodeStatus.UNHEALTHY):
+                return Stays()
+            # Of one that does not answer on the bus, this is the better reason.
+            return Moved(replace(state, status=NodeStatus.UNHEALTHY), "its worker seems not to be running")
 
 
 def _while_unapproved(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:

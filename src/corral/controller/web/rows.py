@@ -86,6 +86,8 @@ def note_of(node: NodeView) -> str:
     """The one thing a person should know about it, if there is one."""
     if node.status == "pending":
         return "waits for approval"
+    if node.status == "offline":
+        return node.status_reason
     if node.ingress_error:
         return node.ingress_error
     if node.bus_down:

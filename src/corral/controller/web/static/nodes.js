@@ -13,6 +13,7 @@ import { ago, usedOf } from "./words.js";
 
 function note(node) {
   if (node.status === "pending") return "waits for approval";
+  if (node.status === "offline") return node.status_reason ?? "";
   if (node.ingress_error) return node.ingress_error;
   if (node.bus_down) return "cannot reach the bus: no new work";
   return node.status === "healthy" ? "" : node.status_reason ?? "";
