@@ -40,6 +40,9 @@ async def list_requests(
 ) -> None:
     """List what became of requests, the newest first.
 
+    FIRST is the time from the request to the first content, reasoning or tool call of a streamed answer; it is empty
+    for answers that are not streamed.
+
     \b
     Examples:
       corral requests

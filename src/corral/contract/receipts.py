@@ -22,7 +22,9 @@ class Receipt(Message, frozen=True):
     digest: str = ""  # of the backend
     queue_ms: float = 0.0  # waiting for a slot
     load_ms: float = 0.0  # waiting for a cold model
-    first_byte_ms: float = 0.0  # from the request to the first byte of the answer's body
+    # From the request to the first event of a streamed answer that has content, reasoning or a part of a tool call;
+    # 0: the answer is not streamed, or had none.
+    first_byte_ms: float = 0.0
     total_ms: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -63,7 +65,7 @@ class RequestView(Message, frozen=True, omit_defaults=False):
     digest: str
     queue_ms: float
     load_ms: float
-    first_byte_ms: float
+    first_byte_ms: float  # as `Receipt` has it
     total_ms: float
     prompt_tokens: int
     completion_tokens: int

@@ -53,7 +53,7 @@ class ControllerRelay:
             return await send(
                 responder, answers.corral_error(error.status, f"The body could not be read: {error}.", "invalid")
             )
-        return settle(self._counts, result)
+        return settle(self._counts, result, result.first_byte_s)
 
     def _unreachable(self, request: Request, failure: UpstreamFailed) -> Answer:
         status = status_of(failure)

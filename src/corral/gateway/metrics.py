@@ -96,7 +96,7 @@ class RouteCounts:
     __slots__ = ("by_status", "counted", "first_byte", "in_flight", "recent", "seconds")
 
     def __init__(self) -> None:
-        # Answers that came in one piece, their first byte with their last: only noted, to be counted many at a time.
+        # Answers that came in one piece: only noted, to be counted many at a time.
         self.recent: list[Recent] = []
         self.counted: Callable[[list[Recent]], None] | None = None  # who wants them after that
         self.in_flight = 0
@@ -116,9 +116,7 @@ class RouteCounts:
             return
         for status, count in Counter([each[2] for each in recent]).items():
             self.by_status[status] = self.by_status.get(status, 0) + count
-        spans = [each[4] - each[3] for each in recent]
-        self.seconds.observe_all(spans)
-        self.first_byte.observe_all(spans)
+        self.seconds.observe_all([each[4] - each[3] for each in recent])
         if self.counted is not None:
             self.counted(recent)
 
@@ -174,7 +172,11 @@ class _Families(Collector):
             "corral_gateway_request_seconds", "From a request's head to the end of its answer.", labels=["route"]
         )
         first = HistogramMetricFamily(
-            "corral_gateway_first_byte_seconds", "How long upstreams took to begin to answer.", labels=["route"]
+            "corral_gateway_first_byte_seconds",
+            "Route inference: from a request's head to the first event of a streamed answer that has content, "
+            "reasoning or a part of a tool call; answers that are not streamed do not count. Route controller: how "
+            "long the controller took to begin to answer.",
+            labels=["route"],
         )
         for kind, counts in self._metrics.routes.items():
             counts.catch_up()

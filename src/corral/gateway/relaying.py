@@ -12,10 +12,11 @@ async def send(responder: Responder, answer: Answer, extra: Headers = ()) -> int
     return answer.status
 
 
-def settle(counts: RouteCounts, result: RelayResult) -> int:
-    """Count how a relayed answer went; the status to count is the upstream's, unless nobody was there to receive it."""
-    if result.status:
-        counts.first_byte.observe(result.first_byte_s)
+def settle(counts: RouteCounts, result: RelayResult, first_s: float | None) -> int:
+    """Count how a relayed answer went; the status to count is the upstream's, unless nobody was there to receive it.
+    `first_s`: what counts as the time to its first byte; None: nothing does."""
+    if result.status and first_s is not None:
+        counts.first_byte.observe(first_s)
     return CLIENT_GONE if result.client_gone else result.status
 
 

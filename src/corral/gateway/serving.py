@@ -76,13 +76,16 @@ class _Trip:
     waited: Waited
     limiter: KeyLimiter | None
     tap: UsageTap
-    joined: bool = False  # it was sent before we heard of it
     tries: int = 0
     repeated: bool = False  # it was sent again although the first one to get it may have begun
     status: int = 500
     replica: Replica | None = None
     result: RelayResult | None = None
     ending: str = ""
+
+    def first_s(self) -> float | None:
+        """Until the first event with something generated; None where there was none, or the answer is no stream."""
+        return None if self.tap.first_at is None else max(0.0, self.tap.first_at - self.started)
 
 
 class Serving:
@@ -118,7 +121,7 @@ class Serving:
         tag = errand.tag
         assert isinstance(tag, Tag)
         started = self._clock.monotonic() - waited_s
-        trip = _Trip(tag.client, tag.route.asked, started, Waited(), tag.limiter, UsageTap(), joined=True)
+        trip = _Trip(tag.client, tag.route.asked, started, Waited(), tag.limiter, UsageTap())
         return await self._travel(request, responder, trip, None, tag.route)
 
     async def _travel(
@@ -206,7 +209,7 @@ class Serving:
             trip.ending = "client_left"
         elif not result.complete:
             trip.ending = "upstream_broke"
-        return settle(self._counts, result)
+        return settle(self._counts, result, trip.first_s())
 
     async def _ask_again(self, request: Request, trip: _Trip) -> Ask:
         """For a request of the short way, which was never asked at length."""
@@ -233,12 +236,7 @@ class Serving:
         )
 
     def _note(self, request: Request, trip: _Trip, usage: Usage) -> None:
-        now, result, waited = self._clock.monotonic(), trip.result, trip.waited
-        total_s = now - trip.started
-        first_s = 0.0
-        if result is not None and result.status:
-            sent_s = 0.0 if trip.joined and trip.tries == 1 else total_s - result.total_s
-            first_s = sent_s + result.first_byte_s
+        waited, total_s = trip.waited, self._clock.monotonic() - trip.started
         self._ring.note(
             served_by(
                 trip.replica,
@@ -250,7 +248,7 @@ class Serving:
                 status=trip.status,
                 queue_ms=_ms(waited.queue_s),
                 load_ms=_ms(waited.load_s),
-                first_byte_ms=_ms(first_s),
+                first_byte_ms=_ms(trip.first_s() or 0.0),
                 total_ms=_ms(total_s),
                 prompt_tokens=usage.prompt,
                 completion_tokens=usage.completion,

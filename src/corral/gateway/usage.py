@@ -5,11 +5,15 @@ vectors or scores, and Anthropic's streams tell the prompt's part when they begi
 nobody asked for usage. Where a stream tells neither, its events are counted, and the count is marked as an estimate.
 
 A prompt's tokens are all of them, whether or not the engine had some in its cache.
+
+The tap also notes when the client was sent the first event of a stream that has content, reasoning or a part of a tool
+call: engines send the head, and events that only announce the answer, before they have read the prompt.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from typing import NamedTuple
 
@@ -33,6 +37,15 @@ _PREDICTED_N = re.compile(rb'"predicted_n"\s*:\s*(\d{1,12})')
 _NUMBER = rb'"(p|c)(?:rompt|ompletion)_tokens"\s*:\s*(\d{1,12})'
 _BOTH = re.compile(rb'"usage"\s*:\s*\{\s*' + _NUMBER + rb",\s*" + _NUMBER)
 _CHUNK_LINE = re.compile(rb"\r\n[0-9A-Fa-f]{1,8}\r\n")  # between two chunks, in bytes taken raw off the wire
+
+
+# A string that is not empty under one of the names by which chat, completions, responses and messages stream what was
+# generated, or the beginning of a tool call. Inside of a text the quotes of a name are escaped: no match.
+_GENERATED = re.compile(
+    rb'"(?:content|reasoning_content|reasoning|text|thinking|delta|partial_json|arguments)"\s*:\s*"[^"]'
+    rb'|"tool_calls"\s*:\s*\[\s*\{|"type"\s*:\s*"(?:tool_use|function_call)"'
+)
+_LONGEST_NAME = 64  # bytes that a match needs at most, should two pieces share it
 
 
 class Usage(NamedTuple):
@@ -87,7 +100,7 @@ def _beginning_of(answer: bytes) -> bytes:
 class UsageTap:
     """Implements `Tap`; made for each request that does not go the short way."""
 
-    __slots__ = ("_append", "_beginning", "_pieces", "_streamed", "events", "status")
+    __slots__ = ("_append", "_beginning", "_pieces", "_seeks_first", "_streamed", "events", "first_at", "status")
 
     raw = True
 
@@ -95,6 +108,8 @@ class UsageTap:
         self.status = 0
         self.events = 0
         self._streamed = False
+        self._seeks_first = False
+        self.first_at: float | None = None  # monotonic; of the first event with something generated, in a stream
         self._beginning = b""
         self._pieces: deque[bytes] = deque(maxlen=_PIECES)
         self._append = self._pieces.append
@@ -104,10 +119,13 @@ class UsageTap:
         for name, value in headers:
             if name == b"content-type":
                 self._streamed = value.startswith(b"text/event-stream")
+        self._seeks_first = self._streamed and status < 400
 
     def data(self, chunk: bytes) -> None:
         if not self._beginning:
             self._beginning = _beginning_of(chunk)
+        if self._seeks_first:
+            self._seek_first(chunk)
         size = len(chunk)
         if size <= _LOOKED_AT:
             self.events += chunk.count(b"data:")
@@ -116,6 +134,12 @@ class UsageTap:
             if size > TAIL_BYTES:
                 chunk = chunk[-TAIL_BYTES:]
         self._append(chunk)
+
+    def _seek_first(self, chunk: bytes) -> None:
+        before = self._pieces[-1][-_LONGEST_NAME:] if self._pieces else b""
+        if _GENERATED.search(before + chunk) is not None:
+            self._seeks_first = False
+            self.first_at = time.monotonic()
 
     @property
     def streamed(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":null}}]}\n\n'
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
 
@@ -35,6 +36,7 @@ class ScriptedIngress:
     running: dict[str, int] = field(default_factory=dict)
     most: int = 0  # at once, of one process
     held: asyncio.Event | None = None  # answers wait for it
+    reading: asyncio.Event | None = None  # streams begin with the role, and wait for it as if they read the prompt
     paused: asyncio.Event | None = None  # streams wait for it when half of them is sent
     cut: bool = False  # streams end there, the way a killed process ends them
     port: int = 0
@@ -107,6 +109,9 @@ class ScriptedIngress:
     async def _stream(self, request: web.Request, *, usage: bool) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
+        if self.reading is not None:
+            await answer.write(ROLE)
+            await self.reading.wait()
         for number in range(4):
             if number == 2 and self.paused is not None:
                 await self.paused.wait()

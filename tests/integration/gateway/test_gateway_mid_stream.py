@@ -10,9 +10,11 @@ import aiohttp
 import pytest
 
 from corral.gateway.main import Gateway
+from corral.gateway.metrics import render
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.house import CHAT, House, open_house
 from tests.integration.gateway.scripted_controller import ScriptedController
+from tests.integration.gateway.scripted_ingress import ROLE
 from tests.support.relay import HeldClock
 from tests.support.waiting import until
 
@@ -46,6 +48,23 @@ async def test_a_key_revoked_in_mid_stream_finishes_it_and_gets_no_other(house: 
     house.one.paused.set()
     assert (await answer.read()).endswith(b"data: [DONE]\n\n")
     assert [(row["status"], row.get("ending")) for row in await house.receipts(1)] == [(200, None)]
+
+
+async def test_first_is_when_the_first_content_came_not_the_head(house: House) -> None:
+    house.controller.change(replicas=[house.one.replica("p1", slots=8)])
+    gateway = await house.gateway()
+    house.one.reading = asyncio.Event()
+    body = {"model": "small", "stream": True}
+    answer = await house.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), json=body)
+    assert (answer.status, await answer.content.readany()) == (200, ROLE)
+    read_for_s = 0.3
+    asyncio.get_running_loop().call_later(read_for_s, house.one.reading.set)
+    await answer.read()
+    [receipt] = await house.receipts(1)
+    assert receipt["total_ms"] >= receipt["first_byte_ms"] >= read_for_s * 1000
+    lines = render(gateway.metrics, now=0.0).decode().splitlines()
+    assert 'corral_gateway_first_byte_seconds_count{route="inference"} 1.0' in lines
+    assert 'corral_gateway_first_byte_seconds_bucket{le="0.25",route="inference"} 0.0' in lines
 
 
 async def test_a_process_that_dies_in_mid_stream_cuts_the_answer_and_no_other(house: House) -> None:

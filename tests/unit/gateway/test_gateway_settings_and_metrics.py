@@ -131,7 +131,7 @@ def test_how_a_relay_ended_is_counted(
     status: int, complete: bool, client_gone: bool, counted: int, observed: int
 ) -> None:
     counts = Metrics().routes[RouteClass.CONTROLLER]
-    assert settle(counts, RelayResult(status, complete, client_gone, 0.01, 0.02, 100)) == counted
+    assert settle(counts, RelayResult(status, complete, client_gone, 0.01, 0.02, 100), 0.01) == counted
     assert sum(counts.first_byte.counts) == observed
 
 

@@ -36,7 +36,6 @@ def test_receipts_written_by_hand_are_receipts() -> None:
         replica=2,
         revision="r",
         digest="sha256:d",
-        first_byte_ms=250.0,
         total_ms=250.0,
         prompt_tokens=8,
         completion_tokens=9,

@@ -64,6 +64,56 @@ def test_a_stream_is_counted_where_it_does_not_tell() -> None:
     assert abs(tapped(SSE, fast).completion - 4000) < 200
 
 
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":null}}]}\n\n'
+EMPTY = b'data: {"choices":[{"delta":{"content":""}}]}\n\n'
+CREATED = (
+    b'event: response.created\ndata: {"response":{"output":[],"text":{"format":{"type":"text"}},"reasoning":null}}\n\n'
+)
+STARTED = b'data: {"type":"content_block_start","content_block":{"type":"text","text":""}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
+        b'data: {"choices": [{"delta": {"content": "\\n"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"reasoning_content":"so"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}]}\n\n',
+        b'data: {"choices":[{"text":"a"}]}\n\n',
+        b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n',
+        b'data: {"type":"response.output_item.added","item":{"type":"function_call","arguments":""}}\n\n',
+        b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}\n\n',
+        b'data: {"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"a"}}\n\n',
+        b'data: {"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}\n\n',
+    ],
+)
+def test_the_first_event_with_something_generated_is_the_first(event: bytes) -> None:
+    before = (ROLE, EMPTY, CREATED, STARTED)
+    for split in (0, 20, len(event) - 8):
+        moments = first_after_each(*before, event[:split], event[split:], event)
+        assert moments[:4] == [None] * 4
+        assert moments[-2] is not None
+        assert moments[-1] == moments[-2]
+
+
+def first_after_each(*chunks: bytes) -> list[float | None]:
+    tap = UsageTap()
+    tap.head(200, SSE)
+    moments = []
+    for chunk in chunks:
+        tap.data(chunk)
+        moments.append(tap.first_at)
+    return moments
+
+
+@pytest.mark.parametrize(("headers", "status"), [(JSON, 200), (SSE, 500)])
+def test_only_streams_that_went_well_have_a_first(headers: tuple[tuple[bytes, bytes], ...], status: int) -> None:
+    tap = UsageTap()
+    tap.head(status, headers)
+    tap.data(b'{"choices":[{"message":{"content":"a"}}]}')
+    assert tap.first_at is None
+
+
 VECTORS = b'{"object":"list","usage":{"prompt_tokens":8,"total_tokens":8},"data":[' + b"0.25," * 2000 + b"0.5]}"
 
 
