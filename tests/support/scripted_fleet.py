@@ -10,11 +10,14 @@ import json
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.waiting import until
 
 KEY = "ck_" + "a" * 52
 
@@ -58,8 +61,13 @@ def refused(status: int, message: str, kind: str) -> web.Response:
     return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
 
 
+_ALONE = "/alone"
+
+
 class ScriptedFleet:
     """State is plain data; tests change it from their own thread between calls."""
+
+    server: web.Server
 
     def __init__(self) -> None:
         self.url = ""
@@ -94,8 +102,21 @@ class ScriptedFleet:
         self.ready = True
         self.controller_ready = True
 
+    def wait_until_alone(self) -> None:
+        """Until no client is connected. A command that has ended may have sent a request that is not read yet, and
+        would take what the script holds for the next command. Connections are accepted in the order in which they
+        were made: when this one is served, all earlier ones are known."""
+        with urllib.request.urlopen(self.url + _ALONE, timeout=60) as answer:
+            assert answer.status == 200
+
+    async def _wait_until_alone(self) -> web.Response:
+        await until(lambda: len(self.server.connections) == 1, "the last client has left")
+        return web.Response()
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
+        if path == _ALONE:
+            return await self._wait_until_alone()
         body = json.loads(await request.text() or "null") if request.can_read_body else None
         self.calls.append((request.method, path, body))
         if path == "/ca.pem":
@@ -252,7 +273,7 @@ def scripted_fleet(tls: ssl.SSLContext | None = None, *, bound: socket.socket | 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
         # A web.Application would decode the path before we see it; the bare server hands it over as it came.
-        server = web.Server(fleet.handle, access_log=None)
+        server = fleet.server = web.Server(fleet.handle, access_log=None)
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
         door = bound or socket.create_server(("127.0.0.1", 0))

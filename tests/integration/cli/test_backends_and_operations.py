@@ -360,6 +360,7 @@ def test_watch_follows_what_is_under_way_and_to_the_end_if_wanted(corral: Corral
     assert corral("ops", "watch").err == "nothing is under way\n"
     corral.fleet.operations = [WAITING]
     assert corral("ops", "watch").code == 3
+    corral.fleet.wait_until_alone()
     corral.fleet.told = [[WAITING, DONE]]
     ran = corral("ops", "watch", "3f2a", "--to-the-end")
     assert ran.code == 0

@@ -33,6 +33,7 @@ def install(corral: Corral, *words: str, then: list[dict[str, Any]], job: str = 
     changed = {"id": "tiny", "config_revision": "1", "message": "tiny installed", "changed": True, "job_id": job}
     corral.fleet.answers[INSTALL] = web.json_response(changed, status=201)
     corral.fleet.operations.append(then[0])
+    corral.fleet.wait_until_alone()
     corral.fleet.told = [then]
     return corral("models", "install", "tiny", *words)
 

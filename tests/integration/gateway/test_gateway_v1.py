@@ -95,6 +95,16 @@ async def test_unknown_paths_and_wrong_methods(gateway: Gateway, http: aiohttp.C
         assert (await error_of(answer))["status"] == 405
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/api/nodes", "/"])
+@pytest.mark.parametrize("method", ["TRACE", "PROPFIND", "BREW"])
+async def test_unknown_methods_are_answered_here(
+    gateway: Gateway, http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    async with http.request(method, f"{gateway.url}{path}", headers=bearer(USER)) as answer:
+        assert answer.status == 501
+        assert (await answer.json())["error"]["code"] == 501
+
+
 @pytest.mark.parametrize(
     ("path", "meant"),
     [

@@ -121,6 +121,21 @@ async def test_400_and_close_also_after_a_good_request_that_came_along(name: str
         assert len(r.upstream.connections[0].requests) == 1
 
 
+@pytest.mark.parametrize("method", [b"TRACE", b"CONNECT", b"PROPFIND", b"BREW", b"get"])
+async def test_methods_that_are_not_implemented_reach_nobody(method: bytes) -> None:
+    """An upstream would answer them in its own words; to TRACE, with the credentials that were added for it."""
+    async with rig() as r:
+        client = await r.client()
+        await client.send(method + b" / HTTP/1.1\r\nHost: a\r\n\r\n" + SMUGGLED)
+        answer = await client.answer()
+        assert answer.status == 501, answer
+        assert answer.get(b"content-type") == b"application/json"
+        assert answer.body.startswith(b'{"error":{"code":501,"message":"')
+        await client.closed()
+        assert not r.handler.requests
+        assert not r.upstream.connections
+
+
 CHUNK_CASES: dict[str, bytes] = {
     "size with 0x": b"0x3\r\nabc\r\n0\r\n\r\n",
     "size signed": b"+3\r\nabc\r\n0\r\n\r\n",

@@ -50,6 +50,12 @@ async def test_the_mock_answers_through_the_ingress(site: Worksite) -> None:
         assert (await streamed.text()).rstrip().endswith("data: [DONE]")
 
 
+async def test_trace_is_not_relayed_to_a_replica(site: Worksite) -> None:
+    running = await site.supervisor.start(mock_openai())
+    status, answer = await site.ask(f"/replicas/{running.process_id}/v1/models", method="TRACE")
+    assert (status, answer["error"]["code"]) == (501, 501)
+
+
 async def test_the_process_sees_its_own_token_and_nobody_elses(site: Worksite, tmp_path: Path) -> None:
     running = await site.supervisor.start(tiny(tmp_path / "tiny"))
     status, answer = await site.ask(f"/replicas/{running.process_id}/anything?x=1")

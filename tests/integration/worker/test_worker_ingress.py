@@ -56,6 +56,7 @@ async def test_probes_are_open(worker: RunningWorker) -> None:
     assert await worker.get("/healthz", method="HEAD") == (200, "")
     assert await worker.get("/readyz", method="HEAD") == (200, "")
     assert (await worker.get("/healthz", method="POST"))[0] == 405
+    assert (await worker.get("/healthz", method="TRACE"))[0] == 501
 
 
 async def test_everything_else_is_shut(worker: RunningWorker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -146,11 +148,18 @@ def test_the_greeting_shows_the_key_only_when_asked() -> None:
     assert "  corral join x" in hidden
 
 
-def test_the_run_folder_is_short_and_the_same_each_time(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 200)
-    first = run_folder(deep, {"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert first == run_folder(deep, {"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert first.parent == tmp_path
-    assert run_folder(tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path)}) != first
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Pytest's own may be as long as it likes: its runs and workers are numbered."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="c") as name:
+        yield Path(name)
+
+
+def test_the_run_folder_is_short_and_the_same_each_time(short_folder: Path) -> None:
+    deep = short_folder / ("x" * 200)
+    first = run_folder(deep, {"XDG_RUNTIME_DIR": str(short_folder)})
+    assert first == run_folder(deep, {"XDG_RUNTIME_DIR": str(short_folder)})
+    assert first.parent == short_folder
+    assert run_folder(short_folder, {"XDG_RUNTIME_DIR": str(short_folder)}) != first
     for env in ({}, {"XDG_RUNTIME_DIR": str(deep)}, {"XDG_RUNTIME_DIR": "/no/such/folder"}):
         assert str(run_folder(deep, env, uid=7)).startswith("/tmp/corral-7-")

@@ -27,7 +27,7 @@ from corral.relay.head import (
         (b"GET / HTTP/1.1", b"GET", b"/", 1),
         (b"POST /v1/chat/completions?x=%20 HTTP/1.0", b"POST", b"/v1/chat/completions?x=%20", 0),
         (b"OPTIONS * HTTP/1.1", b"OPTIONS", b"*", 1),
-        (b"M-SEARCH /a HTTP/1.1", b"M-SEARCH", b"/a", 1),
+        (b"PATCH /a HTTP/1.1", b"PATCH", b"/a", 1),
         (b"GET http://a.example:80/b?c HTTP/1.1", b"GET", b"/b?c", 1),
         (b"GET HTTPS://a.example HTTP/1.1", b"GET", b"/", 1),
         (b"GET http://a.example?b HTTP/1.1", b"GET", b"/?b", 1),
@@ -292,7 +292,6 @@ def test_what_we_accept_llhttp_reads_the_same_way(raw: bytes, changes: list[tupl
     tail = b"0\r\n\r\n" if head.chunked else b"b" * (length or 0)
     assume(len(tail) < 10_000)
     theirs = Llhttp(raw + b"\r\n\r\n" + tail)
-    assume(theirs.method == head.method or not theirs.failed)  # it knows a fixed list of methods, we take any token
     assert not theirs.failed, raw
     ours = [pair for pair in head.fields.headers if pair[0] != b"host"]
     assert [pair for pair in theirs.headers if pair in ours] == ours
