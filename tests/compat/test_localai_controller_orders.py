@@ -51,11 +51,13 @@ class Hand:
 
 
 @asynccontextmanager
-async def hand(server: NatsServer, folder: Path, *, bus_url: str = "") -> AsyncIterator[Hand]:
+async def hand(
+    server: NatsServer, folder: Path, *, bus_url: str = "", auto_approve: bool = True
+) -> AsyncIterator[Hand]:
     """Set up with nothing but the settings LocalAI's workers have; durations apart."""
     base = free_port()  # the ingress takes the port below it
     base += 1
-    async with LocalAIController(server) as controller:
+    async with LocalAIController(server, auto_approve=auto_approve) as controller:
         env = clean_env(
             folder,
             LOCALAI_REGISTER_TO=controller.url,
@@ -79,7 +81,8 @@ async def hand(server: NatsServer, folder: Path, *, bus_url: str = "") -> AsyncI
             process = Process((*CORRAL, "worker"), env, folder / "worker.log")
             try:
                 found = Hand(controller, process, folder, base)
-                await until(lambda: _ready(found), "ready worker", 60)
+                if auto_approve:
+                    await until(lambda: _ready(found), "ready worker", 60)
                 yield found
             finally:
                 await asyncio.to_thread(process.close)
@@ -132,6 +135,8 @@ async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Pa
             assert event["backend"] == "mock"
             assert 0 <= event["percentage"] <= 100
             assert event["phase"] in ("resolving", "downloading", "verifying", "extracting", "starting")
+        percentages = [event["percentage"] for event in controller.progress]
+        assert percentages == sorted(percentages), "it shows the latest, so that must not go back"
 
         rows = await worker.rows()
         assert set(rows) == {"mock", "mock-grpc"}
@@ -155,8 +160,12 @@ async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Pa
         logs = worker.http_url + "/v1/backend-logs"
         shown = await asyncio.to_thread(http, "GET", logs, key=controller.token)
         assert (shown.status, shown.json()) == (200, ["m#1", "mock"])
-        lines = await asyncio.to_thread(http, "GET", logs + "/m%231%230", key=controller.token)
-        assert any("loading m#1" in line["text"] for line in lines.json())
+
+        async def written() -> bool:
+            lines = await asyncio.to_thread(http, "GET", logs + "/m%231%230", key=controller.token)
+            return any("loading m#1" in line["text"] for line in lines.json())
+
+        await until(written, "line of the process")  # it is read from a file, a moment after it was written
         assert (await asyncio.to_thread(http, "GET", logs)).status == 401
         assert (await asyncio.to_thread(http, "GET", logs, key="another")).status == 401
 
@@ -222,6 +231,29 @@ async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Pa
         assert await asyncio.to_thread(worker.process.wait, 40) == 0
         assert [call for call in controller.calls if call in ("drain", "deregister")] == ["drain", "deregister"]
         assert controller.nodes["w1"]["status"] == "offline"
+
+
+async def test_while_it_waits_for_approval_it_says_where_to_approve_it(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with hand(nats_server, tmp_path, auto_approve=False) as worker:
+        await until(lambda: "waiting for approval" in worker.process.output(), "its first words", 60)
+        assert "approve w1 on the Nodes page of LocalAI" in worker.process.output()
+        assert "corral nodes approve" not in worker.process.output(), "there is no Corral controller"
+        worker.controller.auto_approve = True
+        await until(lambda: _ready(worker), "ready worker", 60)
+
+
+async def test_without_a_file_server_it_says_so(nats_server: NatsServer, tmp_path: Path) -> None:
+    async with hand(nats_server, tmp_path) as worker:
+        for method, path in (("PUT", "/v1/files/models/m/w.gguf"), ("GET", "/v1/files-list/models/m")):
+            answer = await asyncio.to_thread(http, method, worker.http_url + path, key=worker.controller.token)
+            assert answer.status == 501, "final for a LocalAI controller: it does not try again for an hour"
+            assert b"has no file server for LocalAI controllers yet" in answer.body
+            refused = await asyncio.to_thread(http, method, worker.http_url + path, key="another")
+            assert (refused.status, refused.body) == (401, b"unauthorized\n")
+        log = worker.process.output()
+        assert "has no file server for LocalAI controllers yet" in log
+        assert "the token is not the registration token of the LocalAI fleet" in log
+        assert "has not joined a cluster" not in log
 
 
 async def test_refusals_say_why(nats_server: NatsServer, tmp_path: Path) -> None:

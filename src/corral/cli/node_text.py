@@ -62,12 +62,18 @@ def note(node: NodeView) -> str:
     return "" if node.status == "healthy" else node.status_reason
 
 
+def _status(node: NodeView) -> str:
+    """With its reason. Those that an earlier release stored begin with the status."""
+    reason = node.status_reason.removeprefix(f"{node.status}: ")
+    return f"{node.status}: {reason}" if reason else node.status
+
+
 def details(node: NodeView, now: datetime | None = None) -> Iterator[str]:
     """Every line a person may need; what is empty is left out."""
     words = [
         ("name", node.name),
         ("id", node.id),
-        ("status", f"{node.status}: {node.status_reason}" if node.status_reason else node.status),
+        ("status", _status(node)),
         ("to do", f"corral nodes approve {shlex.quote(node.name)}" if node.status == "pending" else ""),
         ("heartbeat", ago(node.last_heartbeat, now)),
         ("bus", "not reached by the worker: no new work until it is" if node.bus_down else ""),

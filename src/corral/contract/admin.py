@@ -252,6 +252,9 @@ class JobAccepted(Message, frozen=True, rename={"job_id": "jobID", "status_url":
     message: str = always(str)
     status_url: str = ""
     joined: bool = False  # ours: the same was under way already, so this is its id
+    nodes: tuple[
+        OperationNodeView, ...
+    ] = ()  # of a delete that was waited for and is not done yet: how it stands on each
 
 
 class JobsAccepted(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,11 @@ async def test_the_matrix_of_backends_and_nodes(api: Api) -> None:
     assert (vllm["upgrade_available"], vllm["available_version"]) == (True, "2.0")
 
 
+def per_node(body: Any) -> list[tuple[str, str, str]]:
+    """Row D11 of the seeds: what became of it on each node."""
+    return [(row["node_name"], row["status"], row.get("error", "")) for row in body["nodes"]]
+
+
 async def test_the_synchronous_delete_of_the_page(api: Api) -> None:
     barn = await installed_vllm(api)
     answer = await api.post("/api/backends/system/delete/vllm")
@@ -151,6 +157,7 @@ async def test_the_synchronous_delete_of_the_page(api: Api) -> None:
     failed = await api.post("/api/backends/system/delete/vllm")
     assert failed.status == 500
     assert failed.json["error"].startswith("barn: a process would not stop; will be tried again, see operation ")
+    assert per_node(failed.json) == [("barn", "error", "a process would not stop")]
 
 
 # ---- /api/nodes/:id/backends
@@ -221,6 +228,7 @@ async def test_a_delete_that_fails_is_500(api: Api) -> None:
     assert failed.status == 500
     assert failed.json["error"]["type"] == "node_error"
     assert "a process would not stop" in failed.json["error"]["message"]
+    assert per_node(failed.json) == [("barn", "error", "a process would not stop")]
 
 
 async def test_a_delete_that_must_wait_is_202(tmp_path: Path) -> None:
@@ -230,6 +238,7 @@ async def test_a_delete_that_must_wait_is_202(tmp_path: Path) -> None:
         slow = await api.post("/api/nodes/barn/backends/delete", {"backend": "vllm", "force": True})
         assert slow.status == 202
         assert slow.json["message"].startswith("accepted, not done yet")
+        assert per_node(slow.json) == [("barn", "downloading", "")]
         barn.script.hold.set()
         await api.fleet.until(slow.json["jobID"], "done")
         await api.fleet.until(await api.install("vllm"), "done")
@@ -237,6 +246,10 @@ async def test_a_delete_that_must_wait_is_202(tmp_path: Path) -> None:
         away = await api.post("/api/nodes/barn/backends/delete", {"backend": "vllm"})
         assert away.status == 202
         assert away.json["message"] == "accepted, not done yet: node draining, will retry when healthy"
+        assert per_node(away.json) == [("barn", "queued", "node draining, will retry when healthy")]
+        everywhere = await api.post("/api/backends/system/delete/vllm")
+        assert everywhere.status == 202
+        assert per_node(everywhere.json) == [("barn", "queued", "node draining, will retry when healthy")]
 
 
 async def test_a_plan_at_every_door_stores_nothing(api: Api) -> None:

@@ -54,6 +54,14 @@ def test_details_explain_status_and_trouble_and_leave_out_what_is_empty() -> Non
     assert "VRAM budget" not in text
 
 
+@pytest.mark.parametrize("reason", ["asked by a person", "draining: asked by a person"])
+def test_a_status_is_said_once(reason: str) -> None:
+    """Also where an earlier release stored it with the reason."""
+    text = "\n".join(node_text.details(view("attic", "draining", status_reason=reason), NOON))
+    assert "draining: asked by a person" in text
+    assert "draining: draining" not in text
+
+
 @pytest.mark.parametrize(
     ("name", "known", "words"),
     [

@@ -115,6 +115,23 @@ async def test_an_event_on_the_wire() -> None:
     )
 
 
+async def test_the_percentage_never_goes_back_from_phase_to_phase() -> None:
+    """A LocalAI controller shows the latest event as it is."""
+    bus, clock = Bus(), ManualClock()
+    async with ProgressPublisher(ORDER, bus.publish, clock) as publisher:
+        for progress in (Progress(DOWN, "a", 5, 10), Progress(DOWN, "a", 10, 10), Progress(EXTRACT, "a", 1, 10)):
+            publisher.tell(progress)
+            clock.advance(1.0)
+            await asyncio.sleep(0)
+        publisher.tell(Progress(Phase.STARTING))
+    assert [(event.phase, event.percentage) for event in bus.sent] == [
+        ("downloading", 50.0),
+        ("downloading", 100.0),
+        ("extracting", 100.0),
+        ("starting", 100.0),
+    ]
+
+
 async def test_the_last_event_is_out_before_the_work_is_over() -> None:
     bus, clock = Bus(), ManualClock()
     async with ProgressPublisher(ORDER, bus.publish, clock) as publisher:

@@ -89,12 +89,12 @@ async def test_a_key_with_a_nasty_name_is_text_too(browser: Browser, page: PageA
 
 async def test_the_table_is_there_without_a_script(browser: Browser, page: PageApp) -> None:
     await page.put(made_node("barn"), labels={"tier": "fast"})
-    await page.put(made_node("attic", "draining", status_reason="draining: asked by a person"))
+    await page.put(made_node("attic", "draining", status_reason="asked by a person"))
     await browser.signed_in()
     text = (await browser.get("/")).text
     assert text.index(">attic<") < text.index(">barn<"), "in name order"
     for expected in (
-        '<span data-f="pill" class="pill draining" title="draining: asked by a person">draining</span>',
+        '<span data-f="pill" class="pill draining" title="asked by a person">draining</span>',
         '<meter data-f="vram" min="0" max="25769803776" value="4294967296" aria-hidden="true"></meter>',
         '<li title="tier=fast">tier=fast</li>',
         "Nothing needs you: 1 healthy and 1 draining.",

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.params import Parameter
 
-from corral.contract.admin import BackendBody, BackendJob, JobAccepted, PlanView
+from corral.contract.admin import BackendBody, BackendJob, JobAccepted, OperationView, PlanView
 from corral.controller.api.auth import principal_of
 from corral.controller.operations.requests import OperationKind, Wish, make_wish
 from corral.controller.operations.service import Operations
@@ -86,6 +86,12 @@ async def accept(operations: Operations, wish: Wish) -> JobAccepted:
         else (f"{_DOING[wish.kind]} of {name} started")
     )
     return JobAccepted(accepted.operation_id, words, f"/api/backends/job/{accepted.operation_id}", accepted.joined)
+
+
+def not_done_yet(job: JobAccepted, view: OperationView, words: str) -> Response[JobAccepted]:
+    """202, for whoever waited for the end: with how it stands on each node."""
+    told = msgspec.structs.replace(job, message=f"accepted, not done yet: {words}", nodes=view.nodes)
+    return Response(told, status_code=202)
 
 
 async def answer_backend_job(

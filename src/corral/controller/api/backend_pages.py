@@ -30,6 +30,7 @@ from corral.controller.api.asking import (
     Selector,
     accept,
     answer_job,
+    not_done_yet,
     read_wish,
 )
 from corral.controller.api.auth import admins, viewers
@@ -170,10 +171,9 @@ class BackendPages(Controller):
             nodes = [msgspec.to_builtins(row) for row in view.nodes]
             return Response({"success": True, "message": "Backend deleted successfully", "nodes": nodes})
         if view.state == "failing":
-            return refuse(500, f"{view.error}; will be tried again, see operation {job.job_id}", "failed")
-        return Response(
-            msgspec.structs.replace(job, message=f"accepted, not done yet: {view.message}"), status_code=202
-        )
+            words = f"{view.error}; will be tried again, see operation {job.job_id}"
+            return refuse(500, words, "failed", nodes=view.nodes)
+        return not_done_yet(job, view, view.message)
 
     @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
     async def upgrade(

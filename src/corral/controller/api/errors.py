@@ -36,11 +36,15 @@ _IN_THE_BODY = "`$.data"  # where msgspec says that it found the fault
 _PLAIN = ("/api/operations", "/api/backends")
 
 
-def answer(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> Response[bytes]:
-    return _json(status, {"error": {"code": status, "message": message, "type": kind}}, headers)
+def answer(
+    status: int, message: str, kind: str, headers: dict[str, str] | None = None, **more: object
+) -> Response[bytes]:
+    return _json(status, {"error": {"code": status, "message": message, "type": kind}, **more}, headers)
 
 
-def plain(status: int, message: str, code: str, headers: dict[str, str] | None = None, **more: str) -> Response[bytes]:
+def plain(
+    status: int, message: str, code: str, headers: dict[str, str] | None = None, **more: object
+) -> Response[bytes]:
     return _json(status, {"error": message, "code": code, **more}, headers)
 
 

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Controller, Response, get, post
 
 from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, PlanView
-from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, read_wish
+from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, not_done_yet, read_wish
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import answer
 from corral.controller.operations.installed import InstalledBackends
@@ -61,9 +61,9 @@ class NodeBackends(Controller):
         if view.state == "done":
             return Response({"message": "backend deleted"})
         if view.state == "failing":  # it will be tried again; whoever waits for an answer is told how it stands
-            return answer(500, f"{view.error}; will be tried again, see operation {job.job_id}", "node_error")
-        words = next((row.error for row in view.nodes if row.error), view.message)
-        return Response(msgspec.structs.replace(job, message=f"accepted, not done yet: {words}"), status_code=202)
+            words = f"{view.error}; will be tried again, see operation {job.job_id}"
+            return answer(500, words, "node_error", nodes=view.nodes)
+        return not_done_yet(job, view, next((row.error for row in view.nodes if row.error), view.message))
 
     @post("/verify", guards=(admins,), status_code=200, summary="Read every file of it again: is it still whole?")
     async def verify(self, integrity: Integrity, node: str, data: BackendBody) -> BackendVerified:

@@ -122,12 +122,12 @@ def is_processed(rows: Sequence[Row]) -> bool:
 
 
 def judge(rows: Sequence[Row]) -> Outcome:
-    """A hard error outranks waiting: people look at the worst first."""
+    """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
     if all(row.status in TERMINAL for row in rows):
         return Outcome.DONE
-    if not is_settled(rows):
-        return Outcome.UNDER_WAY
-    return Outcome.FAILING if any(row.status is RowStatus.ERROR for row in rows) else Outcome.WAITING
+    if is_processed(rows) and any(row.status is RowStatus.ERROR for row in rows):
+        return Outcome.FAILING
+    return Outcome.WAITING if is_settled(rows) else Outcome.UNDER_WAY
 
 
 def progress(rows: Sequence[Row]) -> float:

@@ -68,15 +68,13 @@ def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
         case NodeEvent.DRAIN_ASKED:
             if state.drained:
                 return Stays()
-            return _moved(
-                state, _unless_offline(state, NodeStatus.DRAINING), "draining: asked by a person", drained=True
-            )
+            return _moved(state, _unless_offline(state, NodeStatus.DRAINING), "asked by a person", drained=True)
         case NodeEvent.RESUME_ASKED:
             return _resume(state)
         case NodeEvent.SELF_DRAINED:
             if state.status in (NodeStatus.DRAINING, NodeStatus.OFFLINE):
                 return Stays()
-            return _moved(state, NodeStatus.DRAINING, "draining: the worker is about to leave")
+            return _moved(state, NodeStatus.DRAINING, "the worker is about to leave")
         case NodeEvent.SELF_RESUMED:
             if state.drained:
                 return Refused("the node was drained by a person; only a person can resume it")

@@ -87,6 +87,11 @@ class Joining:
         return reply
 
     def _why_wait(self, reply: NodeRegistered) -> str:
+        if reply.status == NodeStatus.PENDING and not reply.protocol:
+            return (
+                f"waiting for approval: approve {self._name} on the Nodes page of LocalAI, or start LocalAI with "
+                "LOCALAI_AUTO_APPROVE_NODES=true"
+            )
         if reply.status == NodeStatus.PENDING:
             command = f"corral nodes approve {shlex.quote(self._name)}"
             return f"waiting for approval: run `{command}`, or approve it on the cluster's page"

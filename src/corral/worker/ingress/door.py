@@ -27,6 +27,11 @@ from corral.worker.supervisor.table import Running
 
 log = get_log(__name__)
 _REPLICAS = "/replicas"
+_FILES = (b"/v1/files/", b"/v1/files-list/")
+NO_FILES = (
+    "this Corral worker has no file server for LocalAI controllers yet: models whose files LocalAI sends "
+    "cannot be loaded on it"
+)
 Serve = Callable[[Request, Responder], Awaitable[int]]  # answers, and tells the status for the count
 
 
@@ -96,6 +101,8 @@ class Door:
             return _REPLICAS, Scope.REPLICAS, self.replicas.handle
         if route == logs.PREFIX or route.startswith(logs.PREFIX + b"/"):
             return "/v1/backend-logs", Scope.LOGS, self._logs.handle
+        if route.startswith(_FILES):
+            return "/v1/files", Scope.FILES, self._no_files
         return "other", None, self._unknown
 
     async def _serve_counted(self, serve: Serve, request: Request, responder: Responder) -> int:
@@ -135,6 +142,10 @@ class Door:
         self.shortcut.ended.clear()
         await responder.send(200, ((b"content-type", CONTENT_TYPE),), self._metrics.render())
         return 200
+
+    async def _no_files(self, request: Request, responder: Responder) -> int:
+        log.warning("file request not served", why=NO_FILES, peer=_peer(request), request_id=request.request_id)
+        return await logs.say(responder, 501, NO_FILES)
 
     async def _unknown(self, _request: Request, responder: Responder) -> int:
         return await say_error(responder, 404, "there is no such route here", "not_found")

@@ -65,6 +65,8 @@ class TokenCheck:
         token = _bearer(authorization)
         if self._shared and scope in _FOR_SHARED and hmac.compare_digest(token, self._shared):
             return None
+        if self._shared and self._verifier is None:
+            return NotWelcome(401, "the token is not the registration token of the LocalAI fleet")
         claims = self._verified.get(token)
         if claims is None:
             found = self._verify(token)

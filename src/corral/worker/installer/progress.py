@@ -104,6 +104,7 @@ class ProgressPublisher:
         self._clock = clock
         self._window: Window[InstallProgress] = Window(window_s)
         self._last: Progress | None = None
+        self._percentage = 0.0  # the highest that was told: a LocalAI controller shows the latest event as it is
         self._seq = after_seq
         # Two places, the second for the latest: a bus that is slow gets no backlog of what is long past.
         self._outgoing: list[InstallProgress] = []
@@ -172,6 +173,7 @@ class ProgressPublisher:
                 log.debug("progress not published", op=self._order.op_id, reason=error.message)
 
     def _event(self, progress: Progress) -> InstallProgress:
+        self._percentage = max(self._percentage, percentage(progress))
         return InstallProgress(
             op_id=self._order.op_id,
             node_id=self._order.node_id,
@@ -179,7 +181,7 @@ class ProgressPublisher:
             file_name=progress.file,
             current=human_bytes(progress.current_bytes) if progress.current_bytes or progress.total_bytes else "",
             total=human_bytes(progress.total_bytes) if progress.total_bytes else "",
-            percentage=percentage(progress),
+            percentage=self._percentage,
             phase=progress.phase.value,
             attempt=self._order.attempt,
             current_bytes=progress.current_bytes,
