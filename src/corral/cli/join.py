@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from corral.cli.join_token import hide_token
 from corral.cli.options import command_of
 from corral.cli.output import DONE, remark, tell
-from corral.cli.run import run_role, settings_of
+from corral.cli.run import remembered_settings, run_worker, settings_of
 from corral.client.contexts import list_contexts
 from corral.client.endpoint import same_place
 
 HELP = """Bring this machine into a fleet, and work for it until stopped.
 
 The line with URL and token comes from `corral up` or `corral token create`. The token is needed once; later
-`corral join` (or `corral worker`) alone goes on as the same node.
+`corral join` (or `corral worker`) alone goes on as the same node, with the flags of the first time: they are kept in
+the data folder, and whatever is given later wins.
+
+The token does not stay visible in `ps`. To keep it out of the command line altogether, give it in CORRAL_TOKEN, in a
+--token-file, or on standard input with `--token -`.
 
 \b
 Examples:
   corral join https://fleet:8080 --token cj_… --ca sha256:…
+  printf %s cj_… | corral join https://fleet:8080 --token - --ca sha256:…
   corral join http://127.0.0.1:8080 --token cj_… --data ~/second-worker --name second
   corral join https://fleet:8080 --token SHARED --localai      (prints a LocalAI worker's environment)
 """
@@ -82,19 +89,22 @@ def _local_bus_port(url: str) -> int:
     return 4222
 
 
-def _flags(given: dict[str, Any]) -> dict[str, Any] | int:
-    """The worker's flags; or, for --localai, the exit code of what was printed instead."""
-    flags = {name: value for name, value in given.items() if name not in ("url", "localai")}
-    if given["url"]:
-        flags["controller"] = given["url"]
-    return print_localai(flags) if given["localai"] else flags
+def _join_command() -> Callable[..., int]:
+    flags: dict[str, Any] = {}
 
+    def read(given: dict[str, Any]) -> dict[str, Any] | int:
+        """The worker's flags; or, for --localai, the exit code of what was printed instead."""
+        flags.update({name: value for name, value in given.items() if name not in ("url", "localai")})
+        if given["url"]:
+            flags["controller"] = given["url"]
+        if given["localai"]:
+            return print_localai(flags)
+        flags.update(hide_token(flags))
+        return flags
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command("join")(
-    command_of(
+    return command_of(
         settings_of("worker"),
-        lambda settings: run_role("worker", settings),
+        lambda settings: run_worker(settings, flags),
         help=HELP,
         arguments={
             "url": Annotated[str | None, typer.Argument(metavar="URL", help="of the fleet; once joined not needed")],
@@ -102,7 +112,11 @@ app.command("join")(
                 bool | None, typer.Option("--localai", help="only print the environment a LocalAI worker needs")
             ],
         },
-        read=_flags,
+        read=read,
         shown=lambda doc: doc.name in _SHOWN,
+        remembered=remembered_settings,
     )
-)
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command("join")(_join_command())

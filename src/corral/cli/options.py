@@ -30,9 +30,11 @@ def command_of(
     read: Callable[[dict[str, Any]], dict[str, Any] | int] = lambda given: given,
     shown: Callable[[SettingDoc], bool] = lambda doc: not doc.advanced,
     env: Mapping[str, str] | None = None,
+    remembered: Callable[[T], tuple[Path, Mapping[str, Any]]] | None = None,
 ) -> Run:
     """A function for Typer. `arguments` are further parameters (name → annotation) that come before the settings;
-    `read` turns everything given into flags of the settings, or into an exit code when there is nothing to run."""
+    `read` turns everything given into flags of the settings, or into an exit code when there is nothing to run.
+    `remembered` finds the settings of earlier starts, and the file they are in, given those of this start."""
 
     def invoke(**given: Any) -> int:
         config = given.pop("config_file")
@@ -40,12 +42,16 @@ def command_of(
         flags = read({name: _joined(value) for name, value in given.items()})
         if isinstance(flags, int):
             return flags
-        settings = read_settings(
-            kind,
-            flags=flags,
-            env=os.environ if env is None else env,
-            file=Path(config).expanduser() if config else None,
-        )
+        now: dict[str, Any] = {
+            "flags": flags,
+            "env": os.environ if env is None else env,
+            "file": Path(config).expanduser() if config else None,
+        }
+        settings = read_settings(kind, **now)
+        if remembered is not None:
+            place, known = remembered(settings)
+            if known:
+                settings = read_settings(kind, **now, remembered=known, remembered_in=place)
         return run(settings)
 
     return with_parameters(invoke, _parameters(kind, arguments or {}, shown), doc=help)

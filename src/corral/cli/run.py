@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from corral.cli.join_token import hide_token
 from corral.cli.options import command_of
 from corral.cli.output import DONE, tell
 
@@ -34,10 +35,15 @@ _HELP = {
     """,
     "worker": """Run a worker on this machine. `corral join URL --token T` is the short way to the same.
 
+    Flags given once are kept in settings.json of the data folder and used by later starts on it; a flag or a variable
+    given then wins. Tokens and other secrets are not kept there. Give the token in CORRAL_TOKEN, in a --token-file, or
+    on standard input with `--token -`.
+
     \b
     Examples:
       corral worker --controller https://fleet:8080 --token-file join.token --labels tier=fast
       corral worker --data /var/lib/corral/worker          (joined before: nothing else is needed)
+      corral worker --port 50051                           (kept: later starts on this folder use the same port)
       corral worker reload --data /var/lib/corral/worker   (a new one takes over; no request fails)
     """,
 }
@@ -69,19 +75,43 @@ def _worker_command() -> Callable[..., int]:
     """`corral worker` runs one; `corral worker reload` finds the one at work by the same settings."""
     action = typer.Argument(metavar="[reload]", help="let a new worker take over from the one at work")
     asked: list[str] = []
+    flags: dict[str, Any] = {}
 
     def read(given: dict[str, Any]) -> dict[str, Any]:
         if (word := given.pop("action")) is not None:
             if word != "reload":
                 raise typer.BadParameter(f"{word!r} is not something a worker can be told; `reload` is")
             asked.append(word)
-        return given
+        if not asked:
+            flags.update(hide_token(given))
+        return given | flags
 
     def run(settings: Any) -> int:
-        return reload_worker(settings) if asked else run_role("worker", settings)
+        return reload_worker(settings) if asked else run_worker(settings, flags)
 
     arguments = {"action": Annotated[str | None, action]}
-    return command_of(settings_of("worker"), run, help=_HELP["worker"], arguments=arguments, read=read)
+    return command_of(
+        settings_of("worker"),
+        run,
+        help=_HELP["worker"],
+        arguments=arguments,
+        read=read,
+        remembered=remembered_settings,
+    )
+
+
+def remembered_settings(settings: Any) -> tuple[Path, dict[str, Any]]:
+    """What earlier starts of the worker on its data folder were given, and where that is kept."""
+    from corral.worker import remembered
+
+    return settings.data / remembered.FILE, dict(remembered.read(settings.data))
+
+
+def run_worker(settings: Any, flags: dict[str, Any]) -> int:
+    from corral.worker import remembered
+    from corral.worker.main import run
+
+    return run(settings, remembered.choose(settings, flags))
 
 
 def reload_worker(settings: Any) -> int:

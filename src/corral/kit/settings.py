@@ -84,8 +84,11 @@ def read_settings(
     flags: Mapping[str, Any],
     env: Mapping[str, str],
     file: Path | None = None,
+    remembered: Mapping[str, Any] | None = None,
+    remembered_in: Path | None = None,
 ) -> T:
-    """Build the settings or raise `BadSettings` naming every fault by the words the person used."""
+    """Build the settings or raise `BadSettings` naming every fault by the words the person used. `remembered` are
+    settings of earlier starts: anything given now wins over them."""
     faults: list[str] = []
     from_file = _read_file(file, faults)
     hints = typing.get_type_hints(kind)
@@ -95,6 +98,8 @@ def read_settings(
     for field in dataclasses.fields(_as_dataclass(kind)):
         declared: Declared = field.metadata[_DECLARED]
         found = _find(field.name, declared, flags, env, from_file, file)
+        if found is None and remembered is not None and field.name in remembered:
+            found = f"{remembered_in}: {field.name}", remembered[field.name]
         if found is None:
             if field.default is dataclasses.MISSING:
                 faults.append(f"{flag_of(field.name)} (or {env_of(field.name)}) is required: {declared.help}")

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
@@ -48,6 +48,7 @@ from corral.worker.ingress.load import LoadReports
 from corral.worker.ingress.server import Ingress
 from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
+from corral.worker.remembered import remember
 from corral.worker.settings import WorkerSettings
 from corral.worker.supervisor.launch import find_shut, find_user
 from corral.worker.supervisor.supervisor import Supervisor
@@ -63,12 +64,15 @@ async def serve(
     stopped: asyncio.Event | None = None,
     hurry: asyncio.Event | None = None,
     succeeds: bool = False,
+    given: Mapping[str, str | bool] | None = None,
 ) -> bool:
     """Join, work, and leave in order once `stopped` is set; sooner once `hurry` is. `succeeds`: take over from the
-    worker at work. True when a successor has taken over from this one. Raises `CannotGoOn`."""
+    worker at work. `given`: settings of this start to keep for later ones. True when a successor has taken over from
+    this one. Raises `CannotGoOn`."""
     clock, stopped, hurry = clock or SystemClock(), stopped or asyncio.Event(), hurry or asyncio.Event()
     inherited = await inherit(settings.data, timeout_s=settings.reload_timeout_s) if succeeds else None
     with hold_folder(settings.data) as lock:
+        remember(settings.data, given or {})
         make_folders(settings)
         check_backend_user(settings)
         identity = IdentityFile.open(settings.data, name=settings.name)
@@ -248,8 +252,8 @@ def read_join_token(settings: WorkerSettings) -> str:
         return ""
 
 
-def run(settings: WorkerSettings) -> int:
-    """The process: logging, signals, exit code. What a person must mend is one line on stderr."""
+def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None) -> int:
+    """The process: logging, signals, exit code. What a person must mend is one line on stderr. `given`: see `serve`."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
     log.info("worker starts", **shown(settings))
     successors = Successors()
@@ -257,13 +261,15 @@ def run(settings: WorkerSettings) -> int:
         succeeds = is_successor(os.environ)
         if succeeds:
             successors.bind_to_keeper()
-        return uvloop.run(_serve_until_signalled(settings, successors, succeeds))
+        return uvloop.run(_serve_until_signalled(settings, successors, succeeds, given or {}))
     except CannotGoOn as error:
         print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
         return 1
 
 
-async def _serve_until_signalled(settings: WorkerSettings, successors: Successors, succeeds: bool) -> int:
+async def _serve_until_signalled(
+    settings: WorkerSettings, successors: Successors, succeeds: bool, given: Mapping[str, str | bool]
+) -> int:
     """The exit code; a worker that has handed over may have become a keeper instead."""
     stopped, hurry = asyncio.Event(), asyncio.Event()
     asked = iter((stopped, hurry))  # a stop order over the bus is not the first of two signals
@@ -280,7 +286,7 @@ async def _serve_until_signalled(settings: WorkerSettings, successors: Successor
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGUSR2, successors.start)
     async with alongside(successors.watch()):
-        handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds)
+        handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds, given=given)
     if handed_over:
         log.info("worker has handed over")
         return await successors.keep()

@@ -102,7 +102,11 @@ class _NodeSettings:
         check=_http_url,
     )
     token: str = setting(
-        "join token; needed once", default="", secret=True, aliases=("LOCALAI_REGISTRATION_TOKEN",), parse=str.strip
+        "join token; needed once; - = read it from standard input",
+        default="",
+        secret=True,
+        aliases=("LOCALAI_REGISTRATION_TOKEN",),
+        parse=str.strip,
     )
     token_file: Path | None = setting("file with the join token", default=None)
     ca: str = setting(

@@ -1,0 +1,54 @@
+"""Join tokens off the command line: everybody on a machine can read the arguments of a process for as long as it runs.
+
+A token given as `--token cj_…` is moved into the environment, which only the same user can read, by starting the same
+program again in the same process. `--token -` reads the token from standard input.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+FROM_STDIN = "-"
+_FLAG = "--token"
+_VARIABLE = "CORRAL_TOKEN"
+
+
+def hide_token(given: dict[str, Any]) -> dict[str, Any]:
+    """The flags, with the token read. Does not return where the token stood among this process's own arguments."""
+    token = given.get("token")
+    if not token:
+        return given
+    if token == FROM_STDIN:
+        token = _read_token()
+    before = sys.orig_argv[1:]
+    words = without_token(before)
+    if words != before:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *words], {**os.environ, _VARIABLE: token})
+    return given | {"token": token}
+
+
+def without_token(words: Sequence[str]) -> list[str]:
+    """The arguments less every `--token X` and `--token=X`. Pure."""
+    left: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == _FLAG:
+            next(rest, None)
+        elif not word.startswith(f"{_FLAG}="):
+            left.append(word)
+    return left
+
+
+def _read_token() -> str:
+    line = getpass.getpass("join token: ") if sys.stdin.isatty() else sys.stdin.readline()
+    if not line.strip():
+        raise typer.BadParameter("--token - reads the token from standard input, and nothing came")
+    return line.strip()
