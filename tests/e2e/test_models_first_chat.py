@@ -13,6 +13,7 @@ import pytest
 
 from corral.controller.scheduler.gguf import read_head
 from tests.support.fleet import PATIENT, Fleet
+from tests.support.waiting import wait_for
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is a corral?"}]
@@ -64,6 +65,26 @@ def test_what_openais_client_asks_is_answered(fleet: Fleet, client: openai.OpenA
     assert completed.choices[0].text
     with pytest.raises(openai.NotFoundError, match=f"Did you mean `{MODEL}`"):
         client.chat.completions.create(model="smollm2", messages=QUESTION)
+
+
+def test_responses_are_streamed_to_openais_client(fleet: Fleet, client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "What is a corral?", "max_output_tokens": 8, "temperature": 0}
+    with client.responses.stream(**asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text
+    assert final.output_text == text
+    assert final.usage is not None
+    assert final.usage.output_tokens == 8
+    assert client.responses.create(**asked).output_text == text
+    with client.responses.stream(**{**asked, "max_output_tokens": 2000}) as stream:  # left in the middle
+        next(event for event in stream if event.type == "response.output_text.delta")
+
+    def is_idle() -> bool:
+        rows = fleet.api("GET", f"/api/models/{MODEL}/replicas").json()
+        return [row["in_flight"] for row in rows] == [0]
+
+    wait_for(is_idle, "end of the generation")
 
 
 def test_the_same_weights_embed_under_another_name(fleet: Fleet, client: openai.OpenAI) -> None:

@@ -1,5 +1,6 @@
 """`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another (DESIGN §3, §6, §9.2).
-A process that speaks gRPC is reached through `inference/` instead, which translates.
+A process that speaks gRPC is reached through `inference/` instead, which translates, and so is `/v1/responses`, whose
+streams some engines leave incomplete.
 
 Whoever comes in has shown a token of the controller's at the door. It ends here: the process sees the token of its own,
 which nobody else knows. A process that is gone, or is being replaced, answers 410, and the gateway picks again.
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 from corral.contract.http import NOT_REACHED, PROCESS_ENDED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
+from corral.inference.responses import ROUTE as RESPONSES
+from corral.inference.responses import Responses
 from corral.worker.ingress.answers import say_error, say_upstream_failed
 from corral.worker.ingress.bridges import Bridges
 from corral.worker.ingress.inflight import InFlight
@@ -46,6 +49,7 @@ class Replicas:
         self._find = find
         self._in_flight = in_flight
         self._bridges = bridges
+        self._responses = Responses()
         self._ways: dict[str, Way] = {}
         self._retired: set[str] = set()
 
@@ -62,6 +66,8 @@ class Replicas:
             if running.protocol == GRPC:
                 bridge = await self._bridges.of(running, self._find)
                 return await bridge.handle(replace(request, path=slash + rest or b"/"), responder)
+            if request.method == b"POST" and request.route.endswith(RESPONSES):
+                return await self._responses.handle(request, responder, f"http://{running.address}", running.token)
             way = self.way(running)
             result = await responder.relay(way.target, path=slash + rest or b"/", strip=OURS, add=way.add, upgrade=True)
         except UpstreamFailed as failure:
@@ -72,6 +78,7 @@ class Replicas:
 
     async def close(self) -> None:
         await self._bridges.close()
+        await self._responses.close()
 
     async def retire(self, process_id: str, timeout_s: float) -> bool:
         """No new requests from now on; those under way may end. Whether they have, within that time."""

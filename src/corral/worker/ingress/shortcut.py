@@ -1,8 +1,8 @@
 """The ingress's short way: a request for a process that serves is passed on at once (`relay/quick.py`).
 
 It refuses nobody. Whatever is not plainly fine (a token that does not open this door, a process that is gone or speaks
-gRPC, another route) is left to `door.py`, which knows the words. What a head says is judged once; whether its token
-still counts is asked once a second, and whether its process still serves every time.
+gRPC, `/v1/responses`, another route) is left to `door.py`, which knows the words. What a head says is judged once;
+whether its token still counts is asked once a second, and whether its process still serves every time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from corral.contract.access import Scope
 from corral.contract.http import Errand, KnownHead, Request, Responder, UpstreamFailed
 from corral.contract.manifest import GRPC
+from corral.inference.responses import ROUTE as RESPONSES
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.ingress.replicas import OURS, PREFIX, Replicas
 from corral.worker.ingress.tokens import TokenCheck
@@ -123,6 +124,6 @@ def _read(head: KnownHead) -> _Card:
     if not path.startswith(PREFIX) or len(shown) != 1 or _door_log.isEnabledFor(logging.DEBUG):
         return _Card("", b"", b"")
     named, slash, rest = path[len(PREFIX) :].partition(b"/")
-    if not slash or b"?" in named:
+    if not slash or b"?" in named or path.partition(b"?")[0].endswith(RESPONSES):
         return _Card("", b"", b"")
     return _Card(named.decode(errors="replace"), slash + rest, shown[0])
