@@ -32,6 +32,7 @@ _HELP = {
     Examples:
       corral gateway --controller unix:/run/corral/controller.sock --gateway-key-file /etc/corral/gateway.key
       corral gateway --controller https://10.0.0.2:8081 --host 0.0.0.0 --tls-cert srv.crt --tls-key srv.key
+      corral gateway --controller unix:/run/corral/controller.sock --gateway-key-file gateway.key --processes 4
     """,
     "worker": """Run a worker on this machine. `corral join URL --token T` is the short way to the same.
 

@@ -123,9 +123,12 @@ class InFlight:
     def load(self, process_id: str, node_id: str) -> Load:
         found = self._loads.get(process_id)
         if found is None:
-            found = self._loads[process_id] = Load(node_id)
+            found = self._loads[process_id] = self.new_load(node_id)
             self._on_node.setdefault(node_id, {})[process_id] = found
         return found
+
+    def new_load(self, node_id: str) -> Load:
+        return Load(node_id)
 
     def find(self, process_id: str) -> Load | None:
         return self._loads.get(process_id)

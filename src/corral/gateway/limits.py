@@ -2,7 +2,7 @@
 
 Each number is a bucket that fills evenly, so a minute's worth may come at once and then as it fills. Tokens are known
 only when an answer has ended: they may overdraw the bucket, and the next request waits until it is paid back. Each
-gateway counts by itself.
+gateway counts by itself; the processes of one gateway count together (`processes/limits.py`).
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ class KeyLimiter:
                 return Refusal(what, bucket.limit, wait_s)
         return None
 
-    def begin(self) -> None:
-        """After `refuses` said nothing."""
+    def begin(self) -> bool:
+        """After `refuses` said nothing. False: another process was quicker, and it is refused after all."""
         self.running += 1
         if self._requests is not None:
             self._requests.take(1.0)
+        return True
 
     def end(self, tokens: int) -> None:
         self.running -= 1
@@ -82,10 +83,13 @@ class Limiters:
             return None
         known = self._by_key.get(key_id)
         if known is None:
-            known = self._by_key[key_id] = KeyLimiter(limits, now)
+            known = self._by_key[key_id] = self.new_limiter(key_id, limits, now)
         elif known.limits != limits:
             known.change(limits, now)
         return known
+
+    def new_limiter(self, key_id: str, limits: KeyLimits, now: float) -> KeyLimiter:
+        return KeyLimiter(limits, now)
 
     def keep(self, key_ids: set[str]) -> None:
         """Forget all others. What is under way of theirs ends where it began."""

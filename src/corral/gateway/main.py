@@ -15,8 +15,10 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import uvloop
 
@@ -36,7 +38,7 @@ from corral.gateway.limits import Limiters
 from corral.gateway.link import controller_trust, ingress_trust, open_link, parse_controller
 from corral.gateway.loads import Loads
 from corral.gateway.metrics import Metrics, RouteClass
-from corral.gateway.own import OwnRoutes
+from corral.gateway.own import OwnRoutes, Siblings
 from corral.gateway.pick import Policy
 from corral.gateway.receipts import ReceiptRing, ReceiptSender
 from corral.gateway.router import ReplicaRouter, RouterOptions
@@ -55,8 +57,9 @@ from corral.kit.socket_activation import report_ready, take_listeners
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 
 log = get_log(__name__)
+E = TypeVar("E", bound=Ejection)
 
-_LAST_RECEIPTS_S = 2.0  # how long the last ones may take when the gateway stops
+LAST_RECEIPTS_S = 2.0  # how long the last ones may take when the gateway stops
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,15 @@ class Gateway:
         return f"{'https' if self.settings.tls_cert else 'http'}://{host}:{self.port}"
 
     async def drain(self) -> None:
-        """Take no more, let what runs end within its time, cut the rest."""
-        log.info("gateway stops; running requests may end", running=self.server.running)
-        cut = await self.server.drain(self.settings.drain_timeout_s)
-        if cut:
-            log.warning("requests were cut off", requests=cut, waited_s=float(self.settings.drain_timeout_s))
+        await drain(self.server, self.settings.drain_timeout_s)
+
+
+async def drain(server: RelayServer, timeout_s: float) -> None:
+    """Take no more, let what runs end within its time, cut the rest."""
+    log.info("gateway stops; running requests may end", running=server.running)
+    cut = await server.drain(timeout_s)
+    if cut:
+        log.warning("requests were cut off", requests=cut, waited_s=float(timeout_s))
 
 
 async def serve(
@@ -138,7 +145,7 @@ async def open_gateway(
             state.in_flight,
             loads,
             clock,
-            _router_options(settings),
+            router_options(settings),
             keeper.look_again,
             controller=address.target,
         )
@@ -148,14 +155,8 @@ async def open_gateway(
             own.took(view)
 
         keeper.on_view = took
-        metrics.totals["prefix_disturbed"] = (
-            "Prompts that did not go where their beginning is known, because that replica was too busy.",
-            lambda: own.disturbed,
-        )
-        metrics.gauges["waiting"] = (
-            "Requests that wait for a slot or for a cold model.",
-            lambda: sum(own.waiting().values()),
-        )
+        count_disturbed(metrics, own)
+        count_waiting(metrics, own)
         counts = metrics.routes[RouteClass.INFERENCE]
         sender = ReceiptSender(
             state.ring,
@@ -169,7 +170,8 @@ async def open_gateway(
         )
         door = build_door(settings, keeper, router or own, metrics, clock, gateway_key=gateway_key, state=state)
         async with (
-            _listening(settings, door, _trust(settings, address.target, tls), metrics, listeners) as (server, port),
+            open_server(settings, door, trust_of(settings, address.target, tls), metrics) as server,
+            _listening(server, settings, listeners) as port,
             asyncio.TaskGroup() as tasks,
         ):
             monitor = IngressMonitor(
@@ -189,30 +191,50 @@ async def open_gateway(
                     task.cancel()
                 await loads.close()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LAST_RECEIPTS_S):
+                    async with asyncio.timeout(LAST_RECEIPTS_S):
                         await sender.send()
+
+
+def count_disturbed(metrics: Metrics, router: ReplicaRouter) -> None:
+    metrics.totals["prefix_disturbed"] = (
+        "Prompts that did not go where their beginning is known, because that replica was too busy.",
+        lambda: router.disturbed,
+    )
+
+
+def count_waiting(metrics: Metrics, router: ReplicaRouter) -> None:
+    metrics.gauges["waiting"] = (
+        "Requests that wait for a slot or for a cold model.",
+        lambda: sum(router.waiting().values()),
+    )
 
 
 class State:
     """What requests share, and what outlives every view."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.in_flight = InFlight()
+    def __init__(
+        self, settings: GatewaySettings, in_flight: InFlight | None = None, limiters: Limiters | None = None
+    ) -> None:
+        self.in_flight = in_flight or InFlight()
         self.ring = ReceiptRing(settings.receipts_limit)
-        self.limiters = Limiters()
+        self.limiters = limiters or Limiters()
         self.rooms = Rooms(
             memory=BodyRoom(max(settings.bodies_limit_bytes, settings.body_limit_bytes)),
             disk=BodyRoom(max(settings.spool_limit_bytes, settings.multipart_limit_bytes)),
         )
-        self.ejection = Ejection(
-            self.in_flight,
-            lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
-            first_s=settings.eject_s,
-            cap_s=settings.eject_cap_s,
-        )
+        self.ejection = new_ejection(Ejection, settings, self.in_flight)
 
 
-def _router_options(settings: GatewaySettings) -> RouterOptions:
+def new_ejection(kind: type[E], settings: GatewaySettings, in_flight: InFlight) -> E:
+    return kind(
+        in_flight,
+        lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+        first_s=settings.eject_s,
+        cap_s=settings.eject_cap_s,
+    )
+
+
+def router_options(settings: GatewaySettings) -> RouterOptions:
     return RouterOptions(
         load_wait_s=settings.load_wait_s,
         queue_wait_s=settings.queue_wait_s,
@@ -233,6 +255,7 @@ def build_door(
     *,
     gateway_key: str,
     state: State | None = None,
+    siblings: Siblings | None = None,
 ) -> Door:
     """The handler for the relay. `bench/` builds one too, around a fleet and a router that never change."""
     state = state or State(settings)
@@ -270,7 +293,7 @@ def build_door(
         patience=Patience(settings.controller_first_byte_s, settings.controller_idle_s),
         retry_after_s=settings.retry_after_s,
     )
-    own = OwnRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s)
+    own = OwnRoutes(fleets, metrics, clock, retry_after_s=settings.retry_after_s, siblings=siblings)
     door = Door(v1, own, controller, metrics, clock)
     # With either of them every answer is changed on its way.
     if isinstance(router, PromptRouter) and not cors.enabled and not settings.expose_node_header:
@@ -329,7 +352,7 @@ def pool_limits(settings: GatewaySettings) -> PoolLimits:
     )
 
 
-def _trust(
+def trust_of(
     settings: GatewaySettings, controller: Target, tls: ssl.SSLContext | None
 ) -> Callable[[Target], ssl.SSLContext]:
     """What is believed about certificates: the controller's and the workers' may be signed by different CAs."""
@@ -342,48 +365,56 @@ def _trust(
 
 
 @contextlib.asynccontextmanager
-async def _listening(
-    settings: GatewaySettings,
-    door: Door,
-    tls: Callable[[Target], ssl.SSLContext],
-    metrics: Metrics,
-    listeners: Sequence[socket.socket],
-) -> AsyncIterator[tuple[RelayServer, int]]:
+async def open_server(
+    settings: GatewaySettings, door: Door, tls: Callable[[Target], ssl.SSLContext], metrics: Metrics
+) -> AsyncIterator[RelayServer]:
+    """It does not listen yet."""
     pool = UpstreamPool(pool_limits(settings), tls=tls, counters=metrics.relay)
     server = RelayServer(
         door,
         relay_limits(settings),
         pool=pool,
-        ssl=_server_tls(settings),
+        ssl=server_tls(settings),
         counters=metrics.relay,
         shortcut=door.shortcut,
     )
     try:
-        port = await _listen(server, settings, listeners)
-        yield server, port
+        yield server
     finally:
         await server.close()
         await pool.close()
 
 
-async def _listen(server: RelayServer, settings: GatewaySettings, listeners: Sequence[socket.socket]) -> int:
-    if listeners:
-        if any(each.family not in (socket.AF_INET, socket.AF_INET6) for each in listeners):
-            raise Invalid(
-                "the gateway was handed a socket that is not TCP: write ListenStream=ADDRESS:PORT in its unit"
-            )
-        ports = [await server.listen_on(each) for each in listeners]
-        return ports[0]
+@contextlib.asynccontextmanager
+async def _listening(
+    server: RelayServer, settings: GatewaySettings, listeners: Sequence[socket.socket]
+) -> AsyncIterator[int]:
+    """The port. Closing the server ends it."""
+    check_listeners(listeners)
+    ports = [await server.listen_on(each) for each in listeners]
+    if not ports:
+        with explained_listening(settings):
+            ports = [await server.listen(settings.host, settings.port)]
+    yield ports[0]
+
+
+def check_listeners(listeners: Sequence[socket.socket]) -> None:
+    if any(each.family not in (socket.AF_INET, socket.AF_INET6) for each in listeners):
+        raise Invalid("the socket handed to the gateway is not TCP: its unit needs ListenStream=ADDRESS:PORT")
+
+
+@contextlib.contextmanager
+def explained_listening(settings: GatewaySettings) -> Iterator[None]:
     where = f"{settings.host}:{settings.port}"
     try:
-        return await server.listen(settings.host, settings.port)
+        yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Invalid(f"{where} is in use by another program; choose another with --port") from error
         raise Invalid(f"cannot listen on {where}: {error.strerror or error}") from error
 
 
-def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+def server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:
@@ -402,11 +433,24 @@ def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
 
 def run(settings: GatewaySettings) -> int:
     """The process: 0 when it was told to stop, 1 with one line on stderr when a person must mend something."""
+    from corral.gateway.processes.child import take_place  # they use what is above
+
     configure_logging(role="gateway", level=settings.log_level, json=settings.log_json)
-    log.info("gateway starts", **shown(settings))
+    place = take_place(os.environ)
+    if place is None:
+        log.info("gateway starts", **shown(settings))
     _raise_file_limit()
     try:
-        uvloop.run(_serve_until_signalled(settings, take_listeners(os.environ)))
+        if place is not None:
+            from corral.gateway.processes.child import serve_child
+
+            uvloop.run(_until_signalled(partial(serve_child, settings, place)))
+        elif settings.processes > 1:
+            from corral.gateway.processes.parent import serve_processes
+
+            uvloop.run(_until_signalled(partial(serve_processes, settings, take_listeners(os.environ))))
+        else:
+            uvloop.run(_until_signalled(partial(serve, settings, listeners=take_listeners(os.environ))))
     except CorralError as error:
         print(f"corral gateway: {error.message}", file=sys.stderr)
         return 1
@@ -420,18 +464,19 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve_until_signalled(settings: GatewaySettings, listeners: Sequence[socket.socket]) -> None:
+async def _until_signalled(serving: Callable[..., Awaitable[None]]) -> None:
+    """`serving` takes `stopped`, an event."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     settle_after_start(loop)
-    serving = asyncio.ensure_future(serve(settings, stopped=stopped, listeners=listeners))
+    task = asyncio.ensure_future(serving(stopped=stopped))
 
     def told_to_stop() -> None:
         if stopped.is_set():  # told twice: somebody is in a hurry
-            serving.cancel()
+            task.cancel()
         stopped.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told_to_stop)
     with contextlib.suppress(asyncio.CancelledError):
-        await serving
+        await task

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -220,11 +220,28 @@ class _Families(Collector):
             yield gauge
 
 
-def render(metrics: Metrics, *, now: float) -> bytes:
-    """The text format, with the process's own memory, processor time and files."""
+class _Processes(Collector):
+    """What several processes take together, in the words that `ProcessCollector` has for one."""
+
+    def __init__(self, numbers: Mapping[str, float]) -> None:
+        self._numbers = numbers
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self._numbers.items():
+            kind = CounterMetricFamily if name == "process_cpu_seconds" else GaugeMetricFamily
+            family = kind(name, "Of all processes of the gateway together.")
+            family.add_metric([], value)
+            yield family
+
+
+def render(metrics: Metrics, *, now: float, processes: Mapping[str, float] | None = None) -> bytes:
+    """The text format, with the process's own memory, processor time and files, or those of several (`processes`)."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(metrics, now))
-    ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    GCCollector(registry=registry)
+    if processes is None:
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+    else:
+        registry.register(_Processes(processes))
     return generate_latest(registry)

@@ -25,7 +25,7 @@ from corral.gateway.pick import BUSY, Picked, Policy, Warm, pick, pick_warm
 from corral.gateway.prefixes import BLOCK, PrefixIndex, chain_of
 from corral.gateway.queue import Waiter
 from corral.gateway.replicas import ModelQueue, Replica, Route, Way, leaving_of, place_replicas
-from corral.gateway.v1 import Ask
+from corral.gateway.v1 import Ask, Waited
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 
@@ -113,8 +113,11 @@ class ReplicaRouter:
         if known is None:
             options = self._options
             prefixes = PrefixIndex(ttl_s=options.prefix_ttl_s, half_life_s=options.prefix_half_life_s)
-            return Way(model, policy, ModelQueue(partial(self._serve_waiting, model.id)), prefixes)
+            return Way(model, policy, self.new_queue(model.id), prefixes)
         return Way(model, policy, known.queue, known.prefixes, turn=known.turn)
+
+    def new_queue(self, name: str) -> ModelQueue:
+        return ModelQueue(partial(self._serve_waiting, name))
 
     def _settle(self, name: str, way: Way) -> None:
         queue = way.queue
@@ -222,7 +225,7 @@ class ReplicaRouter:
             model = way.model
             return answers.at_limit(model.id, model.max_concurrent, model.retry_after_s or _RETRY_S)
         free = None if way.queue.waiting else self._choose(way, ask.body)
-        got = free or await self._wait(way, ask)
+        got = free or await self.wait(way, ask.client.key_id, ask.waited or Waited())
         return got.route(ask.request.path, asked) if isinstance(got, Replica) else got
 
     async def _instead(self, way: Way, ask: Ask) -> Route | Answer | None:
@@ -254,14 +257,15 @@ class ReplicaRouter:
         self._loads.nudge(way.model.id)
         return replica.route_as(ask.request.path, ask.fields.model, stand_in=True)
 
-    async def _wait(self, way: Way, ask: Ask) -> Replica | Answer:
+    async def wait(self, way: Way, key_id: str, waited: Waited) -> Replica | Answer:
+        """For a slot, or for the model to be loaded. `waited` is told how long it took."""
         name, queue = way.model.id, way.queue
         limit = self._options.queue_limit
         if queue.waiting >= limit:
             return answers.queue_full(name, limit, self._options.retry_after_s)
         started, cold = self._clock.monotonic(), not way.replicas
         served: asyncio.Future[Replica | Answer] = asyncio.get_running_loop().create_future()
-        waiter: Waiter[object] = queue.add(ask.client.key_id, partial(_give, served))
+        waiter: Waiter[object] = queue.add(key_id, partial(_give, served))
         try:
             if cold:
                 self._loads.attend(name, self)
@@ -273,7 +277,7 @@ class ReplicaRouter:
             raise
         finally:
             queue.leave(waiter)
-            self._note(ask, queue, started, cold=cold)
+            self._note(waited, queue, started, cold=cold)
         return got
 
     async def _first(
@@ -309,15 +313,14 @@ class ReplicaRouter:
         budget_s = way.model.load_wait_s or self._options.load_wait_s
         return answers.model_loading(name, self._loads.status(name), budget_s)
 
-    def _note(self, ask: Ask, queue: ModelQueue, started: float, *, cold: bool) -> None:
-        if ask.waited is not None:
-            now = self._clock.monotonic()
-            ready = now if queue.warm_at is None else min(now, max(started, queue.warm_at))
-            if cold:
-                ask.waited.load_s += ready - started
-                ask.waited.queue_s += now - ready
-            else:
-                ask.waited.queue_s += now - started
+    def _note(self, waited: Waited, queue: ModelQueue, started: float, *, cold: bool) -> None:
+        now = self._clock.monotonic()
+        ready = now if queue.warm_at is None else min(now, max(started, queue.warm_at))
+        if cold:
+            waited.load_s += ready - started
+            waited.queue_s += now - ready
+        else:
+            waited.queue_s += now - started
 
     # For `Loads`.
 

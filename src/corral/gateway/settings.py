@@ -12,6 +12,7 @@ from corral.gateway.link import parse_controller
 from corral.kit.settings import BadSettings, Seconds, setting
 
 MIB = 1024 * 1024
+MAX_PROCESSES = 64
 
 
 def _positive(value: float) -> str | None:
@@ -24,6 +25,10 @@ def _not_negative(value: float) -> str | None:
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be between 0 and 65535; 0 = any free port"
+
+
+def _processes(value: int) -> str | None:
+    return None if 1 <= value <= MAX_PROCESSES else f"must be between 1 and {MAX_PROCESSES}"
 
 
 def _controller(value: str) -> str | None:
@@ -59,6 +64,11 @@ class GatewaySettings:
 
     host: str = setting("address to serve clients on", default="127.0.0.1")
     port: int = setting("port to serve clients on", default=8080, check=_port)
+    processes: int = setting(
+        "processes that serve requests and share the port; as many as there are cores to spare",
+        default=1,
+        check=_processes,
+    )
     tls_cert: Path | None = setting("certificate for clients (PEM, with its chain)", default=None)
     tls_key: Path | None = setting("key of that certificate (PEM)", default=None)
     cors_origins: tuple[str, ...] = setting(

@@ -103,11 +103,12 @@ class Shortcut:
         route = self._route_now(Ask(head, fleet, client, fields, body))
         if route is None:
             return None
+        if limiter is not None and not limiter.begin():
+            route.load.end()
+            return None
         if route is not card.route:
             card.errand = self._errand(card, client, head, route)
             card.route = route
-        if limiter is not None:
-            limiter.begin()
         self._counts.in_flight += 1
         return card.errand
 

@@ -214,11 +214,10 @@ class V1:
         limiter = self._limiters.of(client.key_id, client.limits, now)
         if limiter is None:
             return None
-        refusal = limiter.refuses(now)
-        if refusal is not None:
-            return answers.rate_limited(*refusal)
-        limiter.begin()
-        return limiter
+        while (refusal := limiter.refuses(now)) is None:
+            if limiter.begin():
+                return limiter
+        return answers.rate_limited(*refusal)
 
     async def _read(self, request: Request, fleet: Fleet, client: Client, share: Share, *, named: bool) -> Ask | Answer:
         """`named`: it is a path of which we know that a model belongs to it."""

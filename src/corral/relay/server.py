@@ -10,6 +10,7 @@ import secrets
 import socket
 import ssl
 import weakref
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -23,6 +24,7 @@ from corral.relay.outbox import Outbox
 from corral.relay.pool import UpstreamPool
 from corral.relay.quick import QuickConnection, may_depart
 from corral.relay.shapes import Shapes
+from corral.relay.shared_accept import SharedListener
 from corral.relay.sockets import watch_for_dead_peers
 from corral.relay.wheel import Wheel
 
@@ -58,7 +60,8 @@ class RelayServer:
         self.loop = asyncio.get_running_loop()
         self.outbox = Outbox(self, self.loop)
         self._ssl = ssl
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._listeners: list[asyncio.AbstractServer | SharedListener] = []
+        self._taking: set[asyncio.Task[None]] = set()  # connections of shared sockets on their way to a protocol
         self._paths: list[str] = []
         self._connections: set[ClientConnection] = set()
         self._refused: set[ClientConnection] = set()
@@ -115,6 +118,33 @@ class RelayServer:
         self._listeners.append(listener)
         bound: int = sock.getsockname()[1]
         return bound
+
+    def listen_shared(self, socks: Sequence[socket.socket], is_turn: Callable[[], bool]) -> None:
+        """Accept on sockets that other processes accept on too, whenever `is_turn` (`shared_accept.py`)."""
+        for sock in socks:
+            watch_for_dead_peers(sock)
+        self._listeners.append(SharedListener(socks, self._take, is_turn))
+
+    def _take(self, connection: socket.socket) -> None:
+        taking = self.loop.create_task(self._adopt(connection), name="new connection")
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+
+    async def _adopt(self, connection: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(
+                self._new_connection,
+                connection,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self.limits.timeouts.handshake_s if self._ssl else None,
+            )
+        except (OSError, ssl.SSLError, TimeoutError):
+            connection.close()  # it left, or could not agree on TLS
+
+    @property
+    def open_connections(self) -> int:
+        """Also those that are just being taken."""
+        return self.counters.connections_open + len(self._taking)
 
     def descriptors(self) -> list[int]:
         """Of the sockets it listens on, for whoever is to accept in its place."""

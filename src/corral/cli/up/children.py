@@ -124,8 +124,9 @@ def controller_settings(site: Site) -> dict[str, str]:
     }
 
 
-def gateway_settings(site: Site) -> dict[str, str]:
+def gateway_settings(site: Site, processes: int = 1) -> dict[str, str]:
     return {
+        "processes": str(processes),
         "controller": f"unix:{site.socket}",
         "controller_ca": "",
         "ingress_ca": str(site.folder.ca_cert) if site.tls else "",

@@ -51,6 +51,7 @@ Examples:
   corral up --lan                     other machines may join; TLS from a CA made here
   corral up --port 18080 --data ~/corral-test --context test
                                       a second fleet; reach it with `--context test`
+  corral up --gateway-processes 4     a gateway that uses four cores
   corral up --no-worker               only the control plane and the gateway
 """
 
@@ -125,7 +126,7 @@ def make_ready(settings: UpSettings, site: Site, listeners: tuple[socket.socket,
     specs = {"bus": ChildSpec("bus", bus, _without_settings(), stop_s, steady_after_s=_BUS_STEADY_AFTER_S)}
     for name, decided in (
         ("controller", controller_settings(site)),
-        ("gateway", gateway_settings(site)),
+        ("gateway", gateway_settings(site, settings.gateway_processes)),
         ("worker", worker_settings(site)),
     ):
         if name != "worker" or settings.worker:

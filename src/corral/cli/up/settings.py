@@ -45,6 +45,7 @@ class UpSettings:
         "name by which commands on this machine choose this fleet (`corral contexts`); empty = its data folder's name",
         default="",
     )
+    gateway_processes: int = setting("processes of the gateway, which share its port", default=1, check=positive)
     show_key: bool = setting("print the admin key itself, not only where it lies", default=False)
     verbose: bool = setting("show the log of every process here too", default=False)
 

@@ -1,0 +1,100 @@
+"""Numbers that several processes share: rows of a table in shared memory, with one column for each process.
+
+A process writes only its own column and reads all of them, so nothing needs a lock, and what a dead process has left
+can be told from what the living ones hold. Cells are 8 bytes, aligned: a read sees an old number or a new one, never
+a mixture. Column 0 is the parent's. Which row belongs to what is decided by the parent (`RowBook`) and told to the
+children with every view.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+
+MAX_ROWS = 1 << 15
+PARENT = 0
+_CELL_BYTES = 8
+
+
+class SharedTable:
+    """Each row has two numbers per process: `first(row)` and `second(row)` are the cells of column 0."""
+
+    def __init__(self, descriptor: int, *, columns: int, column: int) -> None:
+        self.descriptor = descriptor
+        self.columns = columns
+        self.column = column
+        self.others = tuple(each for each in range(columns) if each != column)
+        self.cells = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size)).cast("B").cast("d")
+
+    @classmethod
+    def create(cls, columns: int, *, rows: int = MAX_ROWS) -> SharedTable:
+        """A new one, of the parent."""
+        with tempfile.TemporaryFile() as file:  # nobody else finds it: it has no name
+            descriptor = os.memfd_create("corral-gateway") if hasattr(os, "memfd_create") else os.dup(file.fileno())
+        os.truncate(descriptor, rows * 2 * columns * _CELL_BYTES)
+        return cls(descriptor, columns=columns, column=PARENT)
+
+    @property
+    def rows(self) -> int:
+        return len(self.cells) // (2 * self.columns)
+
+    def first(self, row: int) -> int:
+        return row * 2 * self.columns
+
+    def second(self, row: int) -> int:
+        return row * 2 * self.columns + self.columns
+
+    def total(self, first: int) -> float:
+        cells = self.cells
+        return sum(cells[at] for at in range(first, first + self.columns))
+
+
+class RowBook:
+    """Which row has which name. Row 0 is for the processes themselves. A row whose name is not wanted any more is used
+    again once all its cells are zero and `rest_s` have passed: by then every child has the view without it."""
+
+    def __init__(self, table: SharedTable, monotonic: Callable[[], float], *, rest_s: float = 60.0) -> None:
+        self.rows: dict[str, int] = {}
+        self._table = table
+        self._monotonic = monotonic
+        self._rest_s = rest_s
+        self._next = 1
+        self._resting: dict[int, float] = {}  # rows without a name, since when
+
+    def keep(self, names: Iterable[str]) -> set[str]:
+        """Rows for exactly these names. Returns the names that are new; one that finds no row is left out."""
+        wanted = dict.fromkeys(names)
+        now = self._monotonic()
+        for gone in [name for name in self.rows if name not in wanted]:
+            self._resting[self.rows.pop(gone)] = now
+        new = set()
+        for name in wanted:
+            if name not in self.rows and (row := self._free_row(now)) is not None:
+                self.rows[name] = row
+                new.add(name)
+        return new
+
+    def _free_row(self, now: float) -> int | None:
+        for row, since in self._resting.items():
+            if now - since < self._rest_s:
+                break  # the others have rested for less
+            if not self._is_in_use(row):
+                del self._resting[row]
+                self._clear(row)
+                return row
+        if self._next >= self._table.rows:
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def _is_in_use(self, row: int) -> bool:
+        """Requests that are still under way there count in the first number of their process."""
+        first = self._table.first(row)
+        return any(self._table.cells[at] for at in range(first + 1, first + self._table.columns))
+
+    def _clear(self, row: int) -> None:
+        first = self._table.first(row)
+        for at in range(first, first + 2 * self._table.columns):
+            self._table.cells[at] = 0.0
