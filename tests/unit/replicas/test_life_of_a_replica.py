@@ -168,6 +168,22 @@ def test_one_that_leaves_finishes_its_work_first() -> None:
     assert again.row.stop_attempt == 2
 
 
+def test_each_process_of_one_that_leaves_finishes_its_work_first() -> None:
+    """Two of the same replica were there; the idle one was told to end, and after it the busy one at once."""
+    row = leave(a_row("running", ready_at=NOON), "it is of no use", NOON)
+    both = a_place(
+        a_process("ready", "busy"), a_process("ready", "idle"), quiet={"busy": Quiet(1, True), "idle": Quiet(0, True)}
+    )
+    stopped = step(row, both, after_s=3)
+    assert isinstance(stopped, Stop)
+    assert stopped.process_id == "idle"
+    left = a_place(a_process("ready", "busy"), quiet={"busy": Quiet(1, True)})
+    assert isinstance(step(stopped.row, left, after_s=60), Keep)
+    then = step(stopped.row, a_place(a_process("ready", "busy")), after_s=90)
+    assert isinstance(then, Stop)
+    assert then.process_id == "busy"
+
+
 def test_by_force_it_ends_whatever_it_does_and_so_does_one_that_never_served() -> None:
     busy = a_place(a_process(), quiet={"op-1": Quiet(1, True)})
     assert isinstance(step(leave(a_row("running"), "", NOON, force=True), busy), Stop)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.loads.jobs import Job, begin
+from corral.controller.loads.jobs import Cooldown, Job, begin, fail
 from corral.controller.replicas.facts import Decided, Facts, Files
 from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Place, Quiet, Ready, Stage
 from corral.controller.replicas.plan import decide
@@ -240,6 +240,21 @@ def test_a_failed_start_of_a_scheduled_model_is_repeated_with_growing_pauses() -
     sim.now += timedelta(minutes=6)
     sim.rest()
     assert sim.serving(sim.models["m"]) == 1
+
+
+def test_what_is_left_of_a_load_that_failed_does_not_begin_it_again() -> None:
+    """Of two replicas one failed, and the load waits for its next try; the other failed after it, and another node was
+    tried at once."""
+    sim = Sim({"n": Machine("n"), "other": Machine("other")}, {"m": a_model("m", min_replicas=2)})
+    row = Intended("n", "m", 0, "r1", "b", Stage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
+    sim.rows[row.key] = row
+    sim.jobs["m"] = fail(begin("m", "r1", NOON), "n", "no memory", NOON, Cooldown(), elsewhere=False)
+    sim.heard.append(Ended(OrderId("n", "op", 1), False, "no memory"))
+    decided = sim.step()
+    assert (dict(decided.rows), decided.jobs["m"].state) == ({}, "failed")
+    sim.now += timedelta(minutes=10)
+    sim.rest()
+    assert sim.serving(sim.models["m"]) == 2
 
 
 def test_nobody_tries_again_by_itself_what_only_a_request_wanted() -> None:

@@ -289,7 +289,8 @@ def _leaving(row: Intended, place: Place, now: datetime, times: Times) -> Next:
         return Gone(row, "it has left")
     if row.next_try_at is not None and row.next_try_at > now:
         return Keep(row)
-    if process is not None and not told and not _may_end(row, process, place, now, times):
+    # Also when it was told before: that may have been another process of the same replica.
+    if process is not None and not _may_end(row, process, place, now, times):
         return Keep(row)
     # One that is not listed may be on its way: its files are still being fetched. The order to stop ends that, too.
     process_id = process.process_id if process is not None else row.process_id

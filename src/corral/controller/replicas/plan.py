@@ -327,9 +327,11 @@ class _ModelPlan:
             job = self._job or jobs.begin(self._model.name, self._model.revision, self._facts.now)
             failed_on = {**job.failed_on, broke.row.node_id: broke.error}
             others = [node_id for node_id in self._facts.world.nodes if node_id not in failed_on]
-            # While others answer there is no hurry: it waits, and what failed is not repeated at once.
+            # While others answer there is no hurry: it waits, and what failed is not repeated at once. Neither is a
+            # load that has failed already, and of which this replica is what was left.
             elsewhere = (
                 not broke.everywhere
+                and not self._is_cooling()
                 and not self._serving()
                 and isinstance(place(self._world(), self._tried(), only=others), Placed)
             )
