@@ -98,6 +98,28 @@ def is_newer(entry: BackendEntry, version: str, digest: str, available_digest: s
     return bool(available_digest) and digest != available_digest
 
 
+def is_proven(info: UpgradeInfo) -> bool:
+    """Whether what nodes report shows a difference. A digest that a node does not report is listed as a difference, but
+    it proves none: it would still be missing after every upgrade."""
+    majority = (info.installed_version, info.installed_digest)
+    available = (info.available_version, info.available_digest)
+    others = [(drift.version, drift.digest) for drift in info.node_drift]
+    return any(_differ(build, available) for build in (majority, *others)) or any(
+        _differ(build, majority) for build in others
+    )
+
+
+def _differ(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Versions decide where both are known, then digests; what neither side can tell is no difference."""
+    (version, digest), (other_version, other_digest) = one, other
+    if version and other_version and version != other_version:
+        return True
+    if digest and other_digest:
+        return digest != other_digest
+    # A build from before its gallery had versions has a digest and no version.
+    return bool(other_version) and not version and bool(digest)
+
+
 def _rows_by_entry(
     nodes: Iterable[NodeInventory], gallery: Catalogue, suffix: str
 ) -> list[tuple[BackendEntry, list[_Row]]]:
@@ -151,7 +173,7 @@ def _majority(rows: Sequence[_Row], available: tuple[str, str]) -> tuple[str, st
 
 
 def _as_one(told: Sequence[UpgradeInfo]) -> UpgradeInfo:
-    first = told[0]
+    first = next(filter(is_proven, told), told[0])
     drift = tuple(each for info in told for each in info.node_drift)
     return UpgradeInfo(
         first.backend_name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from corral.contract.messages.backends import UpgradeInfo
+from corral.contract.messages.backends import NodeDrift, UpgradeInfo
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import Unavailable
 from tests.support.backend_fleet import Fleet, quick
@@ -96,6 +96,20 @@ async def test_auto_upgrade_asks_for_what_was_found(fleet: Fleet) -> None:
     await until(lambda: barn.installed["vllm"]["digest"] == "sha256:2")
     views = await automatic.backends.operations.list_views(everything=True)
     assert [(view.kind, view.created_by) for view in views] == [("upgrade", ""), ("install", "")]
+
+
+async def test_auto_upgrade_leaves_a_node_alone_that_reports_no_digest(fleet: Fleet) -> None:
+    """It is listed after every check, and was upgraded after every check."""
+    barn = await fleet.corral("barn")
+    await fleet.until(await fleet.install(), "done")
+    await fleet.first.kill()
+    drift = NodeDrift(barn.node_id, "barn", "1.0")
+    silent = UpgradeInfo("vllm", "1.0", "1.0", "sha256:cpu-vllm-1", node_drift=(drift,))
+    fleet.catalogue.newer = {"vllm": silent}
+    automatic = await fleet.controller("c2", options=quick(auto_upgrade=True))
+    assert await automatic.backends.upgrades.check() == {"vllm": silent}
+    views = await automatic.backends.operations.list_views(everything=True)
+    assert [view.kind for view in views] == ["install"]
 
 
 async def test_a_check_is_not_repeated_before_its_time(fleet: Fleet) -> None:

@@ -14,7 +14,7 @@ from corral.gallery.catalogue import Catalogue
 from corral.gallery.entries import read_index
 from corral.gallery.galleries import Gallery
 from corral.gallery.machine import Machine
-from corral.gallery.upgrades import Available, NodeInventory, digests_to_look_up, upgrades
+from corral.gallery.upgrades import Available, NodeInventory, digests_to_look_up, is_proven, upgrades
 
 INDEX = """
 - {name: imaged, uri: "oci://r.example/a:latest"}
@@ -198,3 +198,45 @@ def test_the_fleet_is_left_alone_exactly_when_all_have_the_newest(fleet: list[tu
 def test_the_order_of_nodes_makes_no_difference(fleet: list[tuple[str, str]]) -> None:
     nodes = [node(number, row(digest=digest, version=version)) for number, (version, digest) in enumerate(fleet)]
     assert upgrades(nodes, CATALOGUE, NOW) == upgrades(nodes[::-1], CATALOGUE, NOW)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "listed", "proven"),
+    [
+        ([("2", "sha256:a"), ("2", "sha256:a"), ("2", "")], True, False),
+        ([("2", ""), ("2", ""), ("2", "sha256:a")], True, False),
+        ([("2", ""), ("2", "")], False, False),
+        ([("2", "sha256:a"), ("2", "sha256:a"), ("1", "")], True, True),
+        ([("2", "sha256:a"), ("2", "sha256:a"), ("2", "sha256:b")], True, True),
+        ([("1", ""), ("1", "")], True, True),
+        ([("", ""), ("", "")], True, False),
+        ([("", "sha256:old")], True, True),
+    ],
+)
+def test_a_digest_that_is_not_reported_is_listed_and_proves_nothing(
+    fleet: list[tuple[str, str]], listed: bool, proven: bool
+) -> None:
+    rows = [node(number, row("versioned", digest, version)) for number, (version, digest) in enumerate(fleet)]
+    found = upgrades(rows, CATALOGUE, NOW)
+    assert (list(found), [is_proven(info) for info in found.values()]) == (
+        ["versioned"] if listed else [],
+        [proven] if listed else [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("digests", "proven"),
+    [(["sha256:old"], True), ([""], False), (["", ""], False), (["sha256:new", ""], False), (["sha256:old", ""], True)],
+)
+def test_without_versions_the_digests_that_are_reported_prove_it(digests: list[str], proven: bool) -> None:
+    [info] = upgrades([node(number, row(digest=each)) for number, each in enumerate(digests)], CATALOGUE, NOW).values()
+    assert is_proven(info) == proven
+
+
+def test_wheels_of_one_machine_that_are_old_are_told_before_a_digest_that_is_missing() -> None:
+    now = {("g@wheels", AMD.runtime): Available("sha256:a", "2"), ("g@wheels", ARM.runtime): Available("sha256:b", "2")}
+    amd = [node(1, row("wheels", "sha256:a", "2")), node(2, row("wheels", "", "2"))]
+    arm = node(3, row("wheels", "sha256:old", "1"), machine=ARM)
+    found = upgrades([*amd, arm], CATALOGUE, now)["wheels"]
+    assert is_proven(found)
+    assert not is_proven(upgrades(amd, CATALOGUE, now)["wheels"])

@@ -1,7 +1,8 @@
 """Which installed backends have something newer (contract: http.md §3.3): every few hours, on demand, after changes.
 
 What counts as newer is the galleries' word, given what the nodes report. One controller asks and writes the answer
-down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked.
+down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked; but not where the only
+difference is a digest that a node does not report.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from corral.controller.desired.catalogue import Catalogue, NodeInventory
 from corral.controller.desired.world import kind_of, takes_backends
 from corral.controller.leadership import Leadership
 from corral.controller.watch import Watch
+from corral.gallery.upgrades import is_proven
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -133,9 +135,10 @@ class UpgradeCheck:
         self._watch.touched("rules")
 
     async def _act_on(self, found: dict[str, UpgradeInfo]) -> None:
+        """Only on what reports prove: a node that reports no digest would be upgraded after every check."""
         if self._upgrade is None:
             return
-        for backend in sorted(found):
+        for backend in sorted(name for name, info in found.items() if is_proven(info)):
             try:
                 await self._upgrade(backend)
             except CorralError as error:
