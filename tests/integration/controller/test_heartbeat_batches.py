@@ -103,3 +103,40 @@ async def test_a_nodes_nonsense_is_cut_to_size(tmp_path: Path) -> None:
         assert node.gpu_vendor == "v" * 128
         assert node.available_ram == 0
         assert node.boot_id == "?"
+
+
+async def test_what_could_not_be_written_comes_with_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        one = await registry.join("one", pre_approved=True)
+        other = await registry.join("other", pre_approved=True)
+        before = {node.id: (await stored(registry, node.id)).last_heartbeat for node in (one, other)}
+        record = nodes.record_heartbeats
+
+        async def away(_tx: Transaction, _beats: list[nodes.Heartbeat]) -> int:
+            raise Unavailable("the database is away")
+
+        monkeypatch.setattr(nodes, "record_heartbeats", away)
+        registry.heartbeats.heard_http(one.id, HttpHeartbeat(available_ram=1, boot_id="old"))
+        registry.heartbeats.heard_http(other.id, HttpHeartbeat(available_ram=2))
+        with pytest.raises(Unavailable):
+            await registry.heartbeats.flush()
+        registry.heartbeats.heard_http(one.id, HttpHeartbeat(available_ram=3))
+        monkeypatch.setattr(nodes, "record_heartbeats", record)
+        await registry.heartbeats.flush()
+        found = [await stored(registry, node.id) for node in (one, other)]
+        assert [node.available_ram for node in found] == [3, 2], "of two beats of one node the later counts"
+        assert found[1].last_heartbeat != before[other.id]
+
+
+@pytest.mark.parametrize(("bus", "down"), [("down", True), ("up", False)])
+async def test_a_node_tells_by_http_whether_its_bus_is_down(tmp_path: Path, bus: str, down: bool) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        one = await registry.join("one", pre_approved=True)
+        registry.heartbeats.heard_http(one.id, HttpHeartbeat(bus=bus))
+        await registry.heartbeats.flush()
+        assert (await stored(registry, one.id)).bus_down is down
+        registry.heartbeats.heard_http(one.id, HttpHeartbeat())
+        await registry.heartbeats.flush()
+        assert (await stored(registry, one.id)).bus_down is down, "a beat that does not say keeps what is known"

@@ -6,7 +6,7 @@ import pytest
 
 from corral.contract.hardware import Device
 from corral.contract.messages.replicas import ReplicaDevice
-from corral.controller.scheduler.room import Room, devices_of, emptied, room_of
+from corral.controller.scheduler.room import Room, devices_of, emptied, is_same, room_of
 from corral.controller.scheduler.world import GIB, Node, Policy, Replica, ReplicaState, budget_of
 from tests.support.scheduling import cpu_node, gpu, gpu_node, on, replica
 
@@ -177,3 +177,41 @@ def test_instances_of_one_card_are_told_apart_by_id() -> None:
     device = ReplicaDevice(vendor="nvidia", index=0, uuid="MIG-b")
     assert free(node, replica(node, "m", 5, devices=(device,), state=ReplicaState.STARTING)) == [20, 15]
     assert [space.name for space in room_of(node, (), Policy()).devices] == ["GPU 0 MIG 1", "GPU 0 MIG 2"]
+
+
+def test_some_ram_is_never_handed_out_whatever_is_measured() -> None:
+    """Five percent of the machine, but no more than one GiB; of what is free as well as of what there is."""
+    assert ram(cpu_node(ram_gib=16, free_gib=5), policy=Policy()) == 4.2
+    assert ram(cpu_node(ram_gib=64, free_gib=5), policy=Policy()) == 4
+    assert ram(cpu_node(ram_gib=16, free_gib=16), policy=Policy()) == 15.2
+    assert ram(cpu_node(ram_gib=16, free_gib=0.5), policy=Policy()) == 0
+
+
+def test_memory_of_one_that_starts_is_handed_out_once() -> None:
+    node = cpu_node(ram_gib=16, free_gib=9)
+    assert ram(node, replica(node, "m", 4, state=ReplicaState.STARTING)) == 5
+    assert ram(node, replica(node, "m", 4)) == 9, "it shows in what was measured"
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "same"),
+    [
+        (gpu(0, uuid="GPU-a"), ReplicaDevice(vendor="nvidia", index=0, uuid="GPU-a"), True),
+        (gpu(0, uuid="GPU-a"), ReplicaDevice(vendor="nvidia", index=0, uuid="GPU-b"), False),
+        (gpu(0, uuid="GPU-a"), ReplicaDevice(vendor="nvidia", index=0), True),
+        (gpu(0, uuid=""), ReplicaDevice(vendor="nvidia", index=0, uuid="GPU-a"), True),
+        (gpu(0, uuid=""), ReplicaDevice(vendor="nvidia", index=1), False),
+        (gpu(0, uuid="", vendor="amd"), ReplicaDevice(vendor="nvidia", index=0), False),
+    ],
+)
+def test_which_device_a_replica_names(device: Device, named: ReplicaDevice, same: bool) -> None:
+    assert is_same(device, named) == same
+
+
+def test_replicas_are_counted_where_they_live() -> None:
+    node = gpu_node(gpus=[gpu(0), gpu(1)])
+    there = [replica(node, "a", 4, devices=on(0)), replica(node, "b", 4, devices=on(0, 1)), replica(node, "c", 4)]
+    room = room_of(node, there, NO_SPARE)
+    assert (room.ram.replicas, [space.replicas for space in room.devices]) == (1, [2, 1])
+    gone = room_of(node, there, NO_SPARE, gone={each.key for each in there})
+    assert (gone.ram.replicas, [space.replicas for space in gone.devices]) == (0, [0, 0])
