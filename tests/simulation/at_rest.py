@@ -25,13 +25,14 @@ from corral.store import (
 )
 from tests.simulation import replica_truth
 from tests.simulation.model_traffic import Clients
+from tests.simulation.trials import Trials
 from tests.simulation.workers import Worker
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _LOOK_S = 15.0
-_STAYS_S = 90.0  # longer than old news are left alone, and than the reconciler's own round
+_STAYS_S = 45.0  # longer than old news are left alone, and than the reconciler's own round
 
 
 class Truth:
@@ -79,7 +80,9 @@ class Truth:
 
 
 async def comes_to_rest(simulation: Simulation) -> None:
-    """Raises Broken, by way of `failed`, when it does not."""
+    """Raises Broken, by way of `failed`, when it does not. A seed's trial comes as soon as all is at rest, and then it
+    has to come to rest once more."""
+    tried = not simulation.has_trial
     deadline = simulation.loop.time() + simulation.plan.rest_s
     left = ["nothing was looked at"]
     quiet_since: float | None = None
@@ -92,6 +95,10 @@ async def comes_to_rest(simulation: Simulation) -> None:
             if simulation.loop.time() - retried_at >= 60:
                 retried_at = simulation.loop.time()
                 await _a_person_retries(simulation)
+            continue
+        if not tried:
+            tried = True
+            deadline += await Trials(simulation).run()
             continue
         quiet_since = quiet_since if quiet_since is not None else simulation.loop.time()
         if simulation.loop.time() - quiet_since >= _STAYS_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from random import Random
 from typing import Any, Protocol
 
@@ -23,11 +24,13 @@ from corral.controller.replicas.fetching import FilesOfModels
 from corral.controller.replicas.reconcile import Pace as ReplicaPace
 from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.replicas.setup import Needs, Replicas, ReplicaSettings, ReplicaTimes
+from corral.controller.scheduler.world import Policy
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
 from corral.store.api import Store
 from corral.store.inline import Between, Step
+from corral.store.nodes import Heartbeat, Node
 from tests.simulation.catalogue import Known
 from tests.simulation.stalls import LOAD_AGAIN_S
 
@@ -48,9 +51,35 @@ OPTIONS = BackendOptions(
 
 
 REPLICAS = ReplicaSettings(
-    ReplicaOptions(pace=ReplicaPace(every_s=30.0, busy_s=6.0, rest_s=1.5, strays_every_s=60.0)),
+    ReplicaOptions(
+        pace=ReplicaPace(every_s=30.0, busy_s=6.0, rest_s=1.5, strays_every_s=60.0),
+        policy=Policy(down_after_s=60.0),
+    ),
     ReplicaTimes(heard_within_s=3.5 * LOAD_AGAIN_S, learn_every_s=300.0),
 )
+
+
+class WatchedHeartbeats(Heartbeats):
+    """Once a flush has succeeded, whatever was heard before it is on file, also what an earlier one failed to write."""
+
+    def __init__(self, around: Surroundings, *words: Any, **known: Any) -> None:
+        super().__init__(*words, **known)
+        self._around = around
+        self._heard_at: dict[str, datetime] = {}
+
+    def _keep(self, beat: Heartbeat) -> None:
+        super()._keep(beat)
+        self._heard_at[beat.node_id] = self._around.clock.now()
+
+    async def flush(self) -> None:
+        due = dict(self._heard_at)
+        await super().flush()
+        for node_id, at in due.items():
+            row = self._around.node_row(node_id)
+            if row is not None and (row.last_heartbeat is None or row.last_heartbeat < at):
+                self._around.failed(f"the heartbeat of {row.name} from {at:%H:%M:%S} is not on file after a flush")
+            if self._heard_at.get(node_id) == at:
+                del self._heard_at[node_id]
 
 
 class Died(Exception):
@@ -74,6 +103,11 @@ class Surroundings(Protocol):
     """What a controller needs of the simulation."""
 
     store_luck: StoreLuck
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def node_row(self, node_id: str) -> Node | None: ...
 
     @property
     def catalogue(self) -> Catalogue: ...
@@ -126,7 +160,8 @@ class Controller:
             guard=GUARD,
             live_for_s=_LEASE_S,
         )
-        self.heartbeats = Heartbeats(
+        self.heartbeats = WatchedHeartbeats(
+            around,
             store,
             self.bus,
             clock,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Generic, TypeVar
 
 from corral.controller.invariants import Facts
 from corral.store import backend_intents, backend_rules, node_backends, nodes, operation_nodes, operations
@@ -40,9 +40,10 @@ async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> 
     rules = before.rules
     if "backend_rules" in tables:
         rules = {row.generation: row for row in await backend_rules.list_live(tx)}
-    pulses = before.nodes
+    pulses, bus_down = before.nodes, before.bus_down
     if "nodes" in tables:
         pulses = {row.id: row for row in await nodes.list_pulses(tx)}
+        bus_down = {row.id for row in await nodes.list_outlines(tx) if row.bus_down}
     gone = before.nodes.keys() - pulses.keys()  # and with them what was theirs
     inventories = before.inventories
     if "node_backends" in tables or gone:
@@ -50,7 +51,32 @@ async def read_facts(tx: Transaction, before: Facts, tables: frozenset[str]) -> 
     intents = before.intents
     if "backend_intents" in tables or gone:
         intents = {(row.node_id, row.backend): row for row in await backend_intents.list_(tx)}
-    return Facts(known, rows, rules, inventories, pulses, intents)
+    return Facts(known, rows, rules, inventories, pulses, intents, bus_down)
+
+
+class Lately(Generic[T]):
+    """What was so at any moment of the last seconds: between reading the world and writing what follows from it, a
+    controller takes less than that."""
+
+    LOOK_TAKES_S = 5.0
+
+    def __init__(self, now: Callable[[], float], first: T) -> None:
+        self._now = now
+        self._moments: list[tuple[float, T]] = [(float("-inf"), first)]
+
+    @property
+    def last(self) -> T:
+        return self._moments[-1][1]
+
+    def until_now(self) -> list[T]:
+        """Facts count until the next ones: those in force when the window began belong to it."""
+        began = self._now() - self.LOOK_TAKES_S
+        first = max((index for index, (at, _) in enumerate(self._moments) if at <= began), default=0)
+        self._moments = self._moments[first:]
+        return [facts for _, facts in self._moments]
+
+    def add(self, facts: T) -> None:
+        self._moments.append((self._now(), facts))
 
 
 def _same(before: T | None, row: T) -> T:

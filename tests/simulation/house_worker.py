@@ -68,6 +68,9 @@ class HouseWorker(Worker):
         await bus.serve(wire.LIST_BACKENDS, self.orders.list_backends, node=self.node_id)
         await self.stall.serve(bus)
 
+    def orders_under_way(self) -> set[str]:
+        return {key.op_id for key in self.runs.running()}
+
     async def pause(self) -> None:
         await self.wake.wait(BEAT_S * self.chance.uniform(0.9, 1.1))
 
@@ -80,6 +83,7 @@ class HouseWorker(Worker):
             inventory_seq=told.inventory_seq,
             orders=told.orders,
             processes=told.processes,
+            available_ram=self.available_ram,
         )
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)

@@ -152,7 +152,7 @@ class Clients:
                 tasks.create_task(self._request(self.chance.choice(MODELS)))
 
     async def _request(self, model: str) -> None:
-        takes_s = self.chance.choice((0.1, 1.0, 5.0, 40.0))
+        takes_s = self.chance.choice((0.1, 1.0, 1.0, 5.0, 5.0, 40.0, 40.0, 150.0))
         for _ in range(3):
             replica = await self._pick(model)
             if replica is None:

@@ -2,75 +2,159 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from corral.contract.labels import selector_of_map
 from corral.contract.view import ViewReplica
 from corral.controller.invariants import misrouted
-from corral.controller.replicas.invariants import ReplicaFacts, broken
+from corral.controller.replicas.invariants import ROOM, Key, Memory, ReplicaFacts, broken, broken_lately
 from corral.controller.replicas.reading import read_routing
+from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
-from corral.store import load_jobs, model_schedules, models, node_backends, nodes, replicas
+from corral.store import load_jobs, model_schedules, models, node_backends, node_labels, nodes, replicas
 from corral.store.api import Transaction
 from corral.store.inline import InlineFile
+from corral.store.nodes import Node
 from tests.simulation.controllers import Died
-from tests.simulation.facts import at_once
+from tests.simulation.facts import Lately, at_once
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_TABLES = {"replicas", "models", "node_backends", "model_schedules"}
+_TABLES = {"replicas", "models", "node_backends", "model_schedules", "nodes", "node_labels", "load_jobs"}
+_ROUTING_TABLES = {"replicas", "models", "node_backends", "nodes"}
+_ALLOWED_FOR_S = 30.0
 
 
 class ReplicaTruth:
-    def __init__(self, file: InlineFile) -> None:
+    def __init__(self, file: InlineFile, now: Callable[[], float], is_surely_busy: Callable[[str, str], bool]) -> None:
+        """`is_surely_busy`: node and process; whether every controller must know that it has requests."""
         self._store = file.store()
-        self._seen = ReplicaFacts()
+        self._now = now
+        self._is_surely_busy = is_surely_busy
+        self._lately = Lately(now, ReplicaFacts())
+        self._allowed: dict[str, dict[str, float]] = {}  # by model and revision: when it was last allowed
 
     def breaches(self, tables: frozenset[str]) -> list[str]:
         """After a commit that wrote these."""
         if tables.isdisjoint(_TABLES):
             return []
-        found, wrong = at_once(self._read())
-        before, self._seen = self._seen, found
+        before = self._lately.last
+        found, wrong = at_once(self._read(before, tables))
+        if "replicas" in tables:
+            wrong += broken_lately(self._lately.until_now(), found)
+            wrong += self._busy_that_give_way(before, found)
+        self._lately.add(found)
         return [*wrong, *broken(before, found)]
 
-    async def _read(self) -> tuple[ReplicaFacts, list[str]]:
+    def _busy_that_give_way(self, before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
+        """5: what has to make room for another model is idle."""
+        return [
+            f"{row.model} on {row.node_id} has to make room, and has had requests for long"
+            for key, row in after.rows.items()
+            if row.stage == "leaving"
+            and row.reason.startswith(ROOM)
+            and key in before.rows
+            and before.rows[key].stage == "running"
+            and self._is_surely_busy(row.node_id, row.process_id)
+        ]
+
+    async def _read(self, before: ReplicaFacts, tables: frozenset[str]) -> tuple[ReplicaFacts, list[str]]:
         async with self._store.read() as tx:
-            return await _read(tx)
+            return await self._changed(tx, before, tables)
+
+    async def _changed(
+        self, tx: Transaction, before: ReplicaFacts, tables: frozenset[str]
+    ) -> tuple[ReplicaFacts, list[str]]:
+        """`before`, and of the tables that were written what they say now."""
+        known = await models.list_(tx) if before.revisions or "models" in tables else []
+        if not known:
+            return ReplicaFacts(), []
+        if not before.revisions:  # the first model: nothing was read before
+            tables = frozenset(_TABLES)
+        now: dict[str, Any] = {"at": await tx.now()}
+        wrong: list[str] = []
+        if "replicas" in tables:
+            now["rows"] = {(row.node_id, row.model, row.replica): row for row in await replicas.list_(tx)}
+        if "load_jobs" in tables:
+            now["jobs"] = {row.model: row for row in await load_jobs.list_(tx)}
+        if "models" in tables:
+            now["revisions"] = {row.id: row.revision for row in known}
+        if "nodes" in tables:
+            found = await nodes.list_(tx)
+            now["statuses"] = {node.id: node.status for node in found}
+            now["bus_down"] = {node.id for node in found if node.bus_down}
+            now["memory"] = {node.id: _memory(node) for node in found}
+        if tables & {"model_schedules", "node_labels", "nodes"}:
+            now |= await _scheduled(tx)
+        if tables & _ROUTING_TABLES:
+            more, wrong = await _routed(tx, known, now.get("rows", before.rows))
+            now |= more
+        return replace(before, allowed=self._allowed_of(known), **now), wrong
+
+    def _allowed_of(self, known: Sequence[models.Model]) -> dict[str, Collection[str]]:
+        """Also those that were allowed a moment ago: somebody may have looked then."""
+        at = self._now()
+        for row in known:
+            for revision in (row.revision, *row.formers):
+                self._allowed.setdefault(row.id, {})[revision] = at
+        return {
+            name: {revision for revision, last in found.items() if at - last < _ALLOWED_FOR_S}
+            for name, found in self._allowed.items()
+        }
 
 
-async def _read(tx: Transaction) -> tuple[ReplicaFacts, list[str]]:
-    known = await models.list_(tx)
-    if not known:
-        return ReplicaFacts(), []
+def _memory(node: Node) -> Memory:
+    policy = Policy()
+    spare = min(int(node.total_ram * policy.ram_share), policy.ram_spare_bytes)
+    return Memory(node.total_ram, node.available_ram, spare)
+
+
+async def _scheduled(tx: Transaction) -> dict[str, Any]:
+    schedules = await model_schedules.list_(tx)
+    labels = await node_labels.list_for(tx)
+    everywhere = [outline.id for outline in await nodes.list_outlines(tx)]
+    return {
+        "least": {row.model: row.min_replicas for row in schedules},
+        "most": {row.model: row.max_replicas for row in schedules},
+        "scaled": {row.model for row in schedules if row.spread_all or row.min_replicas or row.max_replicas},
+        "selected": {
+            row.model: {id for id in everywhere if selector_of_map(row.node_selector).matches(labels.get(id, {}))}
+            for row in schedules
+            if row.node_selector
+        },
+    }
+
+
+async def _routed(
+    tx: Transaction, known: Sequence[models.Model], rows: Mapping[Key, replicas.Replica]
+) -> tuple[dict[str, Any], list[str]]:
     shown, _ = await read_routing(tx)
     listed = {row.node_id: row for row in await node_backends.list_(tx)}
-    schedules = await model_schedules.list_(tx)
-    facts = ReplicaFacts(
-        rows={(row.node_id, row.model, row.replica): row for row in await replicas.list_(tx)},
-        revisions={row.id: row.revision for row in known},
-        answering={replica.model: replica.revision for replica in shown},
-        least={row.model: row.min_replicas for row in schedules},
-        scaled={row.model for row in schedules if row.spread_all or row.min_replicas or row.max_replicas},
-        statuses={outline.id: outline.status for outline in await nodes.list_outlines(tx)},
-        ready={
+    wrong = misrouted(shown, {row.id: (row.revision, *row.formers) for row in known}, listed)
+    for replica in shown:
+        row = rows.get((replica.node_id, replica.model, replica.replica))
+        if row is not None and row.stage == "leaving":
+            wrong.append(f"{replica.process_id} of {replica.model} is shown to gateways, and is about to end")
+    now = {
+        "answering": {replica.model: replica.revision for replica in shown},
+        "ready": {
             (node_id, process.model, process.replica)
             for node_id, told in listed.items()
             for process in told.processes
             if process.state == "ready"
         },
-    )
-    return facts, misrouted(shown, {row.id: (row.revision, *row.formers) for row in known}, listed)
+    }
+    return now, wrong
 
 
 async def unsettled(simulation: Simulation) -> list[str]:
     """What is not yet as it should be, of replicas."""
     async with simulation.store.read() as tx:
-        known = {row.id: row for row in await models.list_(tx)}
         rows = await replicas.list_(tx)
         shown, _ = await read_routing(tx)
-        active = [job.model for job in await load_jobs.list_(tx) if job.state != "failed"]
-        schedules = {row.model: row for row in await model_schedules.list_(tx)}
         here = {outline.id for outline in await nodes.list_outlines(tx)}
     left = [f"{row.model} on {row.node_id} is {row.stage}: {row.reason}" for row in rows if row.stage == "leaving"]
     wanted = {(row.node_id, row.model, row.replica, row.revision) for row in rows if row.stage == "running"}
@@ -87,14 +171,25 @@ async def unsettled(simulation: Simulation) -> list[str]:
         stall = by_node[replica.node_id].stall
         if stall is None or stall.ingress.serving(replica.process_id) is None:
             left.append(f"{replica.process_id} of {replica.model} is shown, and refuses every request")
+    return left + await lacking(simulation)
+
+
+async def lacking(simulation: Simulation) -> list[str]:
+    """Models that do not answer as somebody wants them to, though they could."""
+    async with simulation.store.read() as tx:
+        known = {row.id: row for row in await models.list_(tx)}
+        shown, _ = await read_routing(tx)
+        active = [job.model for job in await load_jobs.list_(tx) if job.state != "failed"]
+        schedules = {row.model: row for row in await model_schedules.list_(tx)}
+    left = []
     for name, row in sorted(known.items()):
         answers = [replica for replica in shown if replica.model == name]
         schedule = schedules.get(name)
         least = schedule.min_replicas if schedule is not None else 0
         asked = name in simulation.asked and "idle_unload" not in row.definition
-        lacking = _lacking(name, row.revision, answers, max(least, asked), name in active)
-        if lacking and not row.definition.get("disabled") and await _could_be_placed(simulation, name):
-            left.append(lacking)
+        lacks = _lacking(name, row.revision, answers, max(least, asked), name in active)
+        if lacks and not row.definition.get("disabled") and await _could_be_placed(simulation, name):
+            left.append(lacks)
     return left
 
 

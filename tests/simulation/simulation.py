@@ -42,10 +42,11 @@ from corral.store.nodes import Node
 from tests.simulation import at_rest
 from tests.simulation.catalogue import Cellar
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck
-from tests.simulation.facts import FactsReader
+from tests.simulation.facts import FactsReader, Lately, at_once
 from tests.simulation.house_worker import disks_without_threads
 from tests.simulation.replica_truth import ReplicaTruth
 from tests.simulation.shelf import Shelf
+from tests.simulation.stalls import BUSY_IS_KNOWN_S
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
 
@@ -85,8 +86,11 @@ class Simulation:
         self.truth = at_rest.Truth(self.clock)
         self._database = InlineFile(database, now_us=self.clock.now_us, committed=self._committed)
         self._facts = FactsReader(self._database)
-        self._replicas = ReplicaTruth(self._database)
+        self._replicas = ReplicaTruth(self._database, loop.time, self._is_surely_busy)
+        self.bus_trouble_at = float("-inf")  # when a connection to the bus was last lost, silent or found again
+        self.has_trial = False  # see trials.py
         self._seen = Facts()
+        self._lately = Lately(loop.time, self._seen)
         self._taken_out: list[TakenOut] = []
         self._running: dict[str, asyncio.Task[None]] = {}
         self._leaving = False
@@ -137,8 +141,24 @@ class Simulation:
 
     def http_beat(self, worker: Worker, beat: HttpHeartbeat) -> None:
         controller = self.some_controller()
-        if controller is not None:
+        if controller is not None and not worker.silent:
             controller.heartbeats.heard_http(worker.node_id, beat)
+
+    def is_load_known(self) -> bool:
+        """Whether what ingresses have told for a minute has arrived wherever somebody listened."""
+        return self.hub.faults.drop == 0 and self.loop.time() - self.bus_trouble_at > BUSY_IS_KNOWN_S
+
+    def _is_surely_busy(self, node_id: str, process_id: str) -> bool:
+        worker = next((one for one in self.workers.values() if one.node_id == node_id), None)
+        stall = worker.stall if worker is not None and worker.bus is not None else None
+        return stall is not None and self.is_load_known() and stall.busy_for_s(process_id) > BUSY_IS_KNOWN_S
+
+    def node_row(self, node_id: str) -> Node | None:
+        return at_once(self._node_row(node_id))
+
+    async def _node_row(self, node_id: str) -> Node | None:
+        async with self.store.read() as tx:
+            return await nodes.find(tx, node_id)
 
     # What happens to them.
 
@@ -251,8 +271,9 @@ class Simulation:
             return
         before, after = self._seen, self._facts.read(self._seen, tables)
         self._seen = after
-        for why in invariants.broken(before, after):
+        for why in (*invariants.broken(before, after), *invariants.ordered_in_vain(self._lately.until_now(), after)):
             self.failed(why)
+        self._lately.add(after)
         for why in self.truth.unproven(before, after):
             self.failed(why)
         fallen = invariants.taken_out(before, after, self.clock.now(), _WINDOW)
@@ -296,6 +317,7 @@ class Simulation:
     def heal(self) -> None:
         """From here on nothing fails any more."""
         self.note("all faults end")
+        self.bus_trouble_at = self.loop.time()
         self.hub.faults = Faults()
         self.luck.fails = self.luck.dies = self.luck.slow = 0.0
         self.store_luck.away = False
@@ -309,7 +331,8 @@ class Simulation:
                 self.start_controller(name)
             else:
                 controller.store_away = False
-        for name in self.workers:
+        for name, worker in self.workers.items():
+            worker.others_bytes = 0
             if name not in self._running:
                 self.start_worker(name)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import Worker
 
 LOAD_AGAIN_S = 10.0  # as long as there are requests under way, that is told so often
+BUSY_IS_KNOWN_S = 60.0  # whoever listens has heard by now that a process has requests
 _DRAIN_S = 60.0
 _LIVE = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.RESTARTING)
 
@@ -60,6 +61,10 @@ class Process:
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     crashed: asyncio.Event = field(default_factory=asyncio.Event)
     keeper: asyncio.Task[None] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in _LIVE
 
     @property
     def key(self) -> tuple[str, int]:
@@ -126,6 +131,8 @@ class Stall:
         self.ingress = Replicas(cast(Any, self.find), self.in_flight, cast(Bridges, None))
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_break: set[str] = set()  # processes that somebody said are to end whatever they do
+        self._told_to_stop: set[str] = set()
+        self._busy_since: dict[str, float] = {}
         self.changed: Callable[[], None] = lambda: None  # who wants to hear of it
         self._orders = ReplicaOrders(
             cast(Installer, SimpleNamespace(find=self._find_build, ensure_libraries=_have_libraries)),
@@ -172,8 +179,8 @@ class Stall:
         async def handler(order: Any, tokens: Any) -> Any:
             worker = self._worker
             worker.house.note(worker.name, "is told", type(order).__name__, order.process_id, order.attempt)
-            if isinstance(order, StopReplica) and order.force:
-                self._may_break.add(order.process_id)
+            if isinstance(order, StopReplica):
+                self._is_stopped_by_order(order)
             await worker.step()
             answer = await handle(order, tokens)
             await worker.step()
@@ -181,7 +188,51 @@ class Stall:
 
         return handler
 
+    def _is_stopped_by_order(self, order: StopReplica) -> None:
+        """5: whoever orders it has listened. What comes after the first order to stop is no surprise any more."""
+        first = order.process_id not in self._told_to_stop
+        self._told_to_stop.add(order.process_id)
+        if order.force:
+            self._may_break.add(order.process_id)
+        elif first and self._worker.house.is_load_known() and self.busy_for_s(order.process_id) > BUSY_IS_KNOWN_S:
+            self._worker.house.failed(f"{order.process_id} is told to end, and has had requests for long")
+
     # A client's request, as the ingress sees it.
+
+    def busy_for_s(self, process_id: str) -> float:
+        since = self._busy_since.get(process_id) if self.find(process_id) is not None else None
+        return self._worker.house.clock.monotonic() - since if since is not None else 0.0
+
+    @property
+    def used_bytes(self) -> int:
+        """What its processes take: one that starts has not touched its memory yet."""
+        return sum(each.order.memory_bytes for each in self._rows.values() if each.state is not ReplicaState.STARTING)
+
+    def leave_behind(self, order: StartReplica) -> Process:
+        """A process that serves and that nobody has ordered: of another fleet, or from before a database was lost."""
+        process = Process(order, uuid.uuid4().hex, self._worker.disk.installed.get(order.backend, {}).get("digest", ""))
+        process.state, process.ready_since = ReplicaState.READY, self._worker.house.clock.monotonic()
+        process.came_to()
+        self._add(process)
+        self._keep(process, runs=True)
+        return process
+
+    async def serve_alone(self, process_id: str, takes_s: float) -> None:
+        """A request that came by another way than our gateway."""
+        self._begin(process_id)
+        try:
+            await asyncio.sleep(takes_s)
+        finally:
+            self._end(process_id)
+
+    def _begin(self, process_id: str) -> None:
+        self.in_flight.begin(process_id)
+        self._busy_since.setdefault(process_id, self._worker.house.clock.monotonic())
+
+    def _end(self, process_id: str) -> None:
+        self.in_flight.end(process_id)
+        if not self.in_flight.of(process_id):
+            del self._busy_since[process_id]
 
     async def ask(self, process_id: str, model: str, revision: str, takes_s: float) -> bool:
         """False: no such process serves here."""
@@ -190,11 +241,7 @@ class Stall:
             return False
         if (process.order.model, process.order.revision) != (model, revision):
             self._worker.house.failed(f"a request for {model} {revision} reached {process.listed}")
-        self.in_flight.begin(process_id)
-        try:
-            await asyncio.sleep(takes_s)
-        finally:
-            self.in_flight.end(process_id)
+        await self.serve_alone(process_id, takes_s)
         return True
 
     # As the installer and the files, for an order.

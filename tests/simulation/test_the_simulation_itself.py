@@ -185,7 +185,7 @@ def test_a_schedule_that_is_evicted_below_its_least_is_noticed(template: Path) -
         return "is the model itself" if replica.model == self.model.name else ""
 
     said = break_something(template, mock.patch.object(evict.Keeping, "_for_good", careless))
-    assert "had to make room" in said or "not at rest" in said
+    assert "had to end replicas" in said or "not at rest" in said
 
 
 @pytest.mark.long

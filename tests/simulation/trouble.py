@@ -16,11 +16,13 @@ from corral.store import node_labels, nodes, operations, revisions
 from corral.store.backend_rules import Asked
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.house_worker import HouseWorker
+from tests.simulation.leftovers import leave_behind
 from tests.simulation.model_traffic import Clients, ModelPeople
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.simulation import Simulation
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
+GIB = 1 << 30
 _MACHINES: tuple[dict[str, Any], ...] = (
     {},
     {"capability": "nvidia", "labels": {"zone": "a"}},
@@ -31,6 +33,7 @@ _MACHINES: tuple[dict[str, Any], ...] = (
 
 async def chaos(simulation: Simulation) -> None:
     chance = simulation.chance("chaos")
+    simulation.has_trial = True
     Trouble(simulation, chance).set_up()
     async with asyncio.TaskGroup() as tasks:
         people = People(simulation, simulation.chance("people"))
@@ -91,6 +94,10 @@ class Trouble:
             self._process_crashes,
             self._process_crashes,
             self._files_away,
+            self._memory_taken,
+            self._memory_taken,
+            self._leftover,
+            self._leftover,
         ]
         house.later(0.0, self._controllers_return)
         while True:
@@ -129,6 +136,7 @@ class Trouble:
         if bus is None:
             return
         self.house.note(bus.name, "is cut off")
+        self.house.bus_trouble_at = self.house.loop.time()
         bus.lose_connection("cut off")
         self.house.later(self.chance.uniform(0.1, 90), lambda: self._reconnected(bus))
 
@@ -138,6 +146,7 @@ class Trouble:
         if bus is None:
             return
         self.house.note(bus.name, "falls silent")
+        self.house.bus_trouble_at = self.house.loop.time()
         bus.hushed = True
         self.house.later(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
 
@@ -150,6 +159,7 @@ class Trouble:
         self._reconnected(bus)
 
     def _reconnected(self, bus: LocalBus) -> None:
+        self.house.bus_trouble_at = self.house.loop.time()
         if bus in self.house.buses():  # else its process has died meanwhile
             bus.restore_connection()
 
@@ -187,6 +197,18 @@ class Trouble:
             process_id = self.chance.choice(sorted(worker.disk.processes))
             self.house.note(worker.name, "has a process crash", process_id)
             worker.stall.crash(process_id)
+
+    def _memory_taken(self) -> None:
+        """Other programs leave about as much as one or two models need."""
+        worker = self.house.workers[self.chance.choice(sorted(self.house.workers))]
+        left = int((self.chance.choice((4, 4, 8, 10)) + self.chance.uniform(-1.0, 1.5)) * GIB)
+        used = worker.stall.used_bytes if worker.stall is not None else 0
+        worker.others_bytes = max(0, int(worker.known["total_ram"]) - used - left)
+        self.house.note(worker.name, "has other programs that take", worker.others_bytes)
+        self.house.later(self.chance.uniform(20, 120), lambda: setattr(worker, "others_bytes", 0))
+
+    def _leftover(self) -> None:
+        leave_behind(self.house, self.chance)
 
     def _newer_build(self) -> None:
         name = self.chance.choice(BACKENDS)

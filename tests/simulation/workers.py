@@ -115,6 +115,9 @@ class House(Protocol):
     def failed(self, why: str) -> None:
         """Something is as it must never be."""
 
+    def is_load_known(self) -> bool:
+        """Whether what an ingress has told for a minute has arrived wherever somebody listened."""
+
     def join_bus(self, name: str) -> LocalBus: ...
 
     async def register(self, worker: Worker) -> bool:
@@ -146,6 +149,8 @@ class Worker:
         self.bus: LocalBus | None = None
         self.deleted = False
         self.stall: Stall | None = None
+        self.silent = False  # it lives, and nothing of it reaches anybody by HTTP
+        self.others_bytes = 0  # memory that other programs take
         self.on_change: Callable[[], None] = lambda: None
         self._tasks: asyncio.TaskGroup | None = None
         self._locks: dict[str, asyncio.Lock] = {}
@@ -198,6 +203,15 @@ class Worker:
     def forget(self) -> None:
         """What only the process knew."""
 
+    @property
+    def available_ram(self) -> int:
+        used = self.stall.used_bytes if self.stall is not None else 0
+        return max(1, int(self.known.get("total_ram", 0)) - self.others_bytes - used)
+
+    def orders_under_way(self) -> set[str]:
+        """Of backends, by the id of their operation."""
+        return set()
+
     async def serve(self, bus: LocalBus) -> None:
         raise NotImplementedError
 
@@ -231,6 +245,9 @@ class Worker:
             self.disk.remove(name)
         else:
             self.disk.put(name, digest, version, self.moment(), variant)
+        for process in self.disk.processes.values():
+            if process.order.backend == name and process.is_live and name not in self.disk.installed:
+                self.house.failed(f"{self.name} runs {process.process_id} of {name}, whose files were removed")
         self.house.changed(self, name)
         self.on_change()
 
@@ -246,6 +263,9 @@ class CorralWorker(Worker):
         self.stall = Stall(self, self.runs, self.voice)
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.stopping: dict[tuple[str, int], asyncio.Event] = {}
+
+    def orders_under_way(self) -> set[str]:
+        return {op_id for op_id, _ in self.running}
 
     async def serve(self, bus: LocalBus) -> None:
         serve: Any = bus.serve
@@ -279,6 +299,7 @@ class CorralWorker(Worker):
             inventory_seq=self.disk.seq,
             orders=tuple(orders),
             processes=self.stall.list_processes(),
+            available_ram=self.available_ram,
         )
         try:
             await self.bus.publish(NODE_HEARTBEAT, beat, node=self.node_id)

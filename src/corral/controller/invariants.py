@@ -6,12 +6,13 @@ when all is well. `Facts` is the store at one moment; what speaks of change comp
 Here are those that can be told from the store: 1 (nothing accepted is forgotten), 2 (one routable process per replica,
 of the revision that answers, listed by its node), 3 (success only when the inventory shows it), 8 (automation takes
 out no more than its share), 9 (nothing goes backwards, an end is an end). That one controller's death loses nothing (6)
-is these same lines, asked while controllers die.
+is these same lines, asked while controllers die. What only the machines know, that no busy process ends (5) and that no
+outage breaks a warm request (7), the simulation asks of its machines (`tests/simulation/trials.py`, `stalls.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -36,6 +37,7 @@ class Facts:
     inventories: Mapping[str, Inventory] = field(default_factory=dict)  # by node
     nodes: Mapping[str, NodePulse] = field(default_factory=dict)
     intents: Mapping[tuple[str, str], BackendIntent] = field(default_factory=dict)  # by node and backend
+    bus_down: Collection[str] = ()  # nodes that hear no orders
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,25 @@ def unseen(facts: Facts) -> list[str]:
         and intent.operation_id in facts.operations
         and (intent.operation_id, node) not in facts.rows
     ]
+
+
+def ordered_in_vain(lately: Sequence[Facts], after: Facts) -> list[str]:
+    """An order goes to a healthy node that can hear it. It was decided at one of these moments, the last one latest, or
+    as it is written."""
+    wrong = []
+    for key, intent in after.intents.items():
+        before = lately[-1].intents.get(key)
+        if intent.stage != "sent" or (before is not None and before.sent_at == intent.sent_at):
+            continue
+        if not any(_hears_orders(facts, intent.node_id) for facts in (*lately, after)):
+            why = "hears none" if intent.node_id in after.bus_down else "is not healthy"
+            wrong.append(f"{intent.kind} {intent.backend} is ordered on {intent.node_id}, which {why}")
+    return wrong
+
+
+def _hears_orders(facts: Facts, node_id: str) -> bool:
+    node = facts.nodes.get(node_id)
+    return node is not None and node.status == NodeStatus.HEALTHY and node_id not in facts.bus_down
 
 
 def unproven(before: Facts, after: Facts) -> list[str]:

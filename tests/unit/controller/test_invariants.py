@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_nobody_works_unseen() -> None:
 
 def with_intent(known: Facts, intent: BackendIntent) -> Facts:
     return Facts(known.operations, known.rows, known.rules, known.inventories, known.nodes, {("n1", "vllm"): intent})
+
+
+def test_orders_go_to_nodes_that_hear_them() -> None:
+    intent = BackendIntent("n1", "vllm", "install", "sent", 7, "op", 1, NOON, sent_at=NOON)
+    well = NodePulse("n1", "healthy", NOON, NOON, False)
+    away = msgspec.structs.replace(well, status="offline")
+    for known, said in (((away, ()), "is not healthy"), ((well, {"n1"}), "hears none")):
+        bad = Facts(nodes={"n1": known[0]}, bus_down=known[1])
+        sent = replace(bad, intents={("n1", "vllm"): intent})
+        assert said in invariants.ordered_in_vain([bad], sent)[0]
+        assert invariants.ordered_in_vain([Facts(nodes={"n1": well}), bad], sent) == [], "it was decided a moment ago"
+        assert invariants.ordered_in_vain([sent], sent) == [], "it was ordered long ago"
 
 
 def test_a_success_is_one_the_inventory_shows() -> None:

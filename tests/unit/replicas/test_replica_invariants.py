@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+from msgspec import structs
+
 from corral.controller.replicas import invariants
-from corral.controller.replicas.invariants import ReplicaFacts
+from corral.controller.replicas.invariants import Memory, ReplicaFacts
+from corral.store.load_jobs import LoadJob
 from corral.store.replicas import Replica
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -35,7 +39,7 @@ def test_what_gives_way_leaves_the_least() -> None:
     before = facts(a_row("a"), a_row("b"), least={"m": 1})
     assert invariants.broken(before, facts(a_row("a", **EVICTED), a_row("b"), least={"m": 1})) == []
     too_many = facts(a_row("a", **EVICTED), a_row("b", **EVICTED), least={"m": 1})
-    assert invariants.broken(before, too_many) == ["m had to make room and has 0 replicas left of at least 1"]
+    assert invariants.broken(before, too_many) == ["m had to end replicas and has 0 left of at least 1"]
     asked = facts(a_row("a", stage="leaving", reason="somebody unloaded it"), least={"m": 1})
     assert invariants.broken(facts(a_row("a"), least={"m": 1}), asked) == [], "that is not automation's doing"
 
@@ -43,7 +47,7 @@ def test_what_gives_way_leaves_the_least() -> None:
 def test_one_that_does_not_serve_is_not_what_is_left() -> None:
     before = facts(a_row("a"), a_row("b"), least={"m": 1}, ready={("a", "m", 0)})
     after = replace(facts(a_row("a", **EVICTED), a_row("b"), least={"m": 1}), ready={("a", "m", 0)})
-    assert invariants.evicted_too_many(before, after)
+    assert invariants.ended_too_many(before, after)
 
 
 def test_a_former_revision_never_answers_again() -> None:
@@ -63,3 +67,77 @@ def test_one_load_at_a_time_of_what_nobody_scheduled() -> None:
     assert invariants.loaded_twice(before, replace(begins, scaled={"m"})) == []
     assert invariants.loaded_twice(before, replace(begins, statuses={"a": "draining", "b": "healthy"})) == []
     assert invariants.loaded_twice(before, replace(begins, revisions={"m": "r2"})) == [], "the first one is stale"
+
+
+def test_what_nobody_uses_leaves_the_least_as_well() -> None:
+    unused: dict[str, Any] = {"stage": "leaving", "reason": "unused for more than 300 s"}
+    before = facts(a_row("a"), least={"m": 1})
+    assert invariants.broken(before, facts(a_row("a", **unused), least={"m": 1}))
+    assert invariants.broken(before, facts(a_row("a", **unused), least={"m": 0})) == [], "nobody asks for one any more"
+
+
+def test_a_load_that_failed_waits_for_its_time() -> None:
+    failed = LoadJob("m", "failed", NOON, NOON, revision="r1", retry_at=NOON + timedelta(seconds=30))
+    again = structs.replace(failed, state="pending", retry_at=None)
+    before = facts(jobs={"m": failed})
+    at = {seconds: NOON + timedelta(seconds=seconds) for seconds in (10, 30)}
+    assert invariants.loaded_too_early(before, facts(jobs={"m": again}, at=at[10]))
+    assert invariants.loaded_too_early(before, facts(jobs={"m": again}, at=at[30])) == []
+    changed = structs.replace(again, revision="r2")
+    assert invariants.loaded_too_early(before, facts(jobs={"m": changed}, at=at[10])) == [], "it was edited"
+
+
+PLACED: dict[str, Any] = {
+    "allowed": {"m": ("r1",)},
+    "statuses": {"a": "healthy"},
+    "memory": {"a": Memory(16, available_bytes=6, spare_bytes=1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "known", "said"),
+    [
+        ({}, {}, ""),
+        ({"revision": "r0"}, {}, "which may not answer"),
+        ({"revision": "r0", "op_id": "adopted-p"}, {}, "which may not answer"),
+        ({}, {"statuses": {"a": "offline"}}, "which is offline"),
+        ({"op_id": "adopted-p"}, {"statuses": {"a": "draining"}}, ""),
+        ({}, {"bus_down": {"a"}}, "which hears no orders"),
+        ({}, {"selected": {"m": {"b"}}}, "which its schedule does not select"),
+        ({"memory_bytes": 5}, {}, ""),
+        ({"memory_bytes": 6}, {}, "whose memory does not hold it"),
+        ({"memory_bytes": 6}, {"memory": {"a": Memory(16, available_bytes=7, spare_bytes=1)}}, ""),
+        ({"memory_bytes": 6}, {"memory": {}}, ""),
+    ],
+)
+def test_what_begins_may_be_there(row: dict[str, Any], known: dict[str, Any], said: str) -> None:
+    before = facts(**(PLACED | known))
+    new = a_row("a", stage="placed", **row) if "revision" not in row else _of_revision("a", **row)
+    wrong = invariants.broken_lately([before], facts(new, **(PLACED | known)))
+    assert [said in each for each in wrong] == ([True] if said else [])
+    a_moment_ago = facts(**PLACED)
+    if "memory_bytes" not in row and "revision" not in row:
+        after = facts(new, **(PLACED | known))
+        assert invariants.broken_lately([a_moment_ago, before], after) == [], "it was decided a moment ago"
+
+
+def _of_revision(node: str, revision: str, **known: Any) -> Replica:
+    return structs.replace(a_row(node, stage="running", **known), revision=revision)
+
+
+def test_memory_of_those_that_start_is_taken_already() -> None:
+    old, new = a_row("a", "o", "ordered", memory_bytes=3), a_row("a", stage="placed", op_id="new", memory_bytes=3)
+    known = PLACED | {"allowed": {"m": ("r1",), "o": ("r1",)}}
+    assert invariants.broken_lately([facts(old, **known)], facts(old, new, **known))
+    ready = structs.replace(old, stage="running")
+    assert invariants.broken_lately([facts(ready, **known)], facts(ready, new, **known)) == []
+
+
+def test_no_replica_begins_beyond_the_most() -> None:
+    one, two = a_row("a"), a_row("b", stage="placed")
+    known: dict[str, Any] = {"allowed": {"m": ("r1",)}, "statuses": {"a": "healthy", "b": "healthy"}, "most": {"m": 1}}
+    assert invariants.broken_lately([facts(one, **known)], facts(one, two, **known))
+    away = known | {"statuses": {"a": "offline", "b": "healthy"}}
+    assert invariants.broken_lately([facts(one, **away)], facts(one, two, **away)) == [], "it stands in for the other"
+    unbound = known | {"most": {}}
+    assert invariants.broken_lately([facts(one, **unbound)], facts(one, two, **unbound)) == []

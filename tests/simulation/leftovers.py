@@ -1,0 +1,63 @@
+"""Processes that serve on a machine and that no controller has ordered: left by another fleet, or by a database that
+was lost. Some are of a revision that may answer, some of none, and some have requests of their own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from corral.contract.messages.replicas import StartReplica
+from corral.store import models
+from corral.store.models import Model
+from tests.simulation.facts import at_once
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+    from tests.simulation.stalls import Process
+    from tests.simulation.workers import Worker
+
+FOREIGN = "of-another-fleet"
+_MEMORY_BYTES = 4 << 30
+
+
+def leave_behind(simulation: Simulation, chance: Random) -> None:
+    """On some machine that runs, of some model."""
+    known = at_once(_models(simulation))
+    running = [worker for _, worker in sorted(simulation.workers.items()) if _can_have(worker)]
+    if not known or not running:
+        return
+    worker, model = chance.choice(running), chance.choice(known)
+    revision = chance.choice((FOREIGN, FOREIGN, model.revision, *model.formers))
+    takes_s = chance.choice((0.0, 0.0, 100.0, 300.0))
+    add_leftover(simulation, worker, model, revision, replica=chance.choice((0, 1, 2)), takes_s=takes_s)
+
+
+def add_leftover(
+    simulation: Simulation, worker: Worker, model: Model, revision: str, *, replica: int, takes_s: float
+) -> Process:
+    assert worker.stall is not None
+    backend = str(model.definition["backend"])
+    order = StartReplica(
+        op_id="leftover",
+        attempt=1,
+        process_id="",
+        model=model.id,
+        replica=replica,
+        backend=backend,
+        revision=revision,
+        memory_bytes=_MEMORY_BYTES,
+    )
+    process = worker.stall.leave_behind(order)
+    simulation.note(worker.name, "has a leftover", process.process_id, model.id, replica, revision, takes_s)
+    if takes_s:
+        simulation.spawn(worker.stall.serve_alone(process.process_id, takes_s))
+    return process
+
+
+def _can_have(worker: Worker) -> bool:
+    return worker.stall is not None and worker.bus is not None
+
+
+async def _models(simulation: Simulation) -> list[Model]:
+    async with simulation.store.read() as tx:
+        return await models.list_(tx)

@@ -1,0 +1,213 @@
+"""What a fleet at rest must stand: one outage, one silent machine, one leftover or one cancel, with nothing else wrong.
+
+While everything fails at once nobody can say what should have happened; here it can be said exactly. Each seed has one
+trial, after its time of trouble: 5 (a busy process is never ended), 6 (one controller's death loses no view and no
+work), 7 (an outage of bus or database breaks no warm request), 8 (silence of most is not the death of most).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from corral.contract.view import ViewReplica
+from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.replicas.reading import read_routing
+from corral.kit.errors import CorralError
+from corral.store import models
+from corral.store.backend_rules import Asked
+from corral.store.models import Model
+from tests.simulation import replica_truth
+from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
+from tests.simulation.leftovers import FOREIGN, add_leftover
+from tests.simulation.shelf import BACKENDS
+from tests.simulation.workers import Worker
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_OUTAGE_S = 60.0
+_ASK_EVERY_S = 5.0
+_SILENT_S = STALE_AFTER_S + 50.0  # the limit, the monitor's round, the last flush
+
+
+class Trials:
+    def __init__(self, simulation: Simulation) -> None:
+        self._house = simulation
+        self._chance = simulation.chance("trial")
+
+    async def run(self) -> float:
+        """How long it took: some two minutes. The caller sees to it that all comes to rest again."""
+        began = self._house.loop.time()
+        trials: list[Callable[[], Awaitable[None]]] = [
+            self._bus_away,
+            self._database_away,
+            self._controller_dies,
+            self._machines_silent,
+            self._machines_silent,
+            self._install_cancelled,
+            self._leftovers,
+            self._nothing,
+        ]
+        trial = self._chance.choice(trials)
+        self._house.note("trial", trial.__name__)
+        await trial()
+        return self._house.loop.time() - began
+
+    async def _nothing(self) -> None:
+        """What is wanted stays; what nobody uses may go."""
+        for _ in range(6):
+            await asyncio.sleep(15)
+            for why in await replica_truth.lacking(self._house):
+                self._house.failed(f"does not stay at rest: {why}")
+
+    # Outages that no warm request may notice.
+
+    async def _bus_away(self) -> None:
+        for bus in self._house.buses():
+            bus.lose_connection("a trial")
+        self._house.bus_trouble_at = self._house.loop.time()
+        await self._warm_for(_OUTAGE_S)
+        for worker in self._workers():
+            row = self._house.node_row(worker.node_id)
+            if worker.protocol and row is not None and not row.bus_down:
+                self._house.failed(f"{worker.name} said for a minute that its bus is down, and its row does not")
+        for bus in self._house.buses():
+            bus.restore_connection()
+        self._house.bus_trouble_at = self._house.loop.time()
+        await self._warm_for(30.0)
+        self._all_in_service()
+
+    async def _database_away(self) -> None:
+        self._house.store_luck.away = True
+        await self._warm_for(_OUTAGE_S)
+        self._house.store_luck.away = False
+        await self._warm_for(30.0)
+        self._all_in_service()
+
+    async def _controller_dies(self) -> None:
+        name = self._chance.choice(sorted(self._house.controllers))
+        self._house.kill_controller(name)
+        await self._warm_for(40.0)
+        self._house.start_controller(name)
+        await self._warm_for(50.0)
+        self._all_in_service()
+
+    async def _warm_for(self, seconds: float) -> None:
+        """Gateways have their view from before and whatever they can read since: one of its replicas answers."""
+        before = await self._view()
+        known = {row.id: row for row in await self._models()}
+        # What may be unloaded because nobody uses it is no promise.
+        warm = {one.model for one in before if "idle_unload" not in known[one.model].definition}
+        ends = self._house.loop.time() + seconds
+        while self._house.loop.time() < ends:
+            await asyncio.sleep(_ASK_EVERY_S)
+            shown = await self._view()
+            answering = {one.model for one in (*before, *shown) if self._answers(one)}
+            for model in sorted(warm - answering):
+                self._house.failed(f"{model} was warm, and an outage left it without an answer")
+            for model in sorted(warm - {one.model for one in shown}):
+                self._house.failed(f"{model} was warm, and an outage took it out of the view")
+
+    def _answers(self, replica: ViewReplica) -> bool:
+        worker = next(one for one in self._house.workers.values() if one.node_id == replica.node_id)
+        return worker.stall is not None and worker.stall.ingress.serving(replica.process_id) is not None
+
+    def _all_in_service(self) -> None:
+        for worker in self._workers():
+            row = self._house.node_row(worker.node_id)
+            if row is not None and row.status not in ("healthy", "draining"):
+                self._house.failed(f"{worker.name} is {row.status} after an outage that was not its own")
+
+    # Machines that fall silent.
+
+    async def _machines_silent(self) -> None:
+        """One is gone, and taken out; of most of a fleet the cause is elsewhere, and they stay."""
+        every = [worker for worker in self._workers() if self._is_healthy(worker)]
+        if not every:
+            return
+        together = len(every) >= GUARD.floor and self._chance.random() < 0.5
+        silent = every if together else [self._chance.choice(every)]
+        for worker in silent:
+            self._hush(worker, silent=True)
+        await asyncio.sleep(_SILENT_S)
+        out = [worker.name for worker in silent if self._is_offline(worker)]
+        if together and len(out) * 100 > GUARD.share_percent * len(every):
+            self._house.failed(f"{len(out)} of {len(every)} were taken out together")
+        if not together and not out:
+            self._house.failed(f"{silent[0].name} has been silent for {_SILENT_S:.0f} s and is not offline")
+        for worker in silent:
+            self._hush(worker, silent=False)
+        self._house.bus_trouble_at = self._house.loop.time()
+
+    def _hush(self, worker: Worker, *, silent: bool) -> None:
+        self._house.bus_trouble_at = self._house.loop.time()
+        worker.silent = silent
+        if worker.bus is not None:
+            worker.bus.hushed = silent
+
+    # Processes nobody wants.
+
+    async def _leftovers(self) -> None:
+        """The idle one ends, the busy one when its request has ended; neither ever answers."""
+        known = await self._models()
+        machines = [worker for worker in self._workers() if worker.stall is not None and worker.bus is not None]
+        if not known or not machines:
+            return
+        model, worker = self._chance.choice(known), self._chance.choice(machines)
+        add_leftover(self._house, worker, model, FOREIGN, replica=6, takes_s=0.0)
+        busy = add_leftover(self._house, worker, model, FOREIGN, replica=7, takes_s=240.0)
+        await asyncio.sleep(230)
+        if busy.process_id not in worker.disk.processes:
+            self._house.failed(f"the leftover {busy.process_id} was busy, and is gone")
+
+    # Cancelled work.
+
+    async def _install_cancelled(self) -> None:
+        """The machine stops what it is at, though nobody but the person who cancelled says a word."""
+        healthy = [worker for worker in self._workers() if worker.protocol and self._is_healthy(worker)]
+        free = [(one, name) for one in healthy for name in BACKENDS if name not in one.disk.installed]
+        controller = self._house.some_controller()
+        if not free or controller is None:
+            return
+        worker, backend = self._chance.choice(free)
+        before, self._house.luck.takes_s = self._house.luck.takes_s, (400.0, 500.0)
+        wish = make_wish(OperationKind.INSTALL, Asked(backend), scope=Scope(ScopeKind.NODE, worker.node_id))
+        operations = controller.backends.operations
+        try:
+            accepted = await controller.asked(lambda: operations.accept(wish))
+            self._house.accepted[accepted.operation_id] = "install"
+            await asyncio.sleep(20)
+            begun = accepted.operation_id in worker.orders_under_way()
+            await controller.asked(lambda: operations.cancel(accepted.operation_id))
+        except (Died, CorralError) as error:
+            self._house.note("trial", "ends early", str(error))
+            return
+        finally:
+            self._house.luck.takes_s = before
+        await asyncio.sleep(60)
+        if begun and accepted.operation_id in worker.orders_under_way():
+            self._house.failed(f"{worker.name} goes on with {backend}, which was cancelled a minute ago")
+
+    # What there is.
+
+    def _workers(self) -> list[Worker]:
+        return [worker for _, worker in sorted(self._house.workers.items()) if not worker.deleted]
+
+    def _is_healthy(self, worker: Worker) -> bool:
+        row = self._house.node_row(worker.node_id)
+        return row is not None and row.status == "healthy"
+
+    def _is_offline(self, worker: Worker) -> bool:
+        row = self._house.node_row(worker.node_id)
+        return row is not None and row.status == "offline"
+
+    async def _view(self) -> tuple[ViewReplica, ...]:
+        async with self._house.store.read() as tx:
+            return (await read_routing(tx))[0]
+
+    async def _models(self) -> list[Model]:
+        async with self._house.store.read() as tx:
+            return await models.list_(tx)
