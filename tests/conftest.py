@@ -30,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_kind(item)]), append=True)  # a test's own comes first
+        if item.get_closest_marker("timeout") is None:  # one of the test's own, or of its file's, counts instead
+            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_kind(item)]))
     if seed := config.getoption("--shuffle"):
         items.sort(key=lambda item: (_drawn(seed, str(item.path)), _drawn(seed, item.nodeid)))
     else:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from corral.cli.output import DONE, FAILED, UNDER_WAY, ago, pairs, plain, size, some
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
+from corral.contract.messages.backends import TO_FIX
 
 COLUMNS = ("ID", "WHAT", "NAME", "WHERE", "STATE", "DONE", "NODES", "ASKED", "NOTE")
 NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
@@ -141,8 +142,12 @@ def note(each: OperationNodeView, now: datetime | None = None) -> str:
     words = [each.error or each.note] if each.error or each.note else []
     if each.status == "error":
         words += [f"failed {each.failures} times"] if each.failures > 1 else []
-        words.append(f"next try {ago(each.next_retry_at, now)}" if each.next_retry_at else "not tried again by itself")
+        words.append(f"next try {ago(each.next_retry_at, now)}" if each.next_retry_at else _until_when(each.error))
     return "; ".join(words)
+
+
+def _until_when(error: str) -> str:
+    return "tried again once that is done" if TO_FIX in error else "not tried again by itself"
 
 
 def line(each: OperationNodeView, now: datetime | None = None) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from corral.contract.manifest import Needs, check_needs
+from corral.contract.messages.backends import TO_FIX
 from corral.kit.errors import CorralError, Failed
 from corral.kit.log import get_log
 from corral.worker.system_packages import PackageManager
@@ -84,7 +85,7 @@ def explain_missing(
 ) -> str:
     """One sentence, and after the arrow the command. `why`: what the worker itself tried."""
     told = f"{backend} needs {', '.join(libraries)}, which this machine lacks"
-    return f"{told}{f' ({why})' if why else ''} → {manager.command_for(packages, libraries)}"
+    return f"{told}{f' ({why})' if why else ''}{TO_FIX}{manager.command_for(packages, libraries)}"
 
 
 def packages_for(libraries: Iterable[str], needs: Needs | None) -> tuple[str, ...]:

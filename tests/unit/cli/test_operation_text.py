@@ -70,6 +70,10 @@ def test_what_was_cancelled_is_no_success_though_it_has_ended() -> None:
             on("attic", "error", error="wrong digest", failures=1),
             "attic: error (wrong digest; not tried again by itself)",
         ),
+        (
+            on("attic", "error", error="it lacks libgomp.so.1 → apt-get install libgomp1", failures=1),
+            "attic: error (it lacks libgomp.so.1 → apt-get install libgomp1; tried again once that is done)",
+        ),
         (on("at\x1b[2Jtic", "success"), "at�[2Jtic: success"),
     ],
 )

@@ -11,6 +11,7 @@ from corral import __version__
 from corral.cli.doctor.findings import Finding, fail, ok, warn
 from corral.cli.output import ago
 from corral.contract.admin import BackendMatrix, Cluster, GalleryView, NodeView
+from corral.contract.messages.backends import TO_FIX
 from corral.kit.durations import format_duration
 from corral.kit.errors import CorralError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 GOOD_SKEW_S, BAD_SKEW_S = 5.0, 300.0
 _OF_A_FILE = " in the models folder: "
-_ARROW = " → "
 
 
 async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
@@ -147,7 +147,7 @@ def check_backends(matrix: BackendMatrix) -> Iterator[Finding]:
 def _cause_and_fix(what: str, reason: str, operation: str = "") -> tuple[str, str]:
     """Workers write the command that helps after an arrow, where there is one."""
     line = reason.partition("\n")[0]
-    cause, _, command = line.partition(_ARROW)
+    cause, _, command = line.partition(TO_FIX)
     look = f"corral why op {operation}" if operation else ""
     return f"{what}: {cause}", f"run there: {command}" if command else look
 

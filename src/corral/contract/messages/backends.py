@@ -11,6 +11,9 @@ from corral.contract.manifest import Manifest
 from corral.contract.sources import Source
 from corral.contract.subjects import call, event
 
+# In a worker's error: what follows is what a person does on that machine, and then the order goes on by itself.
+TO_FIX = " → "
+
 
 class Phase(StrEnum):
     RESOLVING = "resolving"
