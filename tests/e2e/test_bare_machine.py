@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-RUN_S = 900.0  # debootstrap, pip, apt-get and a model: all of it comes over the network
+RUN_S = 1800.0  # debootstrap, pip, apt-get and a model come over the network, and other tests run beside it
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(2 * RUN_S)]
 
 FLEET = """
