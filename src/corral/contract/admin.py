@@ -135,7 +135,7 @@ class MaxReplicasBody(Message, frozen=True):
     value: int = always(int)
 
 
-class OperationNodeView(Message, frozen=True):
+class OperationNodeView(Message, frozen=True, gc=False):
     """One node in an operation: the contract's entry of `nodes[]`, then ours. `error` is also why it waits or was
     skipped."""
 
@@ -348,7 +348,7 @@ class PlanView(Message, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class MatrixNode(Message, frozen=True):
+class MatrixNode(Message, frozen=True, gc=False):
     id: str = always(str)
     name: str = always(str)
     status: str = always(str)
@@ -357,7 +357,7 @@ class MatrixNode(Message, frozen=True):
     told: bool = True  # False: it has not said yet what it has
 
 
-class MatrixIntent(Message, frozen=True):
+class MatrixIntent(Message, frozen=True, gc=False):
     """What one node still has to do for one backend."""
 
     kind: str = always(str)  # install, upgrade, delete, rollback
@@ -370,7 +370,7 @@ class MatrixIntent(Message, frozen=True):
     percentage: float = always(float)
 
 
-class MatrixCell(Message, frozen=True):
+class MatrixCell(Message, frozen=True, gc=False):
     """One backend on one node."""
 
     installed: bool = always(bool)

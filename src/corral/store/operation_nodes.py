@@ -18,7 +18,7 @@ CONTROLLER = "controller"  # instead of a node's id, where the work is the contr
 ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
 
 
-class OperationNode(msgspec.Struct, frozen=True):
+class OperationNode(msgspec.Struct, frozen=True, gc=False):
     operation_id: str
     node_id: str  # of a node that may be gone by now, or CONTROLLER
     node_name: str

@@ -40,11 +40,14 @@ class _Shown:
     intent: Intent | None
 
 
+_STATUSES = {status.value: status for status in RowStatus}
+
+
 def row_of(record: OperationNode) -> Row:
     return Row(
         record.node_id,
         record.node_name,
-        RowStatus(record.status),
+        _STATUSES[record.status],
         record.reason,
         record.phase,
         record.file_name,

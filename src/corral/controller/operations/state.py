@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
@@ -29,7 +29,11 @@ TERMINAL = frozenset(
 )
 
 
-class Row(Struct, frozen=True):
+_AT_REST = TERMINAL | {RowStatus.ERROR}
+_UNCOUNTED = frozenset({RowStatus.SKIPPED, RowStatus.WITHDRAWN, RowStatus.SUPERSEDED})
+
+
+class Row(Struct, frozen=True, gc=False):
     """One node in one operation."""
 
     node_id: str
@@ -111,32 +115,59 @@ def settle(row: Row, status: RowStatus, reason: str = "") -> Row:
     )
 
 
+class Summary(Struct, frozen=True):
+    """What the rows of an operation come to together."""
+
+    outcome: Outcome
+    settled: bool  # nothing is moving: a watcher may go home; what waits for a node or a retry lives on without them
+    processed: bool  # the contract's word: every node was called and has answered, failed, or is known to take longer
+    progress: float  # one bar over all: the mean of the rows that count, 100 only when every one has ended
+    counts: dict[RowStatus, int]
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """In one pass: lists show thousands of rows."""
+    counts: dict[RowStatus, int] = {}
+    settled = processed = True
+    total = counted = 0.0
+    for row in rows:
+        status = row.status
+        counts[status] = counts.get(status, 0) + 1
+        if status not in _UNCOUNTED:
+            total += row.percentage
+            counted += 1
+        if status not in _AT_REST and not row.waits:
+            settled = False
+            processed = processed and status is RowStatus.RUNNING_ON_WORKER
+    ended = counts.keys() <= TERMINAL
+    mean = total / counted if counted else 100.0
+    outcome = _outcome(counts, ended=ended, settled=settled, processed=processed)
+    return Summary(outcome, settled, processed, mean if ended or not counted else min(mean, 99.0), counts)
+
+
+def _outcome(counts: Mapping[RowStatus, int], *, ended: bool, settled: bool, processed: bool) -> Outcome:
+    """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
+    if ended:
+        return Outcome.DONE
+    if processed and RowStatus.ERROR in counts:
+        return Outcome.FAILING
+    return Outcome.WAITING if settled else Outcome.UNDER_WAY
+
+
 def is_settled(rows: Sequence[Row]) -> bool:
-    """Nothing is moving: a watcher may go home. Work that waits for a node or a retry lives on without them."""
-    return all(row.status in TERMINAL or row.status is RowStatus.ERROR or row.waits for row in rows)
+    return summarize(rows).settled
 
 
 def is_processed(rows: Sequence[Row]) -> bool:
-    """The contract's word: every node was called and has answered, failed, or is known to take longer."""
-    return all(row.status is RowStatus.RUNNING_ON_WORKER or is_settled([row]) for row in rows)
+    return summarize(rows).processed
 
 
 def judge(rows: Sequence[Row]) -> Outcome:
-    """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
-    if all(row.status in TERMINAL for row in rows):
-        return Outcome.DONE
-    if is_processed(rows) and any(row.status is RowStatus.ERROR for row in rows):
-        return Outcome.FAILING
-    return Outcome.WAITING if is_settled(rows) else Outcome.UNDER_WAY
+    return summarize(rows).outcome
 
 
 def progress(rows: Sequence[Row]) -> float:
-    """One bar over all: the mean of the rows that count, 100 only when every one has ended."""
-    counted = [row for row in rows if row.status not in (RowStatus.SKIPPED, RowStatus.WITHDRAWN, RowStatus.SUPERSEDED)]
-    if not counted:
-        return 100.0
-    mean = sum(row.percentage for row in counted) / len(counted)
-    return mean if all(row.status in TERMINAL for row in counted) else min(mean, 99.0)
+    return summarize(rows).progress
 
 
 def error_text(rows: Sequence[Row]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -11,12 +10,10 @@ from corral.controller.operations.state import (
     Outcome,
     Row,
     RowStatus,
+    Summary,
     error_text,
-    is_processed,
-    is_settled,
-    judge,
-    progress,
     running_text,
+    summarize,
 )
 from corral.store.operation_nodes import CONTROLLER
 from corral.store.operations import Operation
@@ -57,42 +54,42 @@ def operation_view(
 ) -> OperationView:
     """`rows` in name order. `scope_name`: of the node, for an operation about one. `counts`: of one that has ended and
     is shown without its rows; they add nothing else to it then."""
-    state = judge(rows)
+    summary = summarize(rows)
     latest = _latest(rows)
     deletion = operation.kind == "delete"
-    queued = bool(rows) and all(row.status is RowStatus.QUEUED for row in rows)
+    queued = summary.counts.keys() == {RowStatus.QUEUED}
     finished = operation.finished_at is not None
     return OperationView(
         id=operation.backend,
         name=operation.backend.rpartition("@")[2],
         full_name=operation.backend,
         job_id=operation.id,
-        progress=int(progress(rows)),
+        progress=int(summary.progress),
         task_type="deletion" if deletion else "Waiting" if queued else "Installation",
         is_deletion=deletion,
         is_backend=operation.kind != FETCH,
         is_queued=queued,
         cancellable=not finished,
-        message=message_of(operation, rows),
+        message=message_of(operation, rows, summary),
         node_id=operation.scope_value if operation.scope_kind == "node" else "",
         phase=latest.phase if latest else "",
         current_bytes=sum(row.current_bytes for row in rows),
         total_bytes=sum(row.total_bytes for row in rows),
-        error=error_text(rows) or operation.error,
+        error=(error_text(rows) if RowStatus.ERROR in summary.counts else "") or operation.error,
         nodes=tuple(node_view(row) for row in rows),
         kind=operation.kind,
         backend=operation.backend,
         scope=operation.scope_kind,
         scope_value=scope_name or operation.scope_value,
-        state=state.value,
-        settled=is_settled(rows),
-        processed=is_processed(rows),
+        state=summary.outcome.value,
+        settled=summary.settled,
+        processed=summary.processed,
         outcome=operation.outcome,
         created_at=rfc3339(operation.created_at),
         created_by=operation.created_by,
         finished_at=rfc3339(operation.finished_at),
         dismissed=operation.dismissed,
-        counts=dict(counts) if counts is not None else dict(Counter(row.status.value for row in rows)),
+        counts=dict(counts) if counts is not None else {each.value: count for each, count in summary.counts.items()},
     )
 
 
@@ -101,7 +98,7 @@ def node_view(row: Row) -> OperationNodeView:
     return OperationNodeView(  # by place, because a thousand of them are made four times a second
         row.node_id,
         row.node_name,
-        row.status.value,
+        row.status._value_,  # not `.value`, a descriptor in Python: it took a tenth of the time of a list
         round(row.percentage, 1),
         row.file_name,
         human_size(row.current_bytes) if row.current_bytes else "",
@@ -112,7 +109,7 @@ def node_view(row: Row) -> OperationNodeView:
         row.total_bytes,
         row.rate,
         row.failures,
-        rfc3339(row.next_try_at),
+        rfc3339(row.next_try_at) if row.next_try_at else "",
         row.waits,
         row.variant,
         row.version,
@@ -121,11 +118,11 @@ def node_view(row: Row) -> OperationNodeView:
     )
 
 
-def message_of(operation: Operation, rows: Sequence[Row]) -> str:
+def message_of(operation: Operation, rows: Sequence[Row], summary: Summary) -> str:
     """One sentence; `completed` is the contract's own word."""
     if operation.cancelled_at is not None or operation.withdrawn_at is not None:
         return "cancelled" if operation.cancelled_at is not None else "withdrawn"
-    match judge(rows):
+    match summary.outcome:
         case Outcome.DONE:
             return "completed"
         case Outcome.FAILING:
@@ -138,9 +135,9 @@ def message_of(operation: Operation, rows: Sequence[Row]) -> str:
         case Outcome.UNDER_WAY:
             if operation.kind == FETCH:
                 return "files are fetched to the controller"
-            if is_processed(rows):
+            if summary.processed:
                 return f"{STILL_AT_IT}: {running_text(rows)}"
-            done = sum(row.status is RowStatus.SUCCESS for row in rows)
+            done = summary.counts.get(RowStatus.SUCCESS, 0)
             return f"{done} of {len(rows)} nodes done"
 
 
