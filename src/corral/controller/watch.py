@@ -101,6 +101,7 @@ class Watch:
         self._wake = Wake()
         self._followers: set[Following] = set()
         self._present: dict[str, NodeView] = {}
+        self._present_at: int | None = None  # the counter of nodes when these were read
         self._revisions: dict[str, int] = {}
         self._read_at = 0.0
         self._ended = False
@@ -183,11 +184,12 @@ class Watch:
             stale = [feed for feed in self._feeds if current.get(feed.counter) != self._fed_at.get(feed.event, -1)]
             if not (feeds or self._followers):
                 stale = []
-            if current == self._revisions and not due and not stale:
+            if current == self._revisions and not due and not stale and not feeds:
                 return
             fed = {feed.event: (current.get(feed.counter), dict(await feed.read(tx))) for feed in stale}
-            nodes_changed = due or current.get("nodes") != self._revisions.get("nodes")
-            present = await read_node_views(tx, self.in_flight_of) if nodes_changed else self._present
+            # Only followers want nodes: a thousand of them are not read anew for nobody.
+            outdated = due or feeds or (self._followers and current.get("nodes") != self._present_at)
+            present = await read_node_views(tx, self.in_flight_of) if outdated else self._present
         for event, (counter, views) in fed.items():
             # Whoever began later may not have read the feeds at all, so these have an order of their own.
             if mine > self._fed_by.get(event, 0):
@@ -199,6 +201,8 @@ class Watch:
         changed = [kind for kind, value in current.items() if self._revisions.get(kind) != value and kind != "nodes"]
         nodes_moved = self._revisions.get("nodes") != current.get("nodes")
         self._revisions = current
+        if present is not self._present:
+            self._present_at = current.get("nodes")
         self._tell_nodes(present)
         for kind in changed:
             if kind not in {feed.counter for feed in self._feeds}:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from corral.controller.desired.plan import Build, Done, Fail, Hold, Kind, Send, Skip, Wait, Why
 from corral.controller.operations.rows import after_step
-from corral.controller.operations.state import TERMINAL, Row, RowStatus, Tick, is_settled, merge_tick
+from corral.controller.operations.state import TERMINAL, Row, RowStatus, Tick, merge_tick, summarize
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = Row("n1", "barn")
@@ -57,7 +57,7 @@ def test_the_same_order_once_more_does_not_throw_the_bar_back() -> None:
 def test_every_step_has_its_word(step: Any, status: str, settled: bool) -> None:
     row = after_step(DOWNLOADING, step)
     assert row.status == status
-    assert is_settled([row]) is settled
+    assert summarize([row]).settled is settled
     assert row.next_try_at == getattr(step, "until", None)
     assert bool(row.reason) == (status not in ("success", "downloading"))
 

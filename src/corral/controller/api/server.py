@@ -19,11 +19,27 @@ from corral.kit.settings import BadSettings
 
 log = get_log(__name__)
 
+_TICK_S = 1.0
 _START_S = 60.0  # a machine under load is slow, not broken
 
 
 class _Server(uvicorn.Server):
     """Signals are main's business: it stops the parts in order."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Once a second, for the Date header, and at once for a stop; uvicorn's own wakes ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,7 +75,7 @@ async def serve_app(
             yield [place for place, _, _ in doors]
         finally:
             for server, _ in servers:
-                server.should_exit = True
+                server.stop()
     if settings.socket is not None and _inode(settings.socket) == ours:  # else a successor has taken the place
         settings.socket.unlink(missing_ok=True)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import OperationView
@@ -22,12 +23,13 @@ from corral.controller.operations.state import LAST_OF_ATTEMPT, Row, Tick, merge
 from corral.controller.operations.views import operation_view, parse_size
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
-from corral.kit.tasks import run_every
+from corral.kit.tasks import Wake, run_every
 from corral.store import operation_nodes, operations, revisions
 from corral.store.api import Store, Transaction
 from corral.store.operations import Operation
 
 _PER_NODE = 16  # operations one node is at, at most: what a node makes up costs nobody else
+_IDLE_S = 60.0
 _SHOWN_FOR = timedelta(minutes=5)  # an operation that has ended is still told about for so long
 
 
@@ -59,14 +61,24 @@ class Progress:
         self._ticks: dict[str, OrderedDict[str, Tick]] = {}  # by node, then operation
         self._untold: set[str] = set()
         self._unwritten: set[str] = set()
+        self._to_tell, self._to_write = Wake(), Wake()
         self._base: dict[str, tuple[Operation, list[Row]]] = {}  # as last read from the store
         watch.add(self)
 
     async def run(self) -> None:
         await self._bus.subscribe(INSTALL_PROGRESS, self.heard)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(run_every("progress", self._tell_s, self.tell, clock=self._clock))
-            tasks.create_task(run_every("writing progress", self._write_s, self.write, clock=self._clock))
+            for name, step, rest_s, wake in (
+                ("progress", self.tell, self._tell_s, self._to_tell),
+                ("writing progress", self.write, self._write_s, self._to_write),
+            ):
+                paced = partial(self._paced, step, rest_s)
+                tasks.create_task(run_every(name, _IDLE_S, paced, clock=self._clock, wake=wake, worst_wait_s=rest_s))
+
+    async def _paced(self, step: Callable[[], Awaitable[None]], rest_s: float) -> None:
+        """Events only make it start: what is heard in the pause after it is handled together."""
+        await step()
+        await self._clock.sleep(rest_s)
 
     async def heard(self, event: InstallProgress, tokens: Tokens) -> None:
         # Whose subject it came on is certain; what it says of itself is not.
@@ -80,6 +92,8 @@ class Progress:
                 own.popitem(last=False)
             self._untold.add(event.op_id)
             self._unwritten.add(event.op_id)
+            self._to_tell.set()
+            self._to_write.set()
 
     def merged(self, operation_id: str, rows: Sequence[Row]) -> list[Row]:
         """Rows with what was heard since they were written."""

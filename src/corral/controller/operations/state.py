@@ -154,22 +154,6 @@ def _outcome(counts: Mapping[RowStatus, int], *, ended: bool, settled: bool, pro
     return Outcome.WAITING if settled else Outcome.UNDER_WAY
 
 
-def is_settled(rows: Sequence[Row]) -> bool:
-    return summarize(rows).settled
-
-
-def is_processed(rows: Sequence[Row]) -> bool:
-    return summarize(rows).processed
-
-
-def judge(rows: Sequence[Row]) -> Outcome:
-    return summarize(rows).outcome
-
-
-def progress(rows: Sequence[Row]) -> float:
-    return summarize(rows).progress
-
-
 def error_text(rows: Sequence[Row]) -> str:
     """`name: reason; …` of the nodes that fail, in name order."""
     failing = sorted((row for row in rows if row.status is RowStatus.ERROR), key=lambda row: row.node_name)
