@@ -18,6 +18,7 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MODES = ("chat", "embeddings", "reranking")
+_GGUF_HEAD_BYTES = 1024 * 1024
 POOLING = {"": -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # llama.cpp's own numbers
 
 
@@ -35,7 +36,9 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: as many as fit")
     parser.add_argument("--mmproj", default="", help="the projector of a model that sees")
     parser.add_argument("--mode", choices=MODES, default="chat", help="what it serves: llama.cpp does one of them")
-    parser.add_argument("--pooling", choices=POOLING, default="", help="of embeddings; default: the model's own")
+    parser.add_argument(
+        "--pooling", choices=POOLING, default="", help="of embeddings; default: the model's own, or mean"
+    )
     # llama.cpp would take 8 GiB for prompts it may meet again, which nobody reserved for it.
     parser.add_argument("--cache-ram-mib", type=_whole(0, 1 << 20), default=512)
     return parser.parse_args(words)
@@ -54,6 +57,8 @@ def fill_params(params: Any, arguments: argparse.Namespace) -> None:
     params.cache_ram_mib = arguments.cache_ram_mib
     params.embedding = arguments.mode != "chat"
     pooling = "rank" if arguments.mode == "reranking" else arguments.pooling
+    if arguments.mode == "embeddings" and not pooling and not has_own_pooling(arguments.model):
+        pooling = "mean"  # llama.cpp's own default is none, with which it answers no request of OpenAI's kind
     if pooling:
         params.pooling_type = type(params.pooling_type)(POOLING[pooling])
     params.ui = False
@@ -63,6 +68,13 @@ def fill_params(params: Any, arguments: argparse.Namespace) -> None:
         params.cpuparams.n_threads = threads
     if arguments.mmproj:
         params.mmproj.path = arguments.mmproj
+
+
+def has_own_pooling(path: str) -> bool:
+    """Whether the GGUF file says how its vectors are made. The names of its values stand at its beginning, and this one
+    before the vocabulary."""
+    with open(path, "rb") as file:
+        return b".pooling_type" in file.read(_GGUF_HEAD_BYTES)
 
 
 def fewer_cpus(has: int, may: int) -> int:

@@ -96,6 +96,22 @@ def test_the_same_weights_embed_under_another_name(fleet: Fleet, client: openai.
     assert [len(each.embedding) for each in found.data] == [576, 576]
 
 
+def test_without_a_pooling_of_its_own_a_model_embeds_by_the_mean(fleet: Fleet, client: openai.OpenAI) -> None:
+    definition = json.loads(fleet.cli("models", "show", MODEL, "--json").stdout)["definition"]
+    definition |= {"name": "plain-embedder", "embeddings": True}
+    assert fleet.api("POST", "/api/models", {"definition": definition}).status == 201
+    found = client.embeddings.create(model="plain-embedder", input=["a horse", "a pony"])
+    assert [len(each.embedding) for each in found.data] == [576, 576]
+
+
+def test_what_the_engine_cannot_do_is_told_in_our_words(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"corral models edit {MODEL} --set embeddings=true"):
+        client.embeddings.create(model=MODEL, input="a horse")
+    image: Any = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]
+    with pytest.raises(openai.BadRequestError, match=f"The model `{MODEL}` takes no images"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": image}])
+
+
 def test_a_hundred_who_ask_for_a_cold_model_cause_one_load(fleet: Fleet) -> None:
     added = fleet.api("POST", "/api/models", {"definition": {"name": "cold", "backend": "mock", "parallel": 8}})
     assert added.status == 201, added.body

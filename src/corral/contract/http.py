@@ -267,11 +267,13 @@ class UpstreamFailed(RelayError):
         timed_out: bool = False,
         resendable: bool = True,
         status: int = 0,
+        answer: bytes = b"",
         unresponsive: bool = False,
     ) -> None:
         super().__init__(message)
         self.unresponsive = unresponsive  # the request was sent, then the target stopped responding altogether
         self.refused = refused  # connecting failed, so certainly nothing was sent; or the answer was `unwanted`
         self.status = status  # of an answer that was unwanted
+        self.answer = answer  # its body, where it has a length and is not too long
         self.timed_out = timed_out
         self.resendable = resendable  # False: part of a streamed body is spent, no other target can have it

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendStub
 from corral.contract.http import UpstreamFailed
+from corral.inference.engine_errors import explain
 from corral.inference.refusals import Refused, not_implemented
 from corral.inference.served import Served
 from corral.kit.log import get_log
@@ -164,6 +165,8 @@ async def _resumed(first: Any, rest: AsyncIterator[Any]) -> AsyncGenerator[Any, 
 def told(code: grpc.StatusCode, details: str, rpc: str, served: Served) -> Exception:
     """What a client hears of an error of the backend's. UNAVAILABLE is not the backend's own: it is its absence."""
     words = details or code.name
+    if (explained := explain(served.model, details)) is not None:
+        return explained
     lower = details.lower()
     match code:
         case Code.UNAVAILABLE:

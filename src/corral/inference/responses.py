@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from corral.contract.http import BodyTooLarge, ClientGone, Headers, Request, Responder, UpstreamFailed
+from corral.inference.engine_errors import is_explained, told_to_client
 from corral.inference.refusals import BrokenOff, Refused
 
 ROUTE = b"/v1/responses"
@@ -37,7 +38,7 @@ class Responses:
         if self._session is not None:
             await self._session.close()
 
-    async def handle(self, request: Request, responder: Responder, base_url: str, token: str) -> int:
+    async def handle(self, request: Request, responder: Responder, base_url: str, token: str, model: str) -> int:
         """Answers, and gives the status. Raises UpstreamFailed, before anything was answered, when the process could
         not be reached or broke off."""
         try:
@@ -46,15 +47,20 @@ class Responses:
             refused = Refused(413, f"The body is larger than {_LARGEST_BODY} bytes.", code="request_too_large")
             await responder.send(refused.status, refused.headers, refused.body)
             return refused.status
-        headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+        sent = {"content-type": "application/json", "authorization": f"Bearer {token}"}
         try:
-            answer = await self._open().post(base_url + ROUTE.decode(), data=body, headers=headers)
+            answer = await self._open().post(base_url + ROUTE.decode(), data=body, headers=sent)
         except aiohttp.ClientConnectorError as error:
             raise UpstreamFailed(f"cannot connect: {error}", refused=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamFailed(f"the connection broke: {error}", refused=False) from error
         try:
-            await responder.stream(answer.status, _headers(answer), _pieces(answer))
+            headers = _headers(answer)
+            if is_explained(answer.status, headers):
+                told = told_to_client(model, answer.status, await answer.read())
+                await responder.send(*told)
+                return told[0]
+            await responder.stream(answer.status, headers, _pieces(answer))
         except ClientGone:
             return 499
         finally:

@@ -415,12 +415,16 @@ class Exchange(Answer):
             log.exception("whether an answer is wanted could not be told; it is passed on")
             return False
 
-    def unwanted_answer(self, status: int) -> None:
+    def unwanted_answer(self, status: int, answer: bytes) -> None:
         """The upstream has answered, and nobody is to see it."""
         self._upstream = None
         self._detach_body()
         failure = UpstreamFailed(
-            f"it answered {status}", refused=True, resendable=self._whole or not self.body.spent, status=status
+            f"it answered {status}",
+            refused=True,
+            resendable=self._whole or not self.body.spent,
+            status=status,
+            answer=answer,
         )
         self.wake(_OUTCOME, failure)
 

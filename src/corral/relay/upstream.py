@@ -276,7 +276,10 @@ class Upstream(asyncio.Protocol):
                     return
                 head, length, _ = pool.heads.read(raw)
                 if head.status >= 400 and exchange.unwanted is not None and exchange.is_unwanted(head):
-                    self._throw_away(exchange, head, length == len(rest))
+                    if length is None or not len(rest) < length <= pool.limits.head_bytes:
+                        self._throw_away(exchange, head, rest if length == len(rest) else None)
+                    else:
+                        self._buffer = data  # until all of it is here: the handler may want to read it
                     return
                 if length == len(rest) and head.simple and exchange.sent_method != b"HEAD":
                     self._pass_whole(exchange, head, length, rest)
@@ -304,12 +307,11 @@ class Upstream(asyncio.Protocol):
         self._go_idle(self._sent and head.reusable)
         exchange.passed()
 
-    def _throw_away(self, exchange: Exchange, head: AnswerHead, whole: bool) -> None:
+    def _throw_away(self, exchange: Exchange, head: AnswerHead, body: bytes | None) -> None:
         """The answer is not for the client. Where all of it is here the connection is as good as new."""
-        reusable = whole and head.simple and self._sent and head.reusable
         self._unbind()
-        self._go_idle(reusable)
-        exchange.unwanted_answer(head.status)
+        self._go_idle(body is not None and head.simple and self._sent and head.reusable)
+        exchange.unwanted_answer(head.status, body or b"")
 
     def _await_rest_of_head(self, data: bytes, seen: int) -> None:
         if len(data) > self._pool.limits.head_bytes or is_hopeless(data, seen):
@@ -339,8 +341,7 @@ class Upstream(asyncio.Protocol):
 
     def _start_answer(self, exchange: Exchange, head: AnswerHead, length: int | None, rest: bytes) -> None:
         self._reusable = head.reusable
-        if exchange.tap is not None:
-            show_head(exchange, head)
+        show_head(exchange, head)
         if has_no_body(head.status, exchange.sent_method):
             self._mode = _LENGTH
             self._left = 0
@@ -419,7 +420,6 @@ class Upstream(asyncio.Protocol):
         return self._sent_at if self._mode == _HEAD else None
 
     def give_up(self, why: str) -> None:
-        """The upstream has stopped responding. An answer that has begun goes on."""
         if self._mode == _HEAD:
             self._broke(why, unresponsive=True)
 

@@ -182,6 +182,25 @@ def test_llama_cpp_takes_the_models_own_context_when_nobody_says(serve: ModuleTy
     assert into.model_alias == {"m.gguf"}
 
 
+@pytest.mark.parametrize(
+    ("head", "words", "pooling"),
+    [
+        (b"GGUF bert.pooling_type", (), None),
+        (b"GGUF llama.context_length", (), 1),
+        (b"GGUF llama.context_length", ("--pooling", "last"), 3),
+    ],
+)
+def test_llama_cpp_embeds_with_the_models_own_pooling_or_the_mean(
+    serve: ModuleType, tmp_path: Path, head: bytes, words: tuple[str, ...], pooling: int | None
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(head)
+    base = ("--port", "1", "--model", str(tmp_path / "m.gguf"), "--mode", "embeddings")
+    into = params()
+    into.pooling_type = -1
+    serve.fill_params(into, serve.read_arguments((*base, *words)))
+    assert into.pooling_type == (-1 if pooling is None else pooling)
+
+
 @pytest.mark.parametrize("words", [[], ["--port", "1"], ["--port", "70000", "--model", "m"], ["--port", "x"]])
 def test_llama_cpp_refuses_what_it_does_not_understand(
     serve: ModuleType, words: list[str], capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from corral.contract.http import NOT_REACHED, PROCESS_ENDED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
+from corral.inference.engine_errors import is_explained, told_to_client
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.inference.responses import Responses
 from corral.worker.ingress.answers import say_error, say_upstream_failed
@@ -67,11 +68,15 @@ class Replicas:
                 bridge = await self._bridges.of(running, self._find)
                 return await bridge.handle(replace(request, path=slash + rest or b"/"), responder)
             if request.method == b"POST" and request.route.endswith(RESPONSES):
-                return await self._responses.handle(request, responder, f"http://{running.address}", running.token)
+                url = f"http://{running.address}"
+                return await self._responses.handle(request, responder, url, running.token, running.model)
             way = self.way(running)
-            result = await responder.relay(way.target, path=slash + rest or b"/", strip=OURS, add=way.add, upgrade=True)
+            path = slash + rest or b"/"
+            result = await responder.relay(
+                way.target, path=path, strip=OURS, add=way.add, upgrade=True, unwanted=is_explained
+            )
         except UpstreamFailed as failure:
-            return await self.failed(responder, process_id, failure)
+            return await self.failed(responder, running, failure)
         finally:
             in_flight.end(process_id)
         return result.status
@@ -120,8 +125,14 @@ class Replicas:
             await asyncio.sleep(_LOOK_S)
         return self._find(process_id) is None
 
-    async def failed(self, responder: Responder, process_id: str, failure: UpstreamFailed) -> int:
-        """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted."""
+    async def failed(self, responder: Responder, running: Running, failure: UpstreamFailed) -> int:
+        """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted. Errors of the
+        engine's own are passed on, in words that help where we know some."""
+        if failure.status:
+            status, headers, body = told_to_client(running.model, failure.status, failure.answer)
+            await responder.send(status, headers, body)
+            return status
+        process_id = running.process_id
         if failure.refused and self.serving(process_id) is None:
             return await self._gone(responder, process_id)
         status = 503 if failure.refused else 504 if failure.timed_out else 502

@@ -16,6 +16,7 @@ from typing import Any
 from corral.contract.access import Scope
 from corral.contract.http import Errand, KnownHead, Request, Responder, UpstreamFailed
 from corral.contract.manifest import GRPC
+from corral.inference.engine_errors import is_explained
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.ingress.replicas import OURS, PREFIX, Replicas
@@ -69,7 +70,7 @@ class Shortcut:
             way = self._replicas.way(running)
             card.running = running
             card.errand = head.errand(way.target, path=card.path, strip=OURS, add=way.add)
-            card.errand.tag = process_id
+            card.errand.tag = running
         self._in_flight.begin(process_id)
         self.running += 1
         return card.errand
@@ -84,7 +85,7 @@ class Shortcut:
         bytes_sent: int,
         answer: bytes,
     ) -> None:
-        self._in_flight.end(errand.tag)  # type: ignore[arg-type]  # ours, from `decide`
+        self._in_flight.end(errand.tag.process_id)  # type: ignore[attr-defined]  # ours, from `decide`
         self.running -= 1
         self.ended[status] += 1
 
@@ -94,14 +95,17 @@ class Shortcut:
         return self._carry_on(errand, responder)
 
     async def _carry_on(self, errand: Errand, responder: Responder) -> None:
-        process_id, status = str(errand.tag), 500
+        running, status = errand.tag, 500
+        assert isinstance(running, Running)
         try:
-            result = await responder.relay(errand.target, path=errand.path, strip=errand.strip, add=errand.add)
+            result = await responder.relay(
+                errand.target, path=errand.path, strip=errand.strip, add=errand.add, unwanted=is_explained
+            )
             status = result.status
         except UpstreamFailed as failure:
-            status = await self._replicas.failed(responder, process_id, failure)
+            status = await self._replicas.failed(responder, running, failure)
         finally:
-            self._in_flight.end(process_id)
+            self._in_flight.end(running.process_id)
             self.running -= 1
             self.ended[status] += 1
 
