@@ -54,6 +54,8 @@ class Load:
     def in_flight(self) -> int:
         return self.own + self._others
 
+    is_over = False  # it took a slot that was not there; only where several processes take them
+
     @property
     def is_ejected(self) -> bool:
         return self._base >= EJECTED

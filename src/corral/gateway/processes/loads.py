@@ -62,7 +62,7 @@ class SharedLoad(Load):
         self._cells[self._own_at] = self.own + self._told
 
     @property
-    def is_over(self) -> bool:
+    def is_over(self) -> bool:  # type: ignore[override]
         """Another process took the last slot in the same moment: this one has to be given back."""
         return self.own + self._others > self._slots
 
@@ -75,7 +75,12 @@ class SharedLoad(Load):
             self._peak, self._epoch = own, report
             if self._peak_at != self._report_at:
                 cells[self._peak_at] = report * _PEAK + own
-        self.refresh()
+        others: float = self._told  # as in `refresh`, without the call: this is the warm path
+        for at in self._others_at:
+            others += cells[at]
+        load = own + int(others)
+        self._others = load - own
+        self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
 
     def end(self) -> None:
         own = self.own = self.own - 1
@@ -87,11 +92,12 @@ class SharedLoad(Load):
 
     def refresh(self) -> None:
         """Read what the other processes have under way."""
-        cells, others = self._cells, self._told
+        cells = self._cells
+        others: float = self._told
         for at in self._others_at:
-            others += int(cells[at])
-        self._others = others
-        load = self.own + others
+            others += cells[at]
+        self._others = int(others)
+        load = self.own + self._others
         self._ranks[self._index] = self._base + (load if load < self._slots else load + BUSY)
 
     def told(self, in_flight: int) -> None:

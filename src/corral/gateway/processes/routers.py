@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from corral.contract.view import FleetView
 from corral.gateway.answers import Answer
+from corral.gateway.pick import BUSY
 from corral.gateway.processes.loads import SharedInFlight, SharedLoad
 from corral.gateway.processes.table import PARENT, SharedTable
 from corral.gateway.queue import Waiter
@@ -48,7 +49,7 @@ class SharedRouter(ReplicaRouter):
     def _choose(self, way: Way, body: bytes) -> Replica | None:
         for _ in range(len(way.replicas) + 1):
             replica = super()._choose(way, body)
-            if replica is None or not (isinstance(replica.load, SharedLoad) and replica.load.is_over):
+            if replica is None or not replica.load.is_over:
                 return replica
             replica.load.end()
         return None
@@ -170,9 +171,18 @@ class ChildRouter(SharedRouter):
             self.refresh(way)
             if way.is_full():
                 return None
-        replica = self._choose(way, ask.body)
-        if replica is None:
-            return None
+        replicas = way.replicas
+        if len(replicas) == 1 and way.ranks[0] < BUSY:  # as mostly
+            replica = replicas[0]
+            replica.load.begin()
+            if replica.load.is_over:
+                replica.load.end()
+                return None
+        else:
+            chosen = self._choose(way, ask.body)
+            if chosen is None:
+                return None
+            replica = chosen
         path = ask.request.path
         return replica.routes.get(path) or replica.route(path, model)
 
