@@ -21,7 +21,7 @@ from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.contract.capability import DEFAULT, DISABLED
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
-from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI, Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.gallery import upgrades as rules
 from corral.gallery.catalogue import AliasGroup, Unknown, split_query
@@ -139,7 +139,7 @@ class Galleries:
         has, unread = await self._peer_galleries(asked, resolver)
         if has is not None:
             return await resolver.resolve(f"{has.name}@{asked.backend}", machine)
-        reason = f"no gallery that a LocalAI worker can read has {asked.backend}"
+        reason = NO_GALLERY_FOR_LOCALAI
         if unread:
             why = resolver.library.unread()
             reason += "".join(

@@ -238,7 +238,7 @@ async def test_a_build_for_a_localai_worker_is_one_of_a_gallery_it_can_read(
         assert isinstance(theirs, TargetBuild)
         assert theirs.gallery_url == f"file://{tmp_path}/farm.yaml"
         nothing = await galleries.resolve(Asked("mock"), localai)
-        assert nothing == NoBuild("no gallery that a LocalAI worker can read has mock")
+        assert nothing == NoBuild("no gallery that a LocalAI worker can read has it")
     async with opened(tmp_path, Gallery("away", NOWHERE)) as galleries:
         with pytest.raises(Unavailable, match="the gallery away could not be read"):
             await galleries.resolve(Asked("llama-cpp"), localai)

@@ -361,6 +361,15 @@ def test_the_version_or_digest_that_a_localai_worker_reports_decides() -> None:
     assert newer == replace(done(""), version="2.1"), "it may have read the index after us"
 
 
+def test_a_localai_worker_that_did_nothing_is_not_said_to_report_another_build() -> None:
+    ended = {"vllm": called("upgrade", before="monday", answered=True)}
+    silent = planned(having("", "monday", LOCALAI, intents=ended), replace(WANTED, upgraded=True))
+    assert silent == Fail("vllm", "op7", "the node said it was done, but its inventory does not show it")
+    again = {"vllm": called(before="monday sha256:new", answered=True)}
+    same = planned(having("sha256:new", "monday", LOCALAI, intents=again), replace(WANTED, force=True))
+    assert same == silent
+
+
 def test_a_localai_worker_that_reports_the_wanted_version_has_nothing_to_do() -> None:
     second = Build("cpu-vllm", "sha256:new", "2.0")
     node = having("", "monday", LOCALAI, "2.0")

@@ -15,6 +15,8 @@ from corral.controller.desired.plan import NoBuild
 from corral.store.backend_rules import Asked
 from corral.store.backend_targets import TargetBuild
 
+NO_GALLERY_FOR_LOCALAI = "no gallery that a LocalAI worker can read has it"
+
 
 @dataclass(frozen=True)
 class Listed:

@@ -346,13 +346,8 @@ class _Backend:
         fetched = self._digest_before(there, want) is not None
         if want.force and not fetched:
             return False
-        match self._evidence(there, build, want):
-            case Evidence.MATCHES:
-                return True
-            case Evidence.DIFFERS:
-                return False
-            case Evidence.NONE:
-                pass
+        if (evidence := self._evidence(there, build, want)) is not Evidence.NONE:
+            return evidence is Evidence.MATCHES
         if there.system and self.node.accepts and build.digest:
             return False
         # Nothing to compare: an upgrade shows by its date, an install by being there at all.
@@ -412,7 +407,7 @@ class _Backend:
         if intent.answered:
             if intent.kind is Kind.FETCH and order.kind is not Kind.FETCH:
                 return replace(order, attempt=intent.attempt + 1)
-            return Fail(self.name, want.operation, self._why_not_done(order.build))
+            return Fail(self.name, want.operation, self._why_not_done(want, order.build))
         again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
         if not self.node.accepts:
             if self._is_our_open_call(intent):
@@ -429,11 +424,12 @@ class _Backend:
         failed = intent.stage in (Stage.PARKED, Stage.WAITING) and intent.failures > 0
         return failed and (intent.operation, intent.attempt) in self.node.cured
 
-    def _why_not_done(self, build: Build | None) -> str:
-        there = self.node.find(self.name, build.variant) if build is not None else None
-        if self.node.accepts or build is None or there is None:
-            return "the node said it was done, but its inventory does not show it"
-        return why_not(there, build.digest, build.version)
+    def _why_not_done(self, want: Wanted | Unwanted, build: Build | None) -> str:
+        if isinstance(want, Wanted) and build is not None and not self.node.accepts:
+            there = self.node.find(self.name, build.variant)
+            if there is not None and self._evidence(there, build, want) is Evidence.DIFFERS:
+                return why_not(there, build.digest, build.version)
+        return "the node said it was done, but its inventory does not show it"
 
     def _was_lost(self, intent: Intent) -> bool:
         """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or

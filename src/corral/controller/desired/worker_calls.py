@@ -33,6 +33,7 @@ from corral.contract.messages.backends import (
     VerifyBackend,
     VerifyReply,
 )
+from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI
 from corral.controller.desired.observations import (
     Accepted,
     Ended,
@@ -200,7 +201,7 @@ class WorkerCalls:
                 return fields
             galleries = await self._galleries_with(asked)
             if not galleries:
-                raise Invalid(f"no gallery that a LocalAI worker can read has {asked.backend}")
+                raise Invalid(NO_GALLERY_FOR_LOCALAI)
             return fields | {"backend_galleries": msgspec.json.encode(list(galleries)).decode()}
         fields |= _acceptance(order)
         if build is not None:

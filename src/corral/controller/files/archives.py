@@ -13,15 +13,15 @@ import os
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from corral.blobs.archives.bounds import Bounds
 from corral.blobs.archives.open import unpack_archive
-from corral.blobs.digests import BLOCK_BYTES, PREFIX, hash_file
+from corral.blobs.digests import PREFIX, hash_file
 from corral.blobs.errors import BadArchive, UnsafeArchive, from_os
 from corral.blobs.partial import Wanted
 from corral.blobs.progress import Progress, Tell
@@ -34,7 +34,7 @@ from corral.contract.messages.backends import Phase
 from corral.contract.models import ModelFile
 from corral.contract.sources import is_safe_path
 from corral.controller.files.member_uris import MemberUri, member_uri, parse_member
-from corral.controller.files.origins import Origin
+from corral.controller.files.origins import Origin, read_blocks
 from corral.kit.log import get_log
 from corral.store.model_files import StoredFile
 
@@ -126,18 +126,8 @@ class Archives:
             path, digest = folder / member.path, PREFIX + member.sha256
             if await self._blobs.adopt(digest, path, member.size_bytes) is None:  # a disk without links
                 wanted = Wanted(digest, member.size_bytes)
-                await self._blobs.write(digest, _Reader(path), wanted, member.path, phase=Phase.EXTRACTING)
+                await self._blobs.write(digest, partial(read_blocks, path), wanted, member.path, phase=Phase.EXTRACTING)
         return found
-
-
-@dataclass(frozen=True)
-class _Reader:
-    path: Path
-
-    def __call__(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
 
 
 def list_path(file: ModelFile) -> str:

@@ -156,7 +156,7 @@ class Origins:
 
         async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
             size = wanted.size or real.stat().st_size
-            return await store.write(uri, lambda: _blocks(real), Wanted(wanted.digest, size), path.name, tell)
+            return await store.write(uri, lambda: read_blocks(real), Wanted(wanted.digest, size), path.name, tell)
 
         return Origin(path.name, uri, fetch, size_bytes=real.stat().st_size)
 
@@ -171,7 +171,7 @@ def _fetch_page(page: Page, refused: Callable[[CorralError], CorralError] = lamb
     return fetch
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def read_blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from corral.contract.manifest import GRPC
-from corral.controller.desired.catalogue import Catalogue, MachineKind
+from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI, Catalogue, MachineKind
 from corral.controller.desired.plan import NoBuild
 from corral.controller.scheduler.world import Build, BuildState
 from corral.kit.clock import Clock
@@ -117,4 +117,4 @@ class Builds(KeyedTasks[Key]):
             return Build(BuildState.INSTALLABLE, size_bytes=found.size_bytes)
         if trouble is not None:
             raise trouble
-        return Build(BuildState.MISSING, "no gallery that a LocalAI worker can read has it")
+        return Build(BuildState.MISSING, NO_GALLERY_FOR_LOCALAI)
