@@ -17,7 +17,6 @@ import uvloop
 from corral.contract.messages.nodes import NodeRegistered, RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
-from corral.kit.errors import Invalid
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.memory import settle_after_start
@@ -39,6 +38,7 @@ from corral.worker.agent.standing import Standing
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.agent.trust import settle_trust
 from corral.worker.agent.waiting import alongside, unless_set
+from corral.worker.backend_user import settle_backend_user
 from corral.worker.backends import open_backends
 from corral.worker.handover import HandOver, Successors, inherit, is_successor
 from corral.worker.hardware.probe import HardwareProbe
@@ -50,7 +50,6 @@ from corral.worker.ingress.tokens import TokenCheck
 from corral.worker.metrics import WorkerMetrics
 from corral.worker.remembered import remember
 from corral.worker.settings import WorkerSettings
-from corral.worker.supervisor.launch import find_shut, find_user
 from corral.worker.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
@@ -74,7 +73,7 @@ async def serve(
     with hold_folder(settings.data) as lock:
         remember(settings.data, given or {})
         make_folders(settings)
-        check_backend_user(settings)
+        user = settle_backend_user(settings)
         identity = IdentityFile.open(settings.data, name=settings.name)
         url = identity.settle_controller(settings.controller)
         if is_in_clear(url):
@@ -84,8 +83,11 @@ async def serve(
         tokens = TokenCheck(server_clock.now)
         tokens.trust(identity.current.signing_key, identity.current.node_id)
         wake = Wake()  # of the next heartbeat
-        supervisor = Supervisor(settings.supervisor_settings(settings.data), clock=clock, changed=wake.set)
-        files = open_request_files(settings.data / "requests", settings.backend_user)
+        processes = settings.supervisor_settings(
+            settings.data, user=user.name, home=user.home, backends=settings.backends_dir
+        )
+        supervisor = Supervisor(processes, clock=clock, changed=wake.set)
+        files = open_request_files(settings.data / "requests", user.name)
         door = Door(standing, tokens, metrics, supervisor, files)
         certificate = IngressCertificate(settings.data)
         retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
@@ -221,24 +223,6 @@ def make_folders(settings: WorkerSettings) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CannotGoOn(f"cannot make the folder {folder}: {error.strerror}; mend its permissions") from error
-
-
-def check_backend_user(settings: WorkerSettings) -> None:
-    """Whoever backends run as must be there, and get to their files: a start that fails later would say less."""
-    try:
-        user, _ = find_user(settings.backend_user)
-    except Invalid as error:
-        raise CannotGoOn(f"--backend-user: {error.message}") from error
-    if user is None:
-        return
-    # Others may pass through the folder, not look into it; what is secret in there is closed by itself.
-    settings.data.chmod(settings.data.stat().st_mode | 0o011)
-    for folder in (settings.backends_dir, settings.models_dir):
-        if (shut := find_shut(folder, user)) is not None:
-            raise CannotGoOn(
-                f"--backend-user: {settings.backend_user} cannot enter {shut}: open it (chmod o+x {shut}), "
-                "or give another --data, --backends or --models"
-            )
 
 
 def read_join_token(settings: WorkerSettings) -> str:

@@ -40,7 +40,8 @@ class ProcessSettings:
         "ports on loopback that backends get: FIRST-LAST", default="20000-29999", check=_port_range
     )
     backend_user: str = setting(
-        "user that backends run as; empty = the worker's own. Needs a worker that runs as root",
+        "user that backends run as, by name or number. Empty: a user without rights where the worker is root "
+        "(corral-backend, or a free number), else the worker's own",
         default="",
         parse=str.strip,
     )
@@ -83,8 +84,10 @@ class ProcessSettings:
         "ended processes of one model whose logs stay on the disk", default=3, check=at_least_one, advanced=True
     )
 
-    def supervisor_settings(self, data: Path) -> SupervisorSettings:
-        """What the supervisor is told; `data` is the worker's data folder."""
+    def supervisor_settings(
+        self, data: Path, *, user: str = "", home: Path | None = None, backends: Path | None = None
+    ) -> SupervisorSettings:
+        """What the supervisor is told; `data` is the worker's data folder, `user` whom backends run as."""
         # Plain numbers: what the supervisor writes to the disk must be of types that can be written.
         return SupervisorSettings(
             folder=self.processes or data / "processes",
@@ -101,6 +104,8 @@ class ProcessSettings:
             log_files=self.backend_log_files,
             log_lines=self.backend_log_lines,
             keep_ended=self.backend_logs_kept,
-            backend_user=self.backend_user,
+            backend_user=user,
+            backend_home=home,
+            backends=backends,
             backend_env=self.backend_env,
         )

@@ -35,9 +35,18 @@ def mode(path: Path) -> int:
 
 
 def test_folders_are_private(folder: DataFolder) -> None:
-    assert {mode(each) for each in (folder.root, folder.secrets, folder.controller, folder.worker, folder.logs)} == {
-        0o700
-    }
+    assert {mode(each) for each in (folder.secrets, folder.controller, folder.worker, folder.logs)} == {0o700}
+    # Under root, backends of another user pass through it to the worker's folder. Nobody can list it.
+    assert mode(folder.root) == (0o711 if os.geteuid() == 0 else 0o700)
+
+
+def test_a_folder_that_the_worker_opened_for_backends_stays_so(folder: DataFolder) -> None:
+    folder.worker.chmod(0o711)
+    prepare.make_folders(folder)
+    assert mode(folder.worker) == 0o711
+    folder.worker.chmod(0o755)
+    prepare.make_folders(folder)
+    assert mode(folder.worker) == 0o700
 
 
 def test_a_key_is_made_once_and_closed_to_others(folder: DataFolder) -> None:

@@ -72,6 +72,7 @@ def check_machine(folder: DataFolder, store: str) -> Iterator[Finding]:
     yield machine_checks.check_folder(folder)
     yield machine_checks.check_disk(folder.root)
     yield from _guarded("secrets", machine_checks.check_secrets(folder))
+    yield from _guarded("backends", machine_checks.check_backend_user(folder))
     names = frozenset((*machine.host_names(), *machine.addresses()))
     yield from _guarded("certificate", machine_checks.check_certificates(folder, names, datetime.now(UTC)))
     if not store or store.startswith("sqlite:"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
@@ -96,6 +97,20 @@ def check_secrets(folder: DataFolder, uid: int | None = None) -> Iterator[Findin
             yield fail("secrets", f"{place} can be read by others", f"chmod {mode} {place}")
     if not troubles:
         yield ok("secrets", f"{len(places) - 1} files, closed to others")
+
+
+def check_backend_user(folder: DataFolder) -> Iterator[Finding]:
+    """As this machine's worker left word at its last start."""
+    path = folder.worker / "backend-user.json"
+    try:
+        state = json.loads(path.read_bytes())
+        user, warning, fix = (str(state.get(key) or "") for key in ("user", "warning", "fix"))
+    except (FileNotFoundError, ValueError, AttributeError):
+        return
+    if warning:
+        yield warn("backends", warning, fix)
+    elif user:
+        yield ok("backends", f"run as user {user}, apart from the worker")
 
 
 def check_certificates(folder: DataFolder, names: frozenset[str], now: datetime) -> Iterator[Finding]:

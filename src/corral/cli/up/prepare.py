@@ -51,8 +51,13 @@ def _me() -> str:
 
 def make_folders(folder: DataFolder) -> None:
     make_folder(folder.root)
-    for each in (folder.secrets, folder.controller, folder.worker, folder.logs):
+    for each in (folder.secrets, folder.controller, folder.logs):
         make_private_folder(each)
+    folder.worker.mkdir(mode=0o700, exist_ok=True)
+    if folder.worker.stat().st_mode & 0o066:  # the worker lets backends of another user pass through it, no more
+        folder.worker.chmod(0o700)
+    if os.geteuid() == 0:  # to the worker's folder; everything else in here is closed by itself
+        folder.root.chmod(folder.root.stat().st_mode | 0o011)
 
 
 def check_room(folder: DataFolder) -> None:

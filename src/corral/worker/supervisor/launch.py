@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from corral.kit.errors import Failed, Invalid
 from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
 from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun, SupervisorSettings, User
 
+BACKEND_NAME = "corral-backend"
+_DEVICES = ("nvidia*", "dri/*", "kfd", "accel/*", "davinci*", "dxg")
 _CACHES = ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 
 
@@ -43,6 +46,9 @@ def plan_run(
         raise Failed(f"{spec.backend} is not installed any more: there is no folder {directory}")
     user, home = find_user(settings.backend_user)
     env = inherit(environ, settings.backend_env) | home
+    if user is not None and settings.backend_home is not None:
+        env["HOME"] = str(settings.backend_home)
+        env.pop("XDG_CACHE_HOME", None)  # the worker's
     env |= {"PYTHONUNBUFFERED": "1", PYTHON: sys.executable}
     env |= _places(spec, directory, env)
     env |= fill_environment(spec.manifest.env, values)
@@ -94,7 +100,7 @@ def find_program(word: str, directory: Path, path: str) -> str:
 def _executable(program: Path) -> Path:
     """Archives may lose the bits: a run file nobody can execute is made so, as the contract has it."""
     mode = program.stat().st_mode
-    if not mode & 0o111:
+    if not mode & 0o111 and not program.is_symlink():  # a backend may have written into its folder since
         try:
             program.chmod(mode | 0o500)
         except OSError as error:
@@ -103,9 +109,12 @@ def _executable(program: Path) -> Path:
 
 
 def find_user(name: str) -> tuple[User | None, dict[str, str]]:
-    """Whom backends run as, and what that means for their environment. Empty: whoever runs the worker."""
+    """Whom backends run as, and what that means for their environment. Empty: whoever runs the worker. A number may be
+    one that no user of this machine has."""
     if not name:
         return None, {}
+    if name.isdecimal():
+        return _find_number(int(name))
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -117,6 +126,38 @@ def find_user(name: str) -> tuple[User | None, dict[str, str]]:
     groups = tuple(os.getgrouplist(name, entry.pw_gid))
     home = {"HOME": entry.pw_dir, "USER": name, "LOGNAME": name}
     return User(uid=entry.pw_uid, gid=entry.pw_gid, groups=groups), home
+
+
+def _find_number(number: int) -> tuple[User | None, dict[str, str]]:
+    if os.geteuid() not in (0, number):
+        raise Invalid(f"backends can run as user {number} only when the worker runs as root")
+    if number == os.geteuid():
+        return None, {}
+    # Programs ask the environment first; there may be no entry in /etc/passwd that they would find.
+    home = {"HOME": "/nonexistent", "USER": BACKEND_NAME, "LOGNAME": BACKEND_NAME}
+    return User(uid=number, gid=number, groups=device_groups()), home
+
+
+def device_groups() -> tuple[int, ...]:
+    """The groups that own this machine's accelerators: without them a user that is in none could use no GPU."""
+    groups = set()
+    for pattern in _DEVICES:
+        for device in Path("/dev").glob(pattern):
+            about = device.stat()
+            if stat.S_ISCHR(about.st_mode) and about.st_mode & 0o060 and about.st_gid:
+                groups.add(about.st_gid)
+    return tuple(sorted(groups))
+
+
+def give_folder(folder: Path, user: User) -> None:
+    """A LocalAI backend writes into its own folder when it starts (its scripts rewrite their paths): it is the
+    user's from its first start on. Links are not followed."""
+    if folder.stat().st_uid == user.uid:
+        return
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.chown(os.path.join(path, name), user.uid, user.gid, follow_symlinks=False)
+    os.chown(folder, user.uid, user.gid)  # last: a walk that was cut short is begun anew
 
 
 def find_shut(folder: Path, user: User) -> Path | None:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from corral.contract.manifest import LOCALAI
 from corral.contract.messages.replicas import ReplicaState
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed
@@ -21,7 +22,7 @@ from corral.kit.log import get_log
 from corral.worker.agent.waiting import unless_set
 from corral.worker.libraries import explain_missing, libraries_named_in, packages_for
 from corral.worker.supervisor import folders
-from corral.worker.supervisor.launch import is_port_free, plan_run
+from corral.worker.supervisor.launch import give_folder, is_port_free, plan_run
 from corral.worker.supervisor.link import ShimLink, spawn_shim
 from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.ports import PortBook
@@ -146,6 +147,8 @@ class Life:
 
     def _prepare(self, entry: Entry) -> Path:
         run = plan_run(entry.spec, entry.process_id, entry.port, entry.token, self._settings, self._environ)
+        if run.user is not None and entry.spec.manifest.command == LOCALAI.command and self._is_ours(run.directory):
+            give_folder(Path(run.directory), run.user)
         record = Record(
             run=run,
             process=entry.spec,
@@ -157,6 +160,10 @@ class Life:
         )
         folders.sweep(self._settings.folder, self._settings.keep_ended)
         return folders.make_folder(self._settings.folder, entry.process_id, record)
+
+    def _is_ours(self, directory: str) -> bool:
+        """Not one that came with the system."""
+        return self._settings.backends is not None and Path(directory).is_relative_to(self._settings.backends)
 
     async def _greet(self, folder: Path) -> ShimLink:
         try:

@@ -135,4 +135,6 @@ class SupervisorSettings:
     log_lines: int = 1000  # in memory, per process key
     keep_ended: int = 3  # folders of ended processes, per key, for their logs
     backend_user: str = ""
+    backend_home: Path | None = None  # None: what the user's entry says
+    backends: Path | None = None  # builds in here are ours to give to that user
     backend_env: tuple[str, ...] = ()  # names of the worker's environment that backends may see too
