@@ -26,6 +26,7 @@ KINDS = ("unit", "integration", "simulation")
 _STAGE_LIMIT_S = {"unit": 600.0, "integration": 1200.0, "simulation": 3600.0}
 _DISTANCES = {"unit": 1, "integration": 0}
 _NO_TESTS = 5  # pytest's exit status
+_MAX_UNSURE = 4  # tests of one kind that fail anyway, before the kind is given up
 _FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 _MAKE_TEMPLATE = """
 import asyncio, sys
@@ -98,14 +99,23 @@ class Trial:
         self._copy.write(mutant.path, mutant.source)
         try:
             for kind in (each for each in KINDS if each in self._kinds):
-                by, why = self._run_seeds() if kind == "simulation" else self._run_tests(kind, mutant.module, unsure)
-                if by and self._fails_anyway(mutant, by):
-                    unsure.append(by)
-                elif by:
+                by, why = self._run_kind(kind, mutant, unsure)
+                if by:
                     return Verdict(by, why, tuple(unsure))
         finally:
             self._copy.write(mutant.path, mutant.original)
         return Verdict(unsure=tuple(unsure))
+
+    def _run_kind(self, kind: str, mutant: Mutant, unsure: list[str]) -> tuple[str, str]:
+        """What noticed it, and why. Tests that fail anyway are left out, and the others run again."""
+        for _ in range(_MAX_UNSURE):
+            by, why = self._run_seeds() if kind == "simulation" else self._run_tests(kind, mutant.module, unsure)
+            if not by or not self._fails_anyway(mutant, by):
+                return by, why
+            unsure.append(by)
+            if kind == "simulation":
+                break
+        return "", ""
 
     def _fails_anyway(self, mutant: Mutant, by: str) -> bool:
         """A test that fails without the mutant says nothing about it."""
@@ -124,7 +134,8 @@ class Trial:
         files = self._graph.tests_of(module, kind, max_distance=_DISTANCES[kind])
         if not files:
             return "", ""
-        status, said = self._pytest([str(path) for path in files], _STAGE_LIMIT_S[kind])
+        left_out = [f"--deselect={test}" for test in unsure]
+        status, said = self._pytest([*map(str, files), *left_out], _STAGE_LIMIT_S[kind])
         if status in (0, _NO_TESTS):
             return "", ""
         if status == -signal.SIGKILL:

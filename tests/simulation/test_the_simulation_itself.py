@@ -14,15 +14,19 @@ from unittest import mock
 import pytest
 from msgspec import structs
 
+from corral.contract.messages.nodes import HttpHeartbeat
 from corral.controller.desired import dispatch, outcomes, plan
 from corral.controller.desired.plan import Stage
 from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
+from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import life
 from corral.controller.scheduler import evict
 from corral.controller.scheduler.world import ReplicaState
+from corral.store.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
+from tests.simulation.trials import Trials
 from tests.simulation.trouble import chaos
 from tests.simulation.workers import CorralWorker
 
@@ -198,3 +202,31 @@ def test_starts_that_nobody_asks_about_again_are_noticed(template: Path) -> None
         return honest(row, place, now, epoch, times) if there else life.Keep(row)
 
     assert "not at rest" in break_something(template, mock.patch.object(life, "_ordered", believes))
+
+
+def _ignored(self: Heartbeats, node_id: str, _beat: HttpHeartbeat) -> None:
+    self._keep(Heartbeat(node_id=node_id))
+
+
+def _never(*_: object, **__: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("trial", "fault", "said"),
+    [
+        ("bus away", mock.patch.object(Heartbeats, "heard_http", _ignored), "said for a minute that its bus is down"),
+        ("machines silent", mock.patch.object(classify, "_is_silent", _never), "has been silent for"),
+        ("install cancelled", mock.patch.object(plan._Backend, "_is_to_be_stopped", _never), "which was cancelled"),
+    ],
+)
+def test_a_trial_notices_what_it_is_for(template: Path, trial: str, fault: Any, said: str) -> None:
+    async def story(house: Simulation) -> None:
+        house.start_controller("c0")
+        house.add_worker(CorralWorker(house, "w0", house.chance("w0")))
+        await asyncio.sleep(90)
+        await Trials(house).run(trial)
+
+    simulate(0, template, chaos=story)
+    with fault, pytest.raises(Broken, match=said):
+        simulate(0, template, chaos=story)

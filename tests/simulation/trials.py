@@ -38,22 +38,22 @@ class Trials:
         self._house = simulation
         self._chance = simulation.chance("trial")
 
-    async def run(self) -> float:
-        """How long it took: some two minutes. The caller sees to it that all comes to rest again."""
+    async def run(self, name: str = "") -> float:
+        """One by its name, or by chance. How long it took: some two minutes. The caller sees to it that all comes to
+        rest again."""
         began = self._house.loop.time()
-        trials: list[Callable[[], Awaitable[None]]] = [
-            self._bus_away,
-            self._database_away,
-            self._controller_dies,
-            self._machines_silent,
-            self._machines_silent,
-            self._install_cancelled,
-            self._leftovers,
-            self._nothing,
-        ]
-        trial = self._chance.choice(trials)
-        self._house.note("trial", trial.__name__)
-        await trial()
+        trials: dict[str, Callable[[], Awaitable[None]]] = {
+            "bus away": self._bus_away,
+            "database away": self._database_away,
+            "controller dies": self._controller_dies,
+            "machines silent": self._machines_silent,
+            "install cancelled": self._install_cancelled,
+            "leftovers": self._leftovers,
+            "nothing": self._nothing,
+        }
+        name = name or self._chance.choice([*trials, "machines silent"])
+        self._house.note("trial", name)
+        await trials[name]()
         return self._house.loop.time() - began
 
     async def _nothing(self) -> None:
