@@ -1,7 +1,7 @@
 """Faults planted by hand: each is a mistake somebody could make, in code that must not have it.
 
 `find` is looked for as syntax, in the function of that name wherever it is. When a function is rewritten, write its
-fault anew: a fault that can no longer be planted fails `tests/unit/mutants/`.
+fault anew: one that can no longer be planted fails `tests/unit/test_planted_faults.py`.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ PLANTED = (
         "success-without-digest",
         f"{_CONTROLLER}.desired.plan",
         "_Backend._is_it",
-        "there.digest == build.digest or (fetched and not self.node.accepts)",
-        "True",
+        "self._evidence(there, build, want)",
+        "Evidence.MATCHES",
         "any build that is there counts as the one that was asked for (invariant 3)",
     ),
     PlantedFault(

@@ -30,7 +30,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
 from corral.store.api import Store
 from corral.store.inline import Between, Step
-from corral.store.nodes import Heartbeat, Node
+from corral.store.nodes import Heartbeat
 from tests.simulation.catalogue import Known
 from tests.simulation.stalls import LOAD_AGAIN_S
 
@@ -72,14 +72,17 @@ class WatchedHeartbeats(Heartbeats):
         self._heard_at[beat.node_id] = self._around.clock.now()
 
     async def flush(self) -> None:
-        due = dict(self._heard_at)
-        await super().flush()
+        due, self._heard_at = self._heard_at, {}
+        try:
+            await super().flush()
+        except BaseException:
+            self._heard_at = due | self._heard_at
+            raise
+        on_file = self._around.last_heartbeats() if due else {}
         for node_id, at in due.items():
-            row = self._around.node_row(node_id)
-            if row is not None and (row.last_heartbeat is None or row.last_heartbeat < at):
-                self._around.failed(f"the heartbeat of {row.name} from {at:%H:%M:%S} is not on file after a flush")
-            if self._heard_at.get(node_id) == at:
-                del self._heard_at[node_id]
+            last = on_file.get(node_id, at)  # else it was deleted
+            if last is None or last < at:
+                self._around.failed(f"the heartbeat of {node_id} from {at:%H:%M:%S} is not on file after a flush")
 
 
 class Died(Exception):
@@ -107,7 +110,7 @@ class Surroundings(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def node_row(self, node_id: str) -> Node | None: ...
+    def last_heartbeats(self) -> dict[str, datetime | None]: ...
 
     @property
     def catalogue(self) -> Catalogue: ...

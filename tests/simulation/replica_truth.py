@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _TABLES = {"replicas", "models", "node_backends", "model_schedules", "nodes", "node_labels", "load_jobs"}
-_ROUTING_TABLES = {"replicas", "models", "node_backends", "nodes"}
+_ROUTING_TABLES = {"replicas", "models", "node_backends"}
 _ALLOWED_FOR_S = 30.0
 
 
@@ -82,14 +82,16 @@ class ReplicaTruth:
             now["jobs"] = {row.model: row for row in await load_jobs.list_(tx)}
         if "models" in tables:
             now["revisions"] = {row.id: row.revision for row in known}
+        moved = False  # whether a node came, went or is in another state
         if "nodes" in tables:
             found = await nodes.list_(tx)
+            moved = before.statuses != {node.id: node.status for node in found}
             now["statuses"] = {node.id: node.status for node in found}
             now["bus_down"] = {node.id for node in found if node.bus_down}
             now["memory"] = {node.id: _memory(node) for node in found}
-        if tables & {"model_schedules", "node_labels", "nodes"}:
+        if moved or tables & {"model_schedules", "node_labels"}:
             now |= await _scheduled(tx)
-        if tables & _ROUTING_TABLES:
+        if moved or tables & _ROUTING_TABLES:
             more, wrong = await _routed(tx, known, now.get("rows", before.rows))
             now |= more
         return replace(before, allowed=self._allowed_of(known), **now), wrong

@@ -20,7 +20,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -155,6 +155,13 @@ class Simulation:
 
     def node_row(self, node_id: str) -> Node | None:
         return at_once(self._node_row(node_id))
+
+    def last_heartbeats(self) -> dict[str, datetime | None]:
+        return at_once(self._last_heartbeats())
+
+    async def _last_heartbeats(self) -> dict[str, datetime | None]:
+        async with self.store.read() as tx:
+            return {row.id: row.last_heartbeat for row in await nodes.list_pulses(tx)}
 
     async def _node_row(self, node_id: str) -> Node | None:
         async with self.store.read() as tx:
