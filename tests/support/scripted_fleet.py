@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from corral.kit.transports import abort
 from tests.support.waiting import until
 
 KEY = "ck_" + "a" * 52
@@ -290,7 +291,7 @@ def scripted_fleet(tls: ssl.SSLContext | None = None, *, bound: socket.socket | 
         await runner.cleanup()
         for transport in left:
             if transport is not None:
-                transport.abort()  # also where somebody no longer reads what was still to be sent
+                abort(transport)  # also where somebody no longer reads what was still to be sent
 
     # `run` turns the loop once more at the end: connections that were closed last are really closed then.
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted fleet")

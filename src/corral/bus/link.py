@@ -36,6 +36,7 @@ from corral.bus.jwt import BadKey, sign
 from corral.bus.lanes import Delivery
 from corral.kit.errors import Unavailable
 from corral.kit.log import get_log, mask_secrets
+from corral.kit.transports import abort
 
 log = get_log(__name__)
 
@@ -395,4 +396,4 @@ async def _dispose(client: Client, timeout_s: float) -> None:
     finally:
         writer = getattr(client._transport, "_io_writer", None)
         if writer is not None:
-            writer.transport.abort()  # no-op when it closed in order
+            abort(writer.transport)  # no-op when it closed in order

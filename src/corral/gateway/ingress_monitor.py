@@ -18,6 +18,7 @@ from corral.contract.http import Target
 from corral.gateway.inflight import Ejection
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
+from corral.kit.transports import abort
 from corral.relay import UpstreamPool
 
 log = get_log(__name__)
@@ -125,7 +126,7 @@ class HealthProbe:
 
     def close(self) -> None:
         if self._kept is not None:
-            self._kept[1].transport.abort()
+            abort(self._kept[1].transport)
             self._kept = None
 
     async def _ask_until_answered(self) -> None:

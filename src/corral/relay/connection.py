@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import BodyBroken, Request
+from corral.kit.transports import abort
 from corral.relay.body import NO_BODY, AnyBody, RequestBody, WholeBody
 from corral.relay.exchange import Exchange
 from corral.relay.fields import Malformed
@@ -344,12 +345,12 @@ class ClientConnection(asyncio.Protocol):
                 self.server.counters.client_timeouts += 1
                 self._stall_at = NEVER
                 self._closing = True
-                self.transport.abort()
+                abort(self.transport)
 
     def _expire(self) -> None:
         self._deadline = NEVER
         if self._due == _LINGER:
-            self.transport.abort()
+            abort(self.transport)
             return
         if self._due == _BODY:
             if self._body is None or not self._body.wanted:
@@ -410,7 +411,7 @@ class ClientConnection(asyncio.Protocol):
         self._body = None
         if by_reset:
             reset_on_close(self.transport.get_extra_info("socket"))
-            self.transport.abort()
+            abort(self.transport)
         else:
             self.outbox.flush()
             self._watch_stall()

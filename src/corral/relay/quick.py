@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from corral.contract.http import Shortcut, Target
 from corral.kit.log import get_log
+from corral.kit.transports import abort
 from corral.relay.body import WholeBody
 from corral.relay.connection import IDLE, ClientConnection
 from corral.relay.exchange import Exchange
@@ -227,7 +228,7 @@ class QuickUpstream(Upstream):
         if self.flight is None:
             super().discard()
         else:
-            self.transport.abort()  # the exchange is told when the connection is lost
+            abort(self.transport)  # the exchange is told when the connection is lost
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.flight is not None:

@@ -16,6 +16,7 @@ import uvloop
 
 from corral.contract.http import Handler, Shortcut
 from corral.kit.log import get_log
+from corral.kit.transports import abort
 from corral.relay.connection import ClientConnection
 from corral.relay.counters import Counters
 from corral.relay.head import RequestHeads
@@ -169,7 +170,7 @@ class RelayServer:
             self.wheel.add(conn)
             conn.refuse(503, "too many connections", extra=b"retry-after: 1\r\n")
         else:
-            conn.transport.abort()
+            abort(conn.transport)
         return False
 
     def dismiss(self, conn: ClientConnection) -> None:
@@ -224,7 +225,7 @@ class RelayServer:
         self.draining, self.retiring = True, False
         await self._stop_listening()
         for conn in [*self._connections, *self._refused]:
-            conn.transport.abort()
+            abort(conn.transport)
         try:
             self.note_quiet()
             async with asyncio.timeout(patience_s):

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import Target
+from corral.kit.transports import abort
 from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, are_whole_chunks, frame
 from corral.relay.fields import Malformed
 from corral.relay.head import END_OF_HEAD, AnswerHead, has_no_body, is_hopeless
@@ -452,7 +453,7 @@ class Upstream(asyncio.Protocol):
 
     def _abort(self) -> None:
         if not self._lost:  # asyncio would report the loss a second time
-            self.transport.abort()
+            abort(self.transport)
 
     # Pace.
 
