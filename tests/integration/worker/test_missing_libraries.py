@@ -72,14 +72,22 @@ async def test_an_install_is_refused_before_a_byte_is_fetched_until_the_library_
 async def test_as_root_on_debian_the_worker_installs_the_packages_itself(
     nats_server: NatsServer, tmp_path: Path, linked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = f'case "$2" in --download-only) ;; *) cp {some_library()} {linked / LIBRARY};; esac'
+    script = (
+        f'case "$2" in --download-only) until [ -e go ]; do :; done;; *) cp {some_library()} {linked / LIBRARY};; esac'
+    )
     monkeypatch.setenv("PATH", scripted_apt(tmp_path / "apt", script)["PATH"])
     monkeypatch.setattr("os.geteuid", lambda: 0)
     async with ordered_worker(nats_server, tmp_path) as fleet:
-        assert (await fleet.order("install", "op-1", needing()))["success"]
+        body = needing() | {"op_id": "op-1", "attempt": 1, "accept": True}
+        assert (await fleet.ask("backend.install", body))["accepted"]
+
+        def shown() -> list[str]:
+            return [event.get("file_name", "") for event in fleet.told("backend.install.op-1.progress")]
+
+        await until(lambda: "apt-get install libcorral-test1" in shown())
+        (tmp_path / "apt" / "go").touch()
+        assert (await fleet.result("backend.install", "op-1"))["success"]
         assert "libcorral-test1" in (tmp_path / "apt" / "calls").read_text()
-        files = [event.get("file_name") for event in fleet.told("backend.install.op-1.progress")]
-        assert "apt-get install libcorral-test1" in files
 
 
 async def test_a_package_manager_that_fails_is_told_and_tried_again(
