@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
@@ -45,6 +46,9 @@ class Shelf:
             return NoBuild("no linux/arm64 build")
         kind = "cuda" if machine.capability == "nvidia" else "cpu"
         return TargetBuild(f"{kind}-{name}", self.digest(name, machine.capability), f"{self._versions[name]}.0")
+
+    async def manifest(self, _asked: Asked, _machine: MachineKind) -> Manifest | None:
+        return None
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         return [{"name": name} for name in BACKENDS]

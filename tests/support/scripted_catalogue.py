@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Source
 from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
@@ -77,6 +78,11 @@ class ScriptedCatalogue:
         if isinstance(found, CorralError):
             raise found
         return found
+
+    async def manifest(self, asked: Asked, kind: MachineKind) -> Manifest | None:
+        known = self.builds.get(asked.backend, {})
+        found = known.get((kind.capability, kind.platform)) or known.get(kind.capability) or known.get("*")
+        return found.manifest if isinstance(found, TargetBuild) else None
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         return [{"name": name, "description": f"the {name}", "tags": ["llm"]} for name in sorted(self.builds)]

@@ -19,6 +19,7 @@ import msgspec
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
 from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI, Listed, MachineKind, NodeInventory
@@ -88,6 +89,10 @@ class Galleries:
         if found.permanent:
             return NoBuild(found.reason)
         raise Unavailable(found.reason)
+
+    async def manifest(self, asked: Asked, kind: MachineKind) -> Manifest | None:
+        entry = await self._resolver_for(asked).choose(_query(asked), _machine(kind))
+        return None if entry is None else entry.manifest
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         """With no machine to choose for, everything there is."""

@@ -94,6 +94,7 @@ class Why:
                 tx,
                 idle_unload_s=self._sight.options.idle_unload_s,
                 build=self._sight.builds.of,
+                installed=self._sight.builds.installed,
                 quiet=self._sight.quiet.find,
                 memory=self._sight.memory,
                 curious=True,

@@ -53,6 +53,18 @@ class Resolver:
             work = [tasks.create_task(self._resolve(backend, found, catalogue, machine)) for machine in kinds]
         return {machine: task.result() for machine, task in zip(kinds, work, strict=True)}
 
+    async def choose(self, backend: str, machine: Machine) -> BackendEntry | None:
+        """The entry that galleries have for such a machine. No registry is asked whether it is there."""
+        found, catalogue = await self.library.find(backend)
+        if isinstance(found, Unknown):
+            return None
+        if isinstance(found, BackendEntry) and found.is_meta:
+            catalogue = await self.library.with_builds(found, catalogue, [(machine.capability, machine.platform)])
+        choice = choose_variant(
+            found, catalogue, capability=machine.capability, platform=machine.platform, platforms={}
+        )
+        return None if isinstance(choice, NoVariant) else choice.entry
+
     async def resolve_uri(self, uri: str, machine: Machine, *, name: str = "", alias: str = "") -> Resolved | Refused:
         """What somebody wants installed that is in no gallery."""
         try:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from corral.kit.errors import Failed
+from corral.kit.errors import Failed, Unavailable
 from corral.store import load_jobs
 from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
+
+AWAY = "registry.test does not answer"
 
 
 async def test_a_load_from_nothing_installs_stages_starts_and_is_done(fleet: ReplicaFleet) -> None:
@@ -178,6 +180,29 @@ async def test_a_model_no_node_can_ever_run_fails_with_the_reasons(local: Replic
     status = await local.until_failed("m")
     assert "no-such-backend" in status.error
     assert "barn" in status.error
+
+
+async def test_an_installed_backend_needs_no_registry(local: ReplicaFleet) -> None:
+    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(AWAY)
+    await local.worker("barn", has="llama-cpp")
+    await local.define("m")
+    await local.ask("m")
+    await local.until_ready("m")
+    assert local.fleet.catalogue.asked == []
+
+
+async def test_a_registry_that_cannot_be_reached_is_told_to_those_who_wait(local: ReplicaFleet) -> None:
+    local.fleet.catalogue.builds["llama-cpp"]["*"] = Unavailable(AWAY)
+    await local.worker("barn")
+    await local.worker("shed", status="draining")
+    await local.define("m")
+    await local.ask("m")
+
+    async def told() -> bool:
+        status = await local.status("m")
+        return status is not None and f"barn: llama-cpp: its build could not be found out: {AWAY}" in status.message
+
+    await until(told, "the cause")
 
 
 async def test_without_a_node_it_waits_and_goes_on_when_one_joins(local: ReplicaFleet) -> None:

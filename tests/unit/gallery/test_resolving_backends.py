@@ -156,6 +156,13 @@ async def test_an_image_with_its_mirrors(room: Room) -> None:
     assert room.images.asked == [PRIMARY]
 
 
+async def test_an_entry_is_chosen_without_asking_any_registry(room: Room) -> None:
+    chosen = [await room.resolver.choose("engine", machine) for machine in (CPU, GPU)]
+    assert [entry and entry.name for entry in chosen] == ["engine-pypi", "cuda12-engine"]
+    assert await room.resolver.choose("nobody", CPU) is None
+    assert (room.images.asked, room.wheels.asked) == ([], [])
+
+
 async def test_a_mirror_stands_in_for_the_primary(room: Room) -> None:
     room.images.known = {PRIMARY: Unreachable("down"), MIRROR: index("linux/amd64")}
     got = await room.resolved("engine", GPU)

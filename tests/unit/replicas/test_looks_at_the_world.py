@@ -37,7 +37,13 @@ class AwayForWriting:
 
 def a_loop(**given: Any) -> ReplicaLoop:
     other: Any = SimpleNamespace(
-        refused={}, known=dict, find=None, of=None, epoch=lambda _name: 1, is_looking=lambda _backend: False
+        refused={},
+        known=dict,
+        find=None,
+        of=None,
+        installed=None,
+        epoch=lambda _name: 1,
+        is_looking=lambda _backend: False,
     )
     store: Any = AwayForWriting()
     return ReplicaLoop(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.plan import NoBuild
 from corral.store.backend_rules import Asked
@@ -56,6 +57,9 @@ class Catalogue(Protocol):
 
     async def resolve(self, asked: Asked, kind: MachineKind, /) -> TargetBuild | NoBuild:
         """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
+
+    async def manifest(self, asked: Asked, kind: MachineKind, /) -> Manifest | None:
+        """How the build for such a machine is run, as galleries say; no registry is asked. None: they do not."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         """Entries as the contract shows them (gallery.md §2), that a machine of one of these kinds can use."""

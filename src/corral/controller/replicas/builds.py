@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 from corral.contract.manifest import GRPC
@@ -31,7 +32,13 @@ class _Found:
     until: float
 
 
-Key = tuple[str, MachineKind, bool]  # backend, machine, and whether its worker is LocalAI's
+class _Question(StrEnum):
+    OWN = "a build for a Corral worker"
+    LOCALAI = "a build for a worker of LocalAI's"
+    INSTALLED = "how a build runs that is installed"
+
+
+Key = tuple[str, MachineKind, _Question]
 
 
 class Builds(KeyedTasks[Key]):
@@ -57,28 +64,39 @@ class Builds(KeyedTasks[Key]):
 
     def of(self, backend: str, machine: MachineKind) -> Build:
         """What is known; what is not, or no longer certain, is being looked up when this returns."""
-        return self._of((backend, machine, False))
+        return self._of((backend, machine, _Question.OWN), Build(BuildState.LOOKING))
 
     def for_localai(self, backend: str, machine: MachineKind) -> Build:
         """The same for a worker of LocalAI's, which looks builds up itself, in galleries it can read."""
-        return self._of((backend, machine, True))
+        return self._of((backend, machine, _Question.LOCALAI), Build(BuildState.LOOKING))
 
-    def _of(self, key: Key) -> Build:
+    def installed(self, backend: str, machine: MachineKind) -> Build:
+        """Of one that is there already. Galleries may know how it runs; registries are not asked."""
+        return self._of((backend, machine, _Question.INSTALLED), Build(BuildState.INSTALLED))
+
+    def _of(self, key: Key, meanwhile: Build) -> Build:
         known = self._known.get(key)
         if known is None or known.until <= self._clock.monotonic():
             self.begin(key, partial(self._look_up, key), name=f"build of {key[0]}")
-        return known.build if known is not None else Build(BuildState.LOOKING)
+        return known.build if known is not None else meanwhile
 
     def is_looking(self, backend: str) -> bool:
         """For the first time: what is only refreshed is known."""
-        return any(key[0] == backend and key not in self._known for key in self.under_way())
+        return any(
+            key[0] == backend and key[2] is not _Question.INSTALLED and key not in self._known
+            for key in self.under_way()
+        )
 
     async def _look_up(self, key: Key) -> None:
-        backend, machine, localai = key
+        backend, machine, question = key
         fresh_s = self._fresh_s
+        if question is _Question.INSTALLED:
+            await self._look_up_installed(key)
+            return
         try:
             async with self._turn:
-                build = await (self._ask_for_localai if localai else self._ask)(backend, machine)
+                ask = self._ask_for_localai if question is _Question.LOCALAI else self._ask
+                build = await ask(backend, machine)
         except CorralError as error:
             build, fresh_s = Build(BuildState.UNKNOWN, f"its build could not be found out: {error.message}"), 0.0
         except Exception:
@@ -86,6 +104,24 @@ class Builds(KeyedTasks[Key]):
             build, fresh_s = Build(BuildState.UNKNOWN, "its build could not be found out; the log says why"), 0.0
         self._known[key] = _Found(build, self._clock.monotonic() + (fresh_s or self._again_s))
         self._found()
+
+    async def _look_up_installed(self, key: Key) -> None:
+        """Without galleries nothing is known of how it runs, and it is used all the same."""
+        backend, machine, _ = key
+        devices = ""
+        try:
+            async with self._turn:
+                manifest = await self._catalogue.manifest(Asked(backend), machine)
+            devices = manifest.devices if manifest is not None else ""
+        except CorralError as error:
+            log.debug("galleries say nothing of an installed backend", backend=backend, error=error.message)
+        except Exception:
+            log.exception("looking up an installed backend failed", backend=backend)
+        build = Build(BuildState.INSTALLED, devices=devices)
+        changed = (known := self._known.get(key)) is None or known.build != build
+        self._known[key] = _Found(build, self._clock.monotonic() + self._fresh_s)
+        if changed and devices:
+            self._found()
 
     async def _ask(self, backend: str, machine: MachineKind) -> Build:
         try:

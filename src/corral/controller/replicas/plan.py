@@ -41,6 +41,7 @@ from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, inste
 from corral.controller.scheduler.world import Model, World
 
 MOST_STEPS = 16  # of one model in one look
+MOST_REASONS = 3  # of those why nodes cannot take a model, told to those who wait for it
 
 
 def decide(facts: Facts) -> Decided:
@@ -227,6 +228,15 @@ def _let_go(decided: Decided, row: Intended, why: str, facts: Facts) -> None:
     elif row.stage is not Stage.LEAVING:
         decided.rows[row.key] = leave(row, why, facts.now)
         decided.events.append((f"replica leaves: {why}", row))
+
+
+def _with_reasons(found: NoRoom) -> str:
+    """For requests that wait: nodes that say the same are named once, and not all of a large fleet."""
+    if len(found.verdicts) < 2:
+        return found.text
+    reasons = {verdict.why_not: f"{verdict.node}: {verdict.why_not}" for verdict in reversed(found.verdicts)}
+    shown = list(reversed(reasons.values()))[:MOST_REASONS]
+    return "; ".join((found.text, *shown, *(("…",) if len(reasons) > len(shown) else ())))
 
 
 class _ModelPlan:
@@ -425,7 +435,7 @@ class _ModelPlan:
     def _no_room(self, found: NoRoom) -> None:
         """What only people can change is told at once; the rest may pass."""
         if found.ever or not found.verdicts or self._model.backend in self._facts.looking:
-            self._wait(found.text)
+            self._wait(_with_reasons(found))
         elif self._job is not None and self._job.active:
             why = "\n".join((found.text, *(found.why if len(found.verdicts) > 1 else ())))
             self._job = jobs.fail(self._job, "", why, self._facts.now, self._facts.cooldown, elsewhere=False)

@@ -249,6 +249,7 @@ class ReplicaLoop:
                     tx,
                     idle_unload_s=self._options.idle_unload_s,
                     build=self._builds.of,
+                    installed=self._builds.installed,
                     quiet=self._quiet.find,
                     memory=self._memory,
                     localai=self._builds.for_localai if self._options.localai else None,

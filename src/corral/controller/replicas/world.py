@@ -56,6 +56,13 @@ _NOT_SERVED = "its worker is LocalAI's, and this controller does not serve those
 _NO_SUCH_TOKEN = "its worker is LocalAI's, and did not join with the registration token those have to show"
 
 FindBuild = Callable[[str, MachineKind], Build]
+
+
+def _as_it_runs(_backend: str, _machine: MachineKind) -> Build:
+    """Of an installed backend of which nobody knows more."""
+    return Build(BuildState.INSTALLED)
+
+
 FindQuiet = Callable[[str, str], Quiet]
 FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[Seen]], Memory]
 
@@ -99,9 +106,10 @@ async def read_all(
     memory: FindMemory,
     curious: bool = False,
     localai: FindBuild | None = None,
+    installed: FindBuild = _as_it_runs,
 ) -> Read:
     """`curious`: also about models for which nothing has to be found at present. `localai`: builds for LocalAI workers,
-    where those are served from here (`controller/peers`)."""
+    where those are served from here (`controller/peers`). `installed`: how a backend runs that a node has."""
     read = Read(await tx.now())
     read.rows, read.jobs = await read_own(tx)
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
@@ -117,7 +125,7 @@ async def read_all(
         inventory = inventories.get(node.id)
         read.places[node.id] = _place(node, inventory, quiet, accepts=_accepts(node, localai))
         read.process_ids.update(process.process_id for process in read.places[node.id].processes)
-        find = localai if localai is not None and node.protocol == 0 else build
+        find = (localai, _as_it_runs) if localai is not None and node.protocol == 0 else (build, installed)
         seen_there = _node(read, node, inventory, labels.get(node.id, {}), pure, backends, find, nowhere)
         vetoes = () if read.places[node.id].accepts else (_NOT_SERVED if localai is None else _NO_SUCH_TOKEN,)
         read.nodes[node.id] = replace(seen_there, files=files.get(node.id, frozenset()), vetoes=vetoes)
@@ -251,9 +259,11 @@ def _node(
     labels: Mapping[str, str],
     rules: Sequence[Rule],
     backends: set[str],
-    build: FindBuild,
+    find: tuple[FindBuild, FindBuild],
     nowhere: Mapping[TargetKey, str],
 ) -> seen.Node:
+    """`find`: a build that could be installed, and how one runs that is."""
+    build, installed_build = find
     installed = inventory.backends if inventory is not None else ()
     needs_labels = any(rule.scope.kind is ScopeKind.SELECTOR for rule in rules)
     folded = fold(rules, node_id=node.id, labels=labels if needs_labels else {}, installed=names_in(installed))
@@ -269,8 +279,7 @@ def _node(
         if isinstance(want, Unwanted):
             builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
             continue
-        known = build(backend, machine)
-        builds[backend] = Build(BuildState.INSTALLED, devices=known.devices) if there else known
+        builds[backend] = installed_build(backend, machine) if there else build(backend, machine)
         if isinstance(want, Wanted) and not (there or brings_itself):
             # The galleries may have a build for it, but not of what people want to have there.
             reason = nowhere.get(TargetKey(want.target, machine))
