@@ -28,6 +28,11 @@ class PlainProxy:
     def done(self, *told: object) -> None:
         """Nothing is counted here."""
 
+    streamed = done
+
+    def tap(self, errand: Errand) -> None:
+        """Nothing is looked at."""
+
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
         await responder.relay(self._target)
 

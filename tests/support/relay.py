@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Target
+from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Tap, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 from corral.relay.wheel import Wheel
 from tests.support.waiting import until
@@ -261,6 +261,21 @@ class Everything:
         self.requests.append(errand.head)
         self.results.append(RelayResult(status, True, False, seconds, seconds, bytes_sent))
 
+    def tap(self, errand: Errand) -> None:
+        """Nothing is looked at."""
+
+    def streamed(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        tap: Tap | None,
+    ) -> None:
+        self.done(errand, request_id, status, started, ended, bytes_sent, b"")
+
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
         assert waited_s >= 0
         await self.handle(request, responder)
@@ -274,6 +289,11 @@ class Undecided:
 
     def done(self, *told: object) -> None:
         raise AssertionError("nothing was decided")
+
+    def tap(self, errand: Errand) -> None:
+        raise AssertionError("nothing was decided")
+
+    streamed = done
 
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
         raise AssertionError("nothing was decided")

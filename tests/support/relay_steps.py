@@ -129,6 +129,11 @@ class RelayAll:
         self.fast += 1
         self.ended += 1
 
+    streamed = done
+
+    def tap(self, _errand: Errand) -> None:
+        """Nothing is looked at."""
+
     async def carry_on(self, _errand: Errand, request: Request, responder: Responder, _waited_s: float) -> None:
         await self._relay(request, responder)
 

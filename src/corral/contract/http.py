@@ -212,8 +212,9 @@ class Errand:
 class Shortcut(Protocol):
     """What a handler offers besides `handle`, for requests about which there is nothing to wait for.
 
-    `decide` is asked first. Once it has named an errand, exactly one of `done` and `carry_on` follows: `done` when a
-    whole answer below 400 came at once and was passed on, `carry_on` in every other case.
+    `decide` is asked first. Once it has named an errand, exactly one of `done`, `streamed` and `carry_on` follows:
+    `done` when a whole answer below 400 came at once and was passed on, `streamed` when a chunked one was, to its end,
+    and `carry_on` in every other case.
     """
 
     def decide(self, head: KnownHead, body: bytes) -> Errand | None:
@@ -231,8 +232,24 @@ class Shortcut(Protocol):
     ) -> None:
         """`started` and `ended` on the monotonic clock; `answer` as it came, head and body."""
 
+    def tap(self, errand: Errand) -> Tap | None:
+        """What is to look at a chunked answer; it gets the bytes with their framing. None: nothing."""
+
+    def streamed(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        tap: Tap | None,
+    ) -> None:
+        """`tap`: the one that `tap` made, or None if it failed."""
+
     async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
-        """As `handle`, from where the decision was made, `waited_s` ago. Calls `responder.relay` for the errand's
+        """As `handle`, from where the decision was made, `waited_s` ago. Where a chunked answer has begun, its tap is
+        `request.extra["tap"]`, and goes on looking at it. Calls `responder.relay` for the errand's
         target before it waits for anything else: the request may have been sent already, and then it is joined."""
 
 

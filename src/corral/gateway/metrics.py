@@ -26,8 +26,8 @@ _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 MOST_RECENT = 256
 
 # What a request leaves that went the short way to its end: whose it was, its id, its status, when it began and ended,
-# and the last bytes of the answer.
-Recent = tuple[Any, bytes, int, float, float, bytes]
+# and the last bytes of the answer, or what was seen of a stream.
+Recent = tuple[Any, bytes, int, float, float, Any]
 
 _RELAY_GAUGES = {
     "connections_open": "Client connections open.",

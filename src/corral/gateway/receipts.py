@@ -18,7 +18,7 @@ from corral.contract.receipts import Receipt
 from corral.gateway.limits import KeyLimiter
 from corral.gateway.metrics import RouteCounts
 from corral.gateway.replicas import Replica, Route
-from corral.gateway.usage import read_plain_usage
+from corral.gateway.usage import StreamSummary, read_plain_usage
 from corral.gateway.view import Client
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -63,17 +63,32 @@ class Tag:
 
 
 # A request that went the short way to its end: the tag, its id, status, when it began and ended (monotonic), and the
-# ends of the answer. A bare tuple, because one is made for every request.
-Flown: TypeAlias = tuple[Tag, bytes, int, float, float, bytes]
+# ends of the answer, or what was seen of a stream. A bare tuple, because one is made for every request.
+Flown: TypeAlias = tuple[Tag, bytes, int, float, float, bytes | StreamSummary]
 
 
 _FORM = b'%b,"id":"%b","at":%.6f,"status":%d,"total_ms":%.3f,"prompt_tokens":%d,"completion_tokens":%d}'
+_STREAM_FORM = _FORM[:-1] + b"%b%b%b}"
 
 
 def receipt_of(flown: Flown, wall_minus_monotonic: float) -> bytes:
     """As it is sent. Written by hand: an object made and encoded takes three times as long. The id needs no escapes:
     the relay takes only plain ones from clients, and makes plain ones."""
     tag, request_id, status, started, ended, tail = flown
+    if not isinstance(tail, bytes):
+        usage, first_s, streamed = tail
+        return _STREAM_FORM % (
+            tag.start(),
+            request_id,
+            started + wall_minus_monotonic,
+            status,
+            (ended - started) * 1000,
+            usage.prompt,
+            usage.completion,
+            b',"first_byte_ms":%.3f' % (first_s * 1000) if first_s is not None else b"",
+            b',"estimated":true' if usage.estimated else b"",
+            b',"streamed":true' if streamed else b"",
+        )
     prompt, completion = (read_plain_usage(tail) if status < 400 else None) or _NO_TOKENS
     return _FORM % (
         tag.start(),

@@ -121,7 +121,15 @@ class Serving:
         tag = errand.tag
         assert isinstance(tag, Tag)
         started = self._clock.monotonic() - waited_s
-        trip = _Trip(tag.client, tag.route.asked, started, Waited(), tag.limiter, UsageTap())
+        tap = request.extra.get("tap")  # of an answer that has begun
+        trip = _Trip(
+            tag.client,
+            tag.route.asked,
+            started,
+            Waited(),
+            tag.limiter,
+            tap if isinstance(tap, UsageTap) else UsageTap(),
+        )
         return await self._travel(request, responder, trip, None, tag.route)
 
     async def _travel(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
-from corral.contract.http import Errand, KnownHead, Patience, Request, Responder
+from corral.contract.http import Errand, KnownHead, Patience, Request, Responder, Tap
 from corral.gateway.admission import FleetSource, admit
 from corral.gateway.answers import Answer
 from corral.gateway.fields import read_plainly
@@ -21,7 +21,7 @@ from corral.gateway.limits import KeyLimiter, Limiters
 from corral.gateway.metrics import MOST_RECENT, RouteCounts
 from corral.gateway.receipts import Tag
 from corral.gateway.replicas import Route
-from corral.gateway.usage import TAIL_BYTES, ends_of, read_usage
+from corral.gateway.usage import NOT_SEEN, TAIL_BYTES, UsageTap, ends_of, read_usage, summarize
 from corral.gateway.v1 import INFERENCE, Ask
 from corral.gateway.view import Client, Fleet
 
@@ -135,6 +135,32 @@ class Shortcut:
         if tag.limiter is not None:
             usage = read_usage(answer)
             tag.limiter.end(0 if usage is None else usage.prompt + usage.completion)
+
+    def tap(self, errand: Errand) -> UsageTap:
+        return UsageTap()
+
+    def streamed(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        tap: Tap | None,
+    ) -> None:
+        tag: Tag = errand.tag  # type: ignore[assignment]  # ours, from `_errand`
+        tag.load.end()
+        counts = self._counts
+        counts.in_flight -= 1
+        summary = summarize(tap, started) if isinstance(tap, UsageTap) else NOT_SEEN
+        if summary.first_s is not None:
+            counts.first_byte.observe(summary.first_s)
+        counts.recent.append((tag, request_id, status, started, ended, summary))
+        if len(counts.recent) >= MOST_RECENT:
+            counts.catch_up()
+        if tag.limiter is not None:
+            tag.limiter.end(summary.usage.prompt + summary.usage.completion)
 
     def carry_on(
         self, errand: Errand, request: Request, responder: Responder, waited_s: float

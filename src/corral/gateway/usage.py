@@ -168,3 +168,19 @@ def _unframed(tail: bytes) -> bytes:
     if at < 0:
         at = tail.rfind(_TIMINGS)
     return _CHUNK_LINE.sub(b"", tail[at:] if at >= 0 else tail[-_LOOKED_AT:])
+
+
+class StreamSummary(NamedTuple):
+    """What a receipt tells of a streamed answer."""
+
+    usage: Usage = NONE
+    first_s: float | None = None  # from the request to the first event with something generated
+    streamed: bool = True
+
+
+NOT_SEEN = StreamSummary()
+
+
+def summarize(tap: UsageTap, started: float) -> StreamSummary:
+    first_s = None if tap.first_at is None else max(0.0, tap.first_at - started)
+    return StreamSummary(tap.usage(), first_s, tap.streamed)

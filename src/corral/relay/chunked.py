@@ -200,3 +200,28 @@ class PieceScanner(ChunkScanner):
     def take(self) -> list[bytes]:
         pieces, self.pieces = self.pieces, []
         return pieces
+
+
+class Scanners:
+    """Those of one connection, made when they are first needed."""
+
+    __slots__ = ("_pieces", "_plain")
+
+    def __init__(self) -> None:
+        self._plain: ChunkScanner | None = None
+        self._pieces: PieceScanner | None = None
+
+    def start(self, *, pieces: bool) -> ChunkScanner:
+        """One for the answer whose first bytes come next."""
+        scanner: ChunkScanner
+        if pieces:
+            scanner = self._pieces = self._pieces or PieceScanner()
+        else:
+            scanner = self._plain = self._plain or ChunkScanner()
+        scanner.start()
+        return scanner
+
+    def release(self) -> None:
+        for scanner in (self._plain, self._pieces):
+            if scanner is not None:
+                scanner.release()

@@ -144,7 +144,7 @@ class Exchange(Answer):
         patience: Patience | None = None,
         unwanted: Unwanted | None = None,
     ) -> RelayResult:
-        if self.progress != OPEN or self.relaying:
+        if (self.progress != OPEN and self._joins is None) or self.relaying:
             raise RuntimeError("this request has been answered already")
         started = time.monotonic()
         pool = self.conn.server.pool
@@ -204,9 +204,12 @@ class Exchange(Answer):
 
     # Requests that a shortcut has begun.
 
-    def carry_on(self, upstream: Upstream, sent_at: float, coro: Coroutine[Any, Any, None]) -> None:
-        """Run `coro`, which relays before it waits: the request has been sent on `upstream`, only the answer is due."""
+    def carry_on(self, upstream: Upstream, sent_at: float, coro: Coroutine[Any, Any, None], *, has_begun: bool) -> None:
+        """Run `coro`, which relays before it waits: the request has been sent on `upstream`, only the answer is due, or
+        the rest of one that `has_begun`."""
         self._joins = upstream, sent_at
+        if has_begun:
+            self.progress = BEGUN
         self.run(coro)
         if self._joins is not None:
             # It is waited for elsewhere, or was answered without; sent a second time it must not be.
@@ -219,6 +222,13 @@ class Exchange(Answer):
         self._upstream = upstream
         self._target = target
         upstream.join(self, sent_at)
+
+    def begun(self, status: int, bytes_sent: int, first_byte_s: float, tap: Tap | None) -> None:
+        """Of the answer that is joined so much has been passed on. `tap` has seen it."""
+        self.status = status
+        self.bytes_sent = bytes_sent
+        self.first_byte_s = first_byte_s
+        self.tap = tap
 
     def _write_request(self, target: Target, path: bytes, headers: Headers | None, strip: Strip | None) -> bytes:
         fields = self.request_head.fields

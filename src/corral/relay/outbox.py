@@ -57,6 +57,19 @@ class Outbox:
         queue = self.queue
         if queue:
             self.queue = []
+            if len(queue) > 1:
+                queue = _joined(queue)
             for transport, data in queue:
                 if not transport.is_closing():
                     transport.write(data)
+
+
+def _joined(queue: list[tuple[asyncio.Transport, bytes]]) -> list[tuple[asyncio.Transport, bytes]]:
+    """What goes to one transport in one piece: each write is a system call, and one more wake at the other end. A
+    stream that comes fast has several pieces here."""
+    if len({id(transport) for transport, _ in queue}) == len(queue):
+        return queue
+    pieces: dict[asyncio.Transport, list[bytes]] = {}
+    for transport, data in queue:
+        pieces.setdefault(transport, []).append(data)
+    return [(transport, b"".join(parts)) for transport, parts in pieces.items()]

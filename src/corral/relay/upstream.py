@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import Target
 from corral.kit.transports import abort
-from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, are_whole_chunks, frame
+from corral.relay.chunked import LAST_CHUNK, ChunkScanner, PieceScanner, Scanners, are_whole_chunks, frame
 from corral.relay.fields import Malformed
 from corral.relay.head import END_OF_HEAD, AnswerHead, has_no_body, is_hopeless
 from corral.relay.sockets import watch_for_dead_peers
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from corral.relay.pool import Lane, UpstreamPool
 
 # What the next bytes are. Plain numbers: this is asked for every read.
-_NOTHING, _HEAD, _LENGTH, _EVENTS, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(7)  # _EVENTS: whole chunks only, so far
+NOTHING, _HEAD, _LENGTH, EVENTS, _CHUNKED, _UNTIL_EOF, _TUNNEL = range(7)  # EVENTS: whole chunks only, so far
 _MOST_INTERIMS = 16
 
 
@@ -40,11 +40,10 @@ class Upstream(asyncio.Protocol):
         "_left",
         "_lost",
         "_mode",
-        "_piece_scanner",
-        "_plain_scanner",
         "_pool",
         "_reusable",
         "_scanner",
+        "_scanners",
         "_sent",
         "_sent_at",
         "_stall_at",
@@ -65,7 +64,7 @@ class Upstream(asyncio.Protocol):
         self.lane = cast("Lane", None)  # the same
         self.reused = False
         self._exchange: Exchange | None = None
-        self._mode = _NOTHING
+        self._mode = NOTHING
         self._buffer = b""
         self._left = 0
         self._lost = False
@@ -80,9 +79,8 @@ class Upstream(asyncio.Protocol):
         self.expires_at = NEVER
         self._stall_at = NEVER
         self._stalled_bytes = 0
-        self._scanner: ChunkScanner | None = None
-        self._plain_scanner: ChunkScanner | None = None
-        self._piece_scanner: PieceScanner | None = None
+        self._scanner: ChunkScanner | None = None  # of the answer under way
+        self._scanners = Scanners()
 
     # Life.
 
@@ -107,9 +105,7 @@ class Upstream(asyncio.Protocol):
             self._finish()
         elif self._exchange is not None:
             self._broke(f"the connection broke: {error}" if error else "the connection was closed")
-        for scanner in (self._plain_scanner, self._piece_scanner):
-            if scanner is not None:
-                scanner.release()
+        self._scanners.release()
         self._pool.closed(self)
 
     def eof_received(self) -> None:
@@ -197,10 +193,10 @@ class Upstream(asyncio.Protocol):
             self._read_head(data)
             return
         exchange = self._exchange
-        if mode == _NOTHING or exchange is None:
+        if mode == NOTHING or exchange is None:
             self.discard()  # nobody asked: it must never be there for the next client
             return
-        if mode == _EVENTS and are_whole_chunks(data):
+        if mode == EVENTS and are_whole_chunks(data):
             # A token of a stream. Few calls on purpose: the engine has used the caches since the last one, and whatever
             # is touched here is fetched from memory while it waits.
             out, tap = data, exchange.tap
@@ -226,7 +222,7 @@ class Upstream(asyncio.Protocol):
     def _take(self, data: bytes) -> bytes:
         """What goes to the client for these bytes of the body. Sets `_done` at the end."""
         mode = self._mode
-        if mode in (_EVENTS, _CHUNKED):
+        if mode in (EVENTS, _CHUNKED):
             return self._take_chunked(data)
         if mode == _LENGTH:
             if len(data) > self._left:  # more than announced: the answer stands, the connection has lost our trust
@@ -243,14 +239,11 @@ class Upstream(asyncio.Protocol):
         return data
 
     def _take_chunked(self, data: bytes) -> bytes:
-        exchange, scanner = self._exchange, self._scanner
+        exchange = self._exchange
         assert exchange is not None
-        assert scanner is not None
-        if self._mode == _CHUNKED or not are_whole_chunks(data):
-            self._mode = _CHUNKED  # for the rest of this answer: only the scanner knows now where a chunk begins
-            scanner.feed(data)
-            self._done = scanner.complete
-        if isinstance(scanner, PieceScanner):
+        self._done = self._scan(data)
+        scanner = self._scanner
+        if self._mode == _CHUNKED and isinstance(scanner, PieceScanner):
             pieces = scanner.take()
             for piece in pieces:
                 show(exchange, piece)
@@ -259,6 +252,17 @@ class Upstream(asyncio.Protocol):
         else:
             show(exchange, data)
         return data
+
+    def _scan(self, data: bytes) -> bool:
+        """Whether a chunked answer ends with these bytes. Raises `Malformed`."""
+        if self._mode == EVENTS:
+            if are_whole_chunks(data):
+                return False
+            self._mode = _CHUNKED  # for the rest of this answer: only the scanner knows now where a chunk begins
+            self._scanner = self._scanners.start(pieces=False)
+        assert self._scanner is not None
+        self._scanner.feed(data)
+        return self._scanner.complete
 
     def _read_head(self, data: bytes) -> None:
         exchange, pool = self._exchange, self._pool
@@ -300,7 +304,7 @@ class Upstream(asyncio.Protocol):
             show_head(exchange, head)
             show(exchange, body)
         self._exchange = None
-        self._mode = _NOTHING
+        self._mode = NOTHING
         self._interims = 0
         exchange.pass_whole(head, length, body)
         if self._held:
@@ -354,8 +358,10 @@ class Upstream(asyncio.Protocol):
         elif head.chunked:
             tap = exchange.tap
             pieces = (tap is not None and not getattr(tap, "raw", False)) or not exchange.request_head.minor
-            self._mode = _CHUNKED if pieces else _EVENTS
-            self._start_scanner(pieces=pieces)
+            self._mode = EVENTS
+            if pieces:
+                self._mode = _CHUNKED
+                self._scanner = self._scanners.start(pieces=True)
             framing = exchange.unknown_length()
         else:
             self._mode = _UNTIL_EOF
@@ -372,13 +378,6 @@ class Upstream(asyncio.Protocol):
         if self._done:
             self._finish()
 
-    def _start_scanner(self, *, pieces: bool) -> None:
-        if pieces:
-            self._piece_scanner = self._scanner = self._piece_scanner or PieceScanner()
-        else:
-            self._plain_scanner = self._scanner = self._plain_scanner or ChunkScanner()
-        self._scanner.start()
-
     def send_tunnelled(self, data: bytes) -> None:
         self._deadline = self._wheel.deadline(self._idle_s)
         if self._exchange is not None:
@@ -392,7 +391,7 @@ class Upstream(asyncio.Protocol):
 
     def _unbind(self) -> None:
         self._exchange = None
-        self._mode = _NOTHING
+        self._mode = NOTHING
         self._done = False
         self._interims = 0
         self._buffer = b""

@@ -36,6 +36,7 @@ ANSWERS = {
     "length": [OK + b"Content-Length: 5\r\n\r\n", b"hello"],
     "events": [OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n", b"3\r\nllo\r\n0\r\n\r\n"],
     "until closed": [OK + b"\r\nhello", b""],
+    "long events": [OK + b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\nhe\r\n", b"3\r\nl", b"lo\r\n0\r\n\r\n"],
 }
 PATHS = ("new", "kept", "fast")  # connections to the upstream; `fast`: kept, and on the fast path
 GAPS = (0, 1, SETTLED)  # turns of the loop between two events
@@ -147,10 +148,11 @@ def chains_for(request: str, answer: str, path: str) -> tuple[Order, Order]:
 
 
 # Bodies that stream take a new connection on every path.
+LONE = ("chunked", "whole", "fast")
 SHAPES = [
     (request, answer, path)
     for request, answer, path in product(REQUESTS, ANSWERS, PATHS)
-    if request == "whole" or path == "new" or (request, answer, path) == ("chunked", "whole", "fast")
+    if request == "whole" or (answer != "long events" and (path == "new" or (request, answer, path) == LONE))
 ]
 
 
@@ -273,6 +275,24 @@ def test_an_upstream_that_closes_before_it_took_the_request_is_given_up_at_once(
         [answer] = steps.answers()
         assert (answer.status, steps.server.running) == (502, 0)
         steps.finish()
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_stream_takes_the_fast_path_from_end_to_end(clock: Callable[[StepLoop], None], gap: int) -> None:
+    """And leaves it in the middle when the client is slow, which is the general path's to handle."""
+    for events, fast in (((), 1), (("stall", "unstall"), 0)):
+        loop = StepLoop(uptime_s=3000.0)
+        clock(loop)
+        with loop.running():
+            steps = Steps(loop, REQUESTS["whole"], ANSWERS["long events"], fast=True)
+            loop.settle()
+            steps.warm_up(REQUESTS["whole"][0], ANSWERS["whole"][0])
+            steps.run(("piece", "reply", *events[:1], "reply", "reply", *events[1:], "reply"), always(gap))
+            [answer] = steps.answers()
+            assert (answer.body, answer.complete) == (b"hello", True)
+            assert steps.handler.fast == fast or gap == 0  # all at once, nothing is left to wait for
+            assert (steps.pool.idle_count(TARGET), steps.client.closed) == (1, False)
+            steps.finish()
 
 
 # Larger cases, by seed: several requests on one connection.

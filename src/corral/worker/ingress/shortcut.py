@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from corral.contract.access import Scope
-from corral.contract.http import Errand, KnownHead, Request, Responder, UpstreamFailed
+from corral.contract.http import Errand, KnownHead, Request, Responder, Tap, UpstreamFailed
 from corral.contract.manifest import GRPC
 from corral.inference.engine_errors import is_explained
 from corral.inference.responses import ROUTE as RESPONSES
@@ -85,6 +85,24 @@ class Shortcut:
         bytes_sent: int,
         answer: bytes,
     ) -> None:
+        self._end(errand, status)
+
+    def tap(self, errand: Errand) -> None:
+        """Nothing is looked at here."""
+
+    def streamed(
+        self,
+        errand: Errand,
+        request_id: bytes,
+        status: int,
+        started: float,
+        ended: float,
+        bytes_sent: int,
+        tap: Tap | None,
+    ) -> None:
+        self._end(errand, status)
+
+    def _end(self, errand: Errand, status: int) -> None:
         self._in_flight.end(errand.tag.process_id)  # type: ignore[attr-defined]  # ours, from `decide`
         self.running -= 1
         self.ended[status] += 1
