@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,15 @@ def load_generator() -> ModuleType:
 def test_the_page_is_up_to_date() -> None:
     generator = load_generator()
     assert generator.PAGE.read_text() == generator.render(), "run .venv/bin/python scripts/_http_reference.py"
+
+
+def test_no_service_is_taken_for_something_callers_give() -> None:
+    """A service the generator does not know shows up as a query parameter."""
+    main = ast.parse((Path(__file__).parents[2] / "src" / "corral" / "controller" / "main.py").read_text())
+    calls = [each for each in ast.walk(main) if isinstance(each, ast.Call) and ast.unparse(each.func) == "build_app"]
+    handed = {key.value for key in calls[0].args[0].keys if isinstance(key, ast.Constant)}  # type: ignore[attr-defined]
+    assert len(handed) > 20
+    assert handed <= set(load_generator().SERVICES)
 
 
 def test_every_call_says_who_may_and_what_it_does() -> None:

@@ -6,11 +6,13 @@ Python's own venv and pip.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +29,7 @@ _WHEEL = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._]*[A-Za-z0-9])?)-(?P<version>[A-Za-z0-9.!+_]+)"
     r"(?:-[0-9][A-Za-z0-9.]*)?-[A-Za-z0-9._]+-[A-Za-z0-9._]+-[A-Za-z0-9._]+\.whl\Z"
 )
+_TOOLS = re.compile(r"pip\b|setuptools\b|_distutils_hack\b|pkg_resources\b")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -66,6 +69,29 @@ async def build_environment(
         raise from_os(error, f"building the environment in {folder}") from error
     finally:
         await to_the_end(remove_tree, work)
+
+
+def unpacked_bytes(paths: Iterable[Path]) -> int:
+    """What these wheels come to on the disk. One that cannot be read counts nothing: installing it will say why."""
+    total = 0
+    for path in paths:
+        with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as wheel:
+            total += sum(member.file_size for member in wheel.infolist())
+    return total
+
+
+def written_bytes(folder: Path) -> int:
+    """What lies in an environment's packages by now, without the tools every environment begins with and without
+    compiled files, neither of which is in the wheels. Files may come and go meanwhile."""
+    total = 0
+    for packages in (folder / ENVIRONMENT).glob("lib/python*/site-packages"):
+        for parent, folders, names in os.walk(packages):
+            at_top = parent == str(packages)
+            folders[:] = [name for name in folders if name != "__pycache__" and not (at_top and _TOOLS.match(name))]
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 async def find_python(version: str, tools: WheelTools) -> str:

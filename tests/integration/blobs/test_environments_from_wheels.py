@@ -97,7 +97,9 @@ async def test_an_environment_that_runs(tmp_path: Path, server: BlobServer, use_
     assert run(target / "venv" / "bin" / "engine-serve") == "served\n"
     phases = list(dict.fromkeys(progress.phase.value for progress in told))
     assert phases == ["resolving", "downloading", "verifying", "extracting"]
-    total = len(ENGINE) + len(HELPER)
+    total = sum(
+        zipped.file_size for data in (ENGINE, HELPER) for zipped in zipfile.ZipFile(io.BytesIO(data)).infolist()
+    )
     assert (told[-1].current_bytes, told[-1].total_bytes) == (total, total)
 
 
@@ -200,3 +202,33 @@ async def test_settings_of_somebodys_shell_change_nothing(tmp_path: Path, server
     async with open_means(tmp_path, tools=WheelTools(env=env, timeout_s=55)) as means:
         await build(means, locked(server), tmp_path / "t")
     assert (tmp_path / "t" / "venv" / "bin" / "engine-serve").exists()
+
+
+async def test_progress_moves_while_wheels_are_unpacked(tmp_path: Path, server: BlobServer) -> None:
+    """A stand-in for uv writes some bytes and stops until it may go on."""
+    tools, go = tmp_path / "tools", tmp_path / "go"
+    tools.mkdir()
+    uv = tools / "uv"
+    uv.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "venv) shift; for last; do :; done; mkdir -p $last/lib/python3/site-packages/pip;"
+        " head -c 100000 /dev/zero > $last/lib/python3/site-packages/pip/x;;\n"
+        f'pip) printf 12345 > "$(dirname $(dirname $5))/lib/python3/site-packages/half";'
+        f" until [ -e {go} ]; do sleep 0.05; done;;\n"
+        "esac\n"
+    )
+    uv.chmod(0o755)
+    (target := tmp_path / "t").mkdir()
+    told: list[Progress] = []
+    means_tools = WheelTools(dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}"), timeout_s=55)
+    async with (
+        open_means(tmp_path, tools=means_tools) as means,
+        Contents(means).open(locked(server), told.append) as opened,
+    ):
+        writing = asyncio.create_task(opened.write_to(target, told.append))
+        await until(lambda: any(each.phase.value == "extracting" and each.current_bytes == 5 for each in told))
+        assert told[-1].total_bytes > 5
+        go.touch()
+        await writing
+    assert told[-1].current_bytes == told[-1].total_bytes

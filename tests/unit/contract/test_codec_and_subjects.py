@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import corral
 from corral.contract import codec
 from corral.contract.messages import backends, files, hints, models, nodes, replicas
-from corral.contract.subjects import Subject, sanitise
+from corral.contract.subjects import Call, Event, Subject, sanitise
 
 
 @pytest.mark.parametrize("payload", [b"", b"null", b"{}"])
@@ -92,12 +96,33 @@ SUBJECTS = [
     (files.LIST_DIR.subject, "nodes.{node}.files.listdir"),
     (hints.VIEW_CHANGED.subject, "corral.view.changed"),
     (hints.WORK_CHANGED.subject, "corral.work.changed"),
+    (hints.PEER_LOAD.subject, "corral.peers.load"),
+    (hints.GATEWAY_DEMAND.subject, "corral.gateways.demand"),
+    (replicas.START_REPLICA.subject, "nodes.{node}.replica.start"),
+    (replicas.STOP_REPLICA.subject, "nodes.{node}.replica.stop"),
+    (replicas.START_REPLICA_RESULT.subject, "nodes.{node}.replica.start.{op}.result"),
+    (replicas.STOP_REPLICA_RESULT.subject, "nodes.{node}.replica.stop.{op}.result"),
 ]
 
 
 @pytest.mark.parametrize(("subject", "template"), SUBJECTS)
 def test_subjects_are_the_contracts(subject: Subject, template: str) -> None:
     assert subject.template == template
+
+
+def test_every_subject_that_is_declared_is_listed_here() -> None:
+    """Found in the modules themselves, wherever in the package they are: a subject nobody compares with the contract
+    may be changed by accident."""
+    root = Path(corral.__path__[0])
+    declared = set()
+    for path in root.rglob("*.py"):
+        if re.search(r"^\w+ = (call|event)\(", path.read_text(), re.MULTILINE):
+            name = ".".join(("corral", *path.relative_to(root).with_suffix("").parts))
+            for value in vars(importlib.import_module(name)).values():
+                if isinstance(value, Call | Event):
+                    declared.add(value.subject.template)
+    assert declared == {template for _, template in SUBJECTS}
+    assert len(SUBJECTS) == len(declared)
 
 
 def test_a_subject_is_filled_matched_and_read() -> None:

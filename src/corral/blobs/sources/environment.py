@@ -12,9 +12,11 @@ from corral.blobs.partial import Wanted
 from corral.blobs.progress import Progress, Tally, Tell
 from corral.blobs.remote import Page
 from corral.blobs.sources.means import Means, into_tally, require_unpack_room, together
-from corral.blobs.wheels import build_environment, check_wheels, find_python
+from corral.blobs.wheels import build_environment, check_wheels, find_python, unpacked_bytes, written_bytes
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source, Wheel
+
+_LOOK_EVERY_S = 0.5
 
 
 async def open_wheels(means: Means, source: Source, tell: Tell) -> WheelsContent:
@@ -52,10 +54,23 @@ class WheelsContent:
         async with together() as tasks:
             fetched = [tasks.create_task(self._fetch(wheel, turn, tally)) for wheel in wheels]
         tell(Progress(Phase.VERIFYING, self.source.uri, size, size))  # each wheel was hashed as it came
-        tell(Progress(Phase.EXTRACTING, self.source.uri, 0, size))
         paths = [(wheel, task.result()) for wheel, task in zip(wheels, fetched, strict=True)]
-        await build_environment(folder, paths, self.means.wheel_tools, python=self.source.python)
-        tell(Progress(Phase.EXTRACTING, self.source.uri, size, size))
+        total = await asyncio.to_thread(unpacked_bytes, [path for _, path in paths])
+        tell(Progress(Phase.EXTRACTING, self.source.uri, 0, total))
+        async with together() as tasks:
+            watching = tasks.create_task(self._watch(folder, total, tell))
+            try:
+                await build_environment(folder, paths, self.means.wheel_tools, python=self.source.python)
+            finally:
+                watching.cancel()
+        tell(Progress(Phase.EXTRACTING, self.source.uri, total, total))
+
+    async def _watch(self, folder: Path, total: int, tell: Tell) -> None:
+        """uv and pip say nothing a program could read: how far they are is what lies in the folder."""
+        while True:
+            written = await asyncio.to_thread(written_bytes, folder)
+            tell(Progress(Phase.EXTRACTING, self.source.uri, min(total, written), total))
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _fetch(self, wheel: Wheel, turn: asyncio.Semaphore, tally: Tally) -> Path:
         async with turn:

@@ -1,0 +1,21 @@
+"""Numbers that documents state are those of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corral.controller.settings import ControllerSettings
+from corral.store.options import StoreOptions
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_the_readme_says_of_the_guard() -> None:
+    assert f"({ControllerSettings().guard_share} %, a setting) falls silent at once" in (ROOT / "README.md").read_text()
+
+
+def test_how_long_the_database_is_waited_for() -> None:
+    options = StoreOptions()
+    writers, readers = min(options.turn_wait_s, options.busy_timeout_s), options.turn_wait_s
+    page = (ROOT / "docs" / "reference" / "store.md").read_text()
+    assert f"writers {writers:g} s for their turn and another process's lock together, readers {readers:g} s" in page
