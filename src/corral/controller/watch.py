@@ -102,6 +102,7 @@ class Watch:
         self._followers: set[Following] = set()
         self._present: dict[str, NodeView] = {}
         self._present_at: int | None = None  # the counter of nodes when these were read
+        self._present_by = 0  # the look that read them
         self._revisions: dict[str, int] = {}
         self._read_at = 0.0
         self._ended = False
@@ -184,14 +185,18 @@ class Watch:
             stale = [feed for feed in self._feeds if current.get(feed.counter) != self._fed_at.get(feed.event, -1)]
             if not (feeds or self._followers):
                 stale = []
-            if current == self._revisions and not due and not stale and not feeds:
+            # Only followers want nodes: a thousand of them are not read anew for nobody.
+            outdated = due or feeds or (bool(self._followers) and current.get("nodes") != self._present_at)
+            if current == self._revisions and not stale and not outdated:
                 return
             fed = {feed.event: (current.get(feed.counter), dict(await feed.read(tx))) for feed in stale}
-            # Only followers want nodes: a thousand of them are not read anew for nobody.
-            outdated = due or feeds or (self._followers and current.get("nodes") != self._present_at)
-            present = await read_node_views(tx, self.in_flight_of) if outdated else self._present
+            present = await read_node_views(tx, self.in_flight_of) if outdated else None
+        # A look that began later may have read neither nodes nor feeds, so each of these has an order of its own.
+        if present is not None and mine > self._present_by:
+            self._present_by = mine
+            self._present_at = current.get("nodes")
+            self._tell_nodes(present)
         for event, (counter, views) in fed.items():
-            # Whoever began later may not have read the feeds at all, so these have an order of their own.
             if mine > self._fed_by.get(event, 0):
                 self._fed_by[event] = mine
                 self._tell_feed(event, counter, views)
@@ -201,9 +206,6 @@ class Watch:
         changed = [kind for kind, value in current.items() if self._revisions.get(kind) != value and kind != "nodes"]
         nodes_moved = self._revisions.get("nodes") != current.get("nodes")
         self._revisions = current
-        if present is not self._present:
-            self._present_at = current.get("nodes")
-        self._tell_nodes(present)
         for kind in changed:
             if kind not in {feed.counter for feed in self._feeds}:
                 self._tell(Change("changed", {"kind": kind}))
@@ -212,8 +214,6 @@ class Watch:
                 callback()
 
     def _tell_nodes(self, present: dict[str, NodeView]) -> None:
-        if present is self._present:
-            return
         self._read_at = self._clock.monotonic()
         before, self._present = self._present, present
         for id, view in present.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -91,38 +93,77 @@ async def test_signing_out_ends_the_pages_stream(tmp_path: Path) -> None:
         assert await access.is_welcome(await access.by_key(made.secret)), "the key itself still counts"
 
 
+@contextlib.contextmanager
+def between_read_and_use(meanwhile: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Runs `meanwhile` after the next read transaction has ended, before its reader goes on."""
+    original = Store.read
+    first = True
+
+    class Slow:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        async def __aenter__(self) -> Any:
+            return await self.inner.__aenter__()
+
+        async def __aexit__(self, *error: Any) -> Any:
+            done = await self.inner.__aexit__(*error)
+            await meanwhile()
+            return done
+
+    def read(store: Store) -> Any:
+        nonlocal first
+        if not first:
+            return original(store)
+        first = False
+        return Slow(original(store))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "read", read)
+        yield
+
+
 async def test_of_two_looks_at_once_the_later_one_counts(tmp_path: Path) -> None:
     """A follower's own look may begin before and end after the loop's. What it read is old by then."""
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
-        watch = registry.watch
         told = await registry.join("barn", pre_approved=True)
-        original = Store.read
-        first = True
 
-        def read(store: Store) -> Any:
-            nonlocal first
-            if not first:
-                return original(store)
-            first = False
-            return Slow(original(store))
+        async def drain_and_look() -> None:
+            await registry.admin.drain("barn")
+            await registry.watch.look()
 
-        class Slow:
-            def __init__(self, inner: Any) -> None:
-                self.inner = inner
+        async with registry.watch.follow():
+            with between_read_and_use(drain_and_look):
+                await registry.watch.look(feeds=True)
+            assert registry.watch._present[told.id].status == "draining"
 
-            async def __aenter__(self) -> Any:
-                return await self.inner.__aenter__()
 
-            async def __aexit__(self, *error: Any) -> Any:
-                done = await self.inner.__aexit__(*error)
-                await registry.admin.drain("barn")  # meanwhile: a change, and another look that sees it
-                await watch.look()
-                return done
+async def test_a_look_for_nobody_does_not_overtake_what_a_follower_read(tmp_path: Path) -> None:
+    """The loop's look, which reads no nodes without followers, begins later and ends earlier than the follower's: the
+    follower started without any node, and a page removed every row."""
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        await registry.join("barn", pre_approved=True)
+        with between_read_and_use(registry.watch.look):
+            async with registry.watch.follow() as following:
+                told = [await following.next() for _ in range(2)]
+        assert [change.kind for change in told] == ["node", "ready"]
+        assert told[1].data == {"nodes": 1}
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "read", read)
-            await watch.look()
-        assert watch._present[told.id].status == "draining"
+
+async def test_what_changed_while_a_follower_was_taken_in_is_told_by_the_next_look(tmp_path: Path) -> None:
+    async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
+        await registry.join("barn", pre_approved=True)
+
+        async def change_and_look() -> None:
+            await registry.admin.drain("barn")
+            await registry.watch.look()  # for nobody: it notes the counters and reads no node
+
+        with between_read_and_use(change_and_look):
+            async with registry.watch.follow() as following:
+                assert [(await following.next()).kind for _ in range(2)] == ["node", "ready"]
+                await registry.watch.look()
+                change = await asyncio.wait_for(following.next(), 5)
+        assert (change.kind, change.data.status) == ("node", "draining")  # type: ignore[attr-defined]
 
 
 async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: Path) -> None:
