@@ -106,7 +106,7 @@ def test_an_ingress_that_cannot_be_reached_is_told_with_what_to_do(fleet: FleetT
     assert address_of(fleet.lan.there, fleet.nodes()["hidden"]["ingress_url"])
 
     assert hidden.stop() == 0
-    fleet.bring("hidden")
+    fleet.bring("hidden", "--host", "0.0.0.0")  # or the worker would use the host that it was given before
     fleet.wait_status("hidden", "healthy")
     wait_for(lambda: fleet.proven_ingresses()["hidden"], "ingress found in order after all")
     assert not fleet.nodes()["hidden"].get("ingress_error")

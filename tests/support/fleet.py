@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
+import signal
 import sqlite3
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
@@ -259,6 +263,16 @@ class Fleet:
             raise KeyError(role)
 
         return wait_for(find, f"process of the {role}")
+
+    @contextlib.contextmanager
+    def restarts_suspended(self) -> Iterator[None]:
+        """`corral up` stands still meanwhile, so that a child that was killed stays away."""
+        assert self.up is not None
+        os.kill(self.up.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.up.pid, signal.SIGCONT)
 
     def close(self) -> None:
         for worker in self.workers.values():

@@ -205,11 +205,12 @@ async def test_a_worker_that_was_killed_is_said_not_to_run(tmp_path: Path) -> No
             node_id = (await registry.join("barn", pre_approved=True, ingress=where)).id
             await check.look()
             assert (await registry.admin.view("barn")).status == "healthy"
-        await check.look()
-        view = await registry.admin.view("barn")
-        assert view.ingress_error.startswith("its worker seems not to be running")
-        assert "open its port" not in view.ingress_error
-        assert (view.status, view.status_reason) == ("unhealthy", "its worker seems not to be running")
+        for each_check in (check, check, check_of(registry)):
+            await each_check.look()
+            view = await registry.admin.view("barn")
+            assert view.ingress_error.startswith("its worker seems not to be running")
+            assert "open its port" not in view.ingress_error
+            assert (view.status, view.status_reason) == ("unhealthy", "its worker seems not to be running")
 
 
 @pytest.mark.parametrize(

@@ -184,13 +184,16 @@ class IngressCheck:
 
 
 def judge(node: Node, fault: Fault, *, since: datetime, now: datetime, silent_after: timedelta) -> Fault:
-    """A port that nobody answers at: is it closed, or does no worker run? Pure. A worker that runs has sent heartbeats
-    since its port stopped to answer; one that could be reached before has not lost its port by accident."""
+    """Decide whether the port of a node is closed or its worker does not run. A running worker has sent heartbeats since
+    its port stopped answering, and a worker that the controller has reached before did not lose its port by accident."""
     heard_at = node.last_heartbeat or node.created_at
+    missing = _not_running(node)
     if now - heard_at >= silent_after:
-        return _not_running(node)
-    if node.ingress_ok and heard_at <= since + _HEARTBEATS_ARE_WRITTEN:
-        return _not_running(node) if fault.kind is Kind.REFUSED else Fault(Kind.UNDECIDED, fault.text)
+        return missing
+    # The verdict clears `ingress_ok`: without this the next check would ask people to open the port after all.
+    was_reached = node.ingress_ok or node.ingress_error == missing.text
+    if was_reached and heard_at <= since + _HEARTBEATS_ARE_WRITTEN:
+        return missing if fault.kind is Kind.REFUSED else Fault(Kind.UNDECIDED, fault.text)
     return fault
 
 
