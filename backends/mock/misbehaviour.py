@@ -36,6 +36,7 @@ class Misbehaviour:
     # at work
     first_delay_s: float = 0.0  # before anything is answered, as while a long prompt is read
     piece_delay_s: float = 0.0
+    until_file: str = ""  # after the first piece nothing more until this file exists
     busy: bool = False
     hang: bool = False  # never answers, never breaks off
     tool: str = ""  # calls this tool with what it was asked, in two pieces

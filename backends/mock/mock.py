@@ -57,6 +57,8 @@ class Mock(Backend):
                 os._exit(3)
             if faults.hang_after and count == faults.hang_after:
                 await asyncio.Event().wait()
+            while count and faults.until_file and not await asyncio.to_thread(os.path.exists, faults.until_file):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
             await asyncio.sleep(faults.piece_delay_s)
             yield word if count == 0 else f" {word}"
 

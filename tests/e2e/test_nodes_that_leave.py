@@ -20,7 +20,6 @@ from tests.support.waiting import wait_for
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 # Half a minute of answer: long enough for commands to run meanwhile.
-SLOW: Any = [{"role": "user", "content": "[[piece_delay_s=2]] a b c d e f g h i j k l"}]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +44,23 @@ def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def stream(client: openai.OpenAI, model: str, asked: Any = SLOW) -> str:
+def held_until(file: Path) -> Any:
+    """A request whose answer ends when the file is there."""
+    return [{"role": "user", "content": f"[[until_file={file}]] a b c d e f g h i j k l"}]
+
+
+def stream(client: openai.OpenAI, model: str, asked: Any) -> str:
     pieces = client.chat.completions.create(model=model, messages=asked, stream=True)
     return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+
+@contextlib.contextmanager
+def released_at_the_end(file: Path) -> Iterator[None]:
+    """Or a test that fails would wait for its own streams."""
+    try:
+        yield
+    finally:
+        file.touch()
 
 
 def shown(fleet: Fleet, node: str) -> dict[str, Any]:
@@ -62,8 +75,9 @@ def wait_served(fleet: Fleet, client: openai.OpenAI, node: str) -> None:
 
 def test_draining_waits_for_the_stream_that_runs(fleet: Fleet, client: openai.OpenAI) -> None:
     wait_served(fleet, client, "barn")
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(stream, client, "of-barn") for _ in range(2)]
+    release = fleet.root / "release"
+    with concurrent.futures.ThreadPoolExecutor(3) as pool, released_at_the_end(release):
+        running = [pool.submit(stream, client, "of-barn", held_until(release)) for _ in range(2)]
         wait_for(lambda: shown(fleet, "barn")["in_flight_count"] == 2, "two requests under way")
         details = fleet.cli("nodes", "show", "barn").stdout
         assert "1 held" in details
@@ -78,7 +92,11 @@ def test_draining_waits_for_the_stream_that_runs(fleet: Fleet, client: openai.Op
         assert "barn still has 2 requests under way" in early.stderr
         assert "nothing left to do" not in early.stdout
 
-        waited = fleet.cli("nodes", "drain", "barn", "--wait", "60s", timeout_s=90)
+        waiting = pool.submit(fleet.cli, "nodes", "drain", "barn", "--wait", "60s", timeout_s=90)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=5)
+        release.touch()
+        waited = waiting.result()
         assert all(each.done() for each in running), "it came back while a stream ran"
         assert waited.returncode == 0, waited.stderr
         assert "barn has nothing left to do" in waited.stdout
@@ -95,7 +113,7 @@ def test_a_deleted_node_leaves_no_backend_running(fleet: Fleet, client: openai.O
     assert ask_blobs(fleet, token) in (404, 503), "there is no such blob, but one may ask"
     deleted = fleet.cli("nodes", "delete", "byre", "--yes")
     assert deleted.returncode == 0, deleted.stderr
-    wait_for(lambda: ask_blobs(fleet, token) == 401, "the end of its blob token", 5)
+    wait_for(lambda: ask_blobs(fleet, token) == 401, "the end of its blob token")
     worker = fleet.workers["byre-0"]
     assert worker.wait(60) == 1
     assert "this node was deleted from the cluster" in worker.output()
