@@ -137,6 +137,8 @@ async def test_the_whole_life_of_a_backend(nats_server: NatsServer, tmp_path: Pa
             assert event["phase"] in ("resolving", "downloading", "verifying", "extracting", "starting")
         percentages = [event["percentage"] for event in controller.progress]
         assert percentages == sorted(percentages), "it shows the latest, so that must not go back"
+        assert all(event["percentage"] <= 95 for event in controller.progress if event["phase"] != "starting")
+        assert percentages[-1] < 100, "whether it runs is not known before the answer"
 
         rows = await worker.rows()
         assert set(rows) == {"mock", "mock-grpc"}

@@ -20,6 +20,7 @@ class Progress:
     rate: float = 0.0  # bytes per second over the last seconds
     file_index: int = 0  # of several files: which one, from 1; the bytes are those of all of them
     file_count: int = 0
+    share: float | None = None  # of all there is to do, 0 to 1, whatever the bytes count; None: as the bytes say
 
 
 def human_bytes(count: int) -> str:

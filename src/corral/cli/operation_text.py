@@ -151,7 +151,7 @@ def _until_when(error: str) -> str:
 
 
 def line(each: OperationNodeView, now: datetime | None = None) -> str:
-    """One node where there is no terminal: `attic: downloading 41% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer)`."""
+    """One node where there is no terminal: `attic: downloading 24% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer)`."""
     words = [step(each)]
     if is_moving(each):
         words += [percent(each), amount(each), rate(each)]

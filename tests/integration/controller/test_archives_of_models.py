@@ -87,6 +87,27 @@ async def test_what_is_inside_lies_next_to_the_archive_the_weights_first(site: S
     assert list((site.folder / "blobs" / "unpacking").iterdir()) == []
 
 
+@pytest.mark.parametrize("here", [False, True])
+async def test_the_bar_moves_while_it_is_unpacked(site: Site, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    """`here`: the archive lies on the controller already."""
+    monkeypatch.setattr("corral.blobs.sources.means.THREAD_TELL_S", 0.0)
+    uri = site.server.put("/voice.tar", tar({"a.onnx": VOICE * 10}, "w"))
+    definition = await site.install(parameters={"model": "voice.tar"}, **listed(("voice.tar", uri)))
+    if here:
+        (file,) = [each for each in await site.files().ensure(definition) if each.path.endswith("voice.tar")]
+        async with site.store.write() as tx:
+            await model_files.delete(tx, "m", "voice.tar/")
+        assert site.blobs.find(file.digest) is not None
+    site.told.clear()
+    await site.files().ensure(definition, site.told.append)
+    unpacking = [each for each in site.told if each.phase == "extracting"]
+    shares = [each.share or 0.0 for each in site.told if each.total_bytes]
+    assert shares == sorted(shares)
+    assert (unpacking[0].current_bytes, unpacking[0].share) == (0, 0.65)
+    assert len({each.current_bytes for each in unpacking}) > 10
+    assert (unpacking[-1].current_bytes, unpacking[-1].share) == (unpacking[-1].total_bytes, 1.0)
+
+
 async def test_below_a_folder_and_kept_whole_where_the_definition_names_it(site: Site) -> None:
     packed = zipped({"a.onnx": VOICE})
     uri = site.server.put("/pack.zip", packed)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import tarfile
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from corral.blobs.archives.open import unpack_archive
 from corral.blobs.fetcher import Fetcher, FetchLimits
 from corral.blobs.progress import Progress
 from corral.blobs.remote import open_session
@@ -163,6 +167,39 @@ async def test_progress_is_heard_everywhere(site: Site) -> None:
     assert (shown.state, shown.settled, shown.cancellable) == ("under_way", False, True)
     site.server.pause.set()
     await site.fleet.until(operation, "done")
+
+
+async def test_the_bar_moves_while_an_archive_is_unpacked(local_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, go_on = local_site, threading.Event()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("w.gguf")
+        entry.size = len(WEIGHTS)
+        archive.addfile(entry, io.BytesIO(WEIGHTS))
+    size = len(packed.getvalue())
+
+    def stop_half_way(path: Path, *args: Any, each: Any, **more: Any) -> None:
+        each(size // 2)
+        assert go_on.wait(60)
+        unpack_archive(path, *args, **more)
+
+    monkeypatch.setattr("corral.controller.files.archives.unpack_archive", stop_half_way)
+    uri = site.server.put("/w.tar", packed.getvalue())
+    await site.model(download_files=[{"filename": "w.tar", "uri": uri}])
+    operation = await (await site.fetches(site.fleet.first)).ask("m")
+
+    async def half_way() -> bool:
+        row = (await site.fleet.view(operation)).nodes[0]
+        return (row.phase, row.current_bytes, row.total_bytes, row.percentage) == (
+            "extracting",
+            size // 2,
+            size,
+            82.5,  # 65 % for what was fetched, and half of the rest
+        )
+
+    await until(half_way, "half of it unpacked")
+    go_on.set()
+    assert (await site.fleet.until(operation, "done")).progress == 100
 
 
 async def test_cancelled_bytes_stop_and_loads_are_told_until_somebody_asks_again(local_site: Site) -> None:

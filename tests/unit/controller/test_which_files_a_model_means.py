@@ -129,6 +129,43 @@ def test_several_files_are_one_bar_that_never_goes_back() -> None:
     assert {each.file_count for each in told} == {3}
 
 
+def test_unpacking_moves_the_bar_too() -> None:
+    """An archive of 100 bytes beside a file of 100."""
+    told: list[Progress] = []
+    bar = Together([100, 100], told.append, lambda: 0.0, unpacked=[0])
+    archive, other = bar.watch(0), bar.watch(1)
+    archive(Progress(Phase.DOWNLOADING, "a.tgz", 100, 100))
+    bar.fetched(0)
+    archive(Progress(Phase.EXTRACTING, "a.tgz", 0, 100))
+    other(Progress(Phase.DOWNLOADING, "b", 50, 100))
+    archive(Progress(Phase.EXTRACTING, "a.tgz", 20, 100))
+    other(Progress(Phase.DOWNLOADING, "b", 100, 100))
+    for done in (40, 30, 100, 140):
+        archive(Progress(Phase.EXTRACTING, "a.tgz", done, 100, 7.0))
+    assert [(each.phase, each.current_bytes, each.total_bytes) for each in told] == [
+        ("downloading", 100, 200),
+        ("extracting", 100, 200),  # while another file still comes, what came is what people want to see
+        ("downloading", 150, 200),
+        ("extracting", 150, 200),
+        ("downloading", 200, 200),
+        ("extracting", 40, 100),
+        ("extracting", 40, 100),
+        ("extracting", 100, 100),
+        ("extracting", 100, 100),
+    ]
+    shares = [round(each.share or 0, 4) for each in told]
+    assert shares == [0.325, 0.325, 0.575, 0.61, 0.86, 0.895, 0.895, 1.0, 1.0]
+    assert told[-1].rate == 7.0
+
+
+def test_a_file_that_is_done_is_unpacked_too() -> None:
+    told: list[Progress] = []
+    bar = Together([100, 100], told.append, lambda: 0.0, unpacked=[0])
+    bar.there(0)
+    bar.watch(1)(Progress(Phase.DOWNLOADING, "b", 50, 100))
+    assert told[-1].share == 0.75
+
+
 @pytest.mark.parametrize(
     ("host", "secure", "url"),
     [

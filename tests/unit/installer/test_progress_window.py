@@ -13,11 +13,12 @@ from corral.blobs.progress import Progress
 from corral.contract.codec import encode
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.kit.errors import Unavailable
-from corral.worker.installer.progress import OrderName, ProgressPublisher, Window, never_back, percentage
+from corral.worker.installer.progress import OrderName, PhaseScale, ProgressPublisher, Window, never_back
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until
 
 DOWN, EXTRACT, VERIFY = Phase.DOWNLOADING, Phase.EXTRACTING, Phase.VERIFYING
+RESOLVE, START = Phase.RESOLVING, Phase.STARTING
 
 
 def test_the_first_goes_out_at_once_and_the_rest_waits_as_one() -> None:
@@ -84,10 +85,56 @@ def test_progress_never_goes_back(before: Progress | None, now: Progress, told: 
 
 
 @pytest.mark.parametrize(
-    ("current", "total", "shown"), [(0, 0, 0.0), (1, 3, 33.3), (476, 1000, 47.6), (10, 10, 100.0), (11, 10, 100.0)]
+    ("told", "shown"),
+    [
+        # from a registry, a URL or a package index
+        (
+            [
+                (RESOLVE, 0, 0),
+                (DOWN, 1, 3),
+                (DOWN, 3, 3),
+                (VERIFY, 3, 3),
+                (EXTRACT, 0, 9),
+                (EXTRACT, 3, 9),
+                (START, 0, 0),
+            ],
+            [0.0, 20.0, 60.0, 65.0, 65.0, 75.0, 95.0],
+        ),
+        # a folder or an archive on the worker's disk: nothing is downloaded
+        ([(VERIFY, 1, 2), (VERIFY, 2, 2), (EXTRACT, 1, 2), (EXTRACT, 2, 2)], [32.5, 65.0, 80.0, 95.0]),
+        # sizes that are unknown leave their part to the next phase
+        ([(DOWN, 5, 0), (DOWN, 9, 0), (EXTRACT, 1, 5), (EXTRACT, 5, 5), (START, 0, 0)], [0.0, 0.0, 19.0, 95.0, 95.0]),
+        # files that came with the order; a build that is there already
+        ([(RESOLVE, 0, 0), (EXTRACT, 0, 0), (START, 0, 0)], [0.0, 0.0, 95.0]),
+        ([(RESOLVE, 0, 0), (START, 0, 0)], [0.0, 95.0]),
+        # more than was said to come, and a size that turns out larger
+        ([(DOWN, 11, 10), (DOWN, 12, 24)], [60.0, 60.0]),
+    ],
 )
-def test_percentages(current: int, total: int, shown: float) -> None:
-    assert percentage(Progress(DOWN, "a", current, total)) == shown
+def test_one_scale_over_the_phases(told: list[tuple[Phase, int, int]], shown: list[float]) -> None:
+    scale = PhaseScale()
+    assert [scale.at(Progress(phase, "a", current, total)) for phase, current, total in told] == shown
+
+
+@given(st.lists(st.tuples(st.sampled_from(Phase), st.integers(0, 50), st.integers(0, 50)), max_size=40))
+def test_the_scale_never_goes_back_nor_reaches_the_end(told: list[tuple[Phase, int, int]]) -> None:
+    scale, last, shown = PhaseScale(), None, [0.0]
+    for phase, current, total in told:
+        last = never_back(last, Progress(phase, "a", current, total))
+        shown.append(scale.at(last))
+    assert shown == sorted(shown)
+    assert shown[-1] <= 99.0
+
+
+@given(st.lists(st.sampled_from([RESOLVE, DOWN, VERIFY]), max_size=3), st.integers(0, 10))
+def test_while_extracting_every_percent_of_it_is_seen(before: list[Phase], downloaded: int) -> None:
+    scale, last = PhaseScale(), None
+    for phase in before:
+        last = never_back(last, Progress(phase, "a", downloaded, 10))
+        scale.at(last)
+    shown = [scale.at(Progress(EXTRACT, "a", done, 100)) for done in range(101)]
+    assert all(earlier < later for earlier, later in itertools.pairwise(shown))
+    assert shown[-1] == 95.0
 
 
 class Bus:
@@ -110,7 +157,7 @@ async def test_an_event_on_the_wire() -> None:
         publisher.tell(Progress(DOWN, "layer", 412 << 20, 2254857830, 1000.04))
     assert encode(bus.sent[0]) == (
         b'{"op_id":"op 1","node_id":"node.1","backend":"llama-cpp","file_name":"layer","current":"412.0 MiB",'
-        b'"total":"2.1 GiB","percentage":19.2,"phase":"downloading","attempt":2,"seq":1,'
+        b'"total":"2.1 GiB","percentage":11.5,"phase":"downloading","attempt":2,"seq":1,'
         b'"current_bytes":432013312,"total_bytes":2254857830,"rate":1000.0}'
     )
 
@@ -125,10 +172,10 @@ async def test_the_percentage_never_goes_back_from_phase_to_phase() -> None:
             await asyncio.sleep(0)
         publisher.tell(Progress(Phase.STARTING))
     assert [(event.phase, event.percentage) for event in bus.sent] == [
-        ("downloading", 50.0),
-        ("downloading", 100.0),
-        ("extracting", 100.0),
-        ("starting", 100.0),
+        ("downloading", 30.0),
+        ("downloading", 60.0),
+        ("extracting", 63.5),
+        ("starting", 95.0),
     ]
 
 

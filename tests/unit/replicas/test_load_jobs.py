@@ -56,6 +56,15 @@ def test_the_end_is_foretold_once_bytes_have_moved_for_a_second() -> None:
         assert eta == (None if seconds < 4 else 5.0)
 
 
+def test_each_step_is_foretold_by_its_own_bytes() -> None:
+    """Ten minutes of fetching say nothing about unpacking."""
+    job = begin("m", "r", NOON)
+    for seconds, sent in ((1, 10), (600, 100), (601, 10), (603, 40)):
+        moved = Moved(sent, 100, 1, 1)
+        job = follow(job, a_row("placed"), "barn", installed=True, moved=moved, now=later(seconds))
+    assert status_of(job, later(603)).eta_seconds == 3.0
+
+
 def test_versions_rise_with_every_change_and_from_one_load_to_the_next() -> None:
     first = begin("m", "r", NOON)
     second = waits(first, "no room", NOON)

@@ -13,6 +13,7 @@ import os
 import posixpath
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ from corral.blobs.archives.open import unpack_archive
 from corral.blobs.digests import PREFIX, hash_file
 from corral.blobs.errors import BadArchive, UnsafeArchive, from_os
 from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tell
+from corral.blobs.progress import Tally, Tell
 from corral.blobs.sharing import SharedRuns
+from corral.blobs.sources.means import count_in_thread
 from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
 from corral.blobs.threads import Stop, in_thread, to_the_end
@@ -98,26 +100,30 @@ class Archives:
             store.discard(told.archive)
             return store.get(wanted.digest)
 
-        return Origin(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes)
+        return Origin(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes, unpacks=True)
 
     async def _unpack(self, archive: Blob, name: str, tell: Tell) -> tuple[Member, ...]:
         async def run(tell: Tell) -> tuple[Member, ...]:
-            tell(Progress(Phase.EXTRACTING, name, archive.size, archive.size))
+            tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=archive.size)
+            tally.at(name, 0)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 folder = Path(tempfile.mkdtemp(dir=self._folder))
             except OSError as error:
                 raise from_os(error, f"unpacking {name}") from error
             try:
-                return await self._keep_members(archive, folder, name)
+                return await self._keep_members(archive, folder, name, tally)
             finally:
                 await to_the_end(shutil.rmtree, folder, True)
 
         return await self._runs.join(archive.digest, run, tell)
 
-    async def _keep_members(self, archive: Blob, folder: Path, name: str) -> tuple[Member, ...]:
-        bounds = Bounds(max_entries=MAX_MEMBERS)
-        await in_thread(lambda stop: unpack_archive(archive.path, folder, bounds, room=self._room, stop=stop))
+    async def _keep_members(self, archive: Blob, folder: Path, name: str, tally: Tally) -> tuple[Member, ...]:
+        bounds, each = Bounds(max_entries=MAX_MEMBERS), count_in_thread(tally, name)
+        await in_thread(
+            lambda stop: unpack_archive(archive.path, folder, bounds, room=self._room, stop=stop, each=each)
+        )
+        tally.at(name, archive.size)
         try:
             found = await in_thread(lambda stop: _members(folder, name, stop))
         except OSError as error:

@@ -338,6 +338,7 @@ class Fetches:
 
 def _event(attempt: _Attempt, progress: Progress, seq: int) -> InstallProgress:
     total = progress.total_bytes
+    share = progress.current_bytes / total if progress.share is None and total else progress.share or 0.0
     return InstallProgress(
         op_id=attempt.operation_id,
         node_id=CONTROLLER,
@@ -345,7 +346,7 @@ def _event(attempt: _Attempt, progress: Progress, seq: int) -> InstallProgress:
         file_name=progress.file,
         current=human_bytes(progress.current_bytes) if progress.current_bytes else "",
         total=human_bytes(total) if total else "",
-        percentage=min(100.0, 100.0 * progress.current_bytes / total) if total else 0.0,
+        percentage=min(100.0, 100.0 * share),
         phase=progress.phase,
         attempt=attempt.number,
         seq=seq,

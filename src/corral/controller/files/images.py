@@ -75,9 +75,11 @@ class ImageFile:
                 remote = self.registry.layer(self.image, layer)
                 packed = await store.obtain(remote, Wanted(layer.digest, layer.size), tell)
                 inside = _InLayer(packed.path, self.name)
+                # The size only tells how far it is.
+                sized = Wanted(wanted.digest, wanted.size or layer.size)
                 try:
                     blob = await store.write(
-                        f"{layer.digest}/{self.name}", inside, wanted, self.name, tell, phase=Phase.EXTRACTING
+                        f"{layer.digest}/{self.name}", inside, sized, self.name, tell, phase=Phase.EXTRACTING
                     )
                 except _NotInThisOne:
                     blob = None

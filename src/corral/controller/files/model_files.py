@@ -239,23 +239,26 @@ class ModelFiles:
             sizes = [
                 found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
             ]
-            bar = Together(sizes, tell, time.monotonic)
-            for index in range(len(items)):
+            packed = {index for index, origin in found.items() if origin.unpacks}
+            bar = Together(sizes, tell, time.monotonic, unpacked={*packed, *archives})
+            for index, item in enumerate(items):
                 if index not in found:
-                    bar.there(index)
+                    (bar.fetched if item.archive else bar.there)(index)
             at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
             async def bring(index: int, item: _Item) -> list[ReplicaFile]:
                 if index in found:
                     async with at_once:
                         row = await self._fetch(definition.name, item, found[index], bar.watch(index))
-                    bar.there(index)
+                    (bar.fetched if item.archive else bar.there)(index)
                 else:
                     blob = self._blobs.get(item.known.digest)
                     row = item.pin or _row(definition.name, item.file, item.file.uri, blob)
                 if item.archive:
                     async with at_once:
-                        return await self._unpack(definition, item.file, row, bar.watch(index))
+                        inside = await self._unpack(definition, item.file, row, bar.watch(index))
+                    bar.there(index)
+                    return inside
                 if row != item.pin:
                     await self._remember(row)
                 return [ReplicaFile(item.file.path, row.digest, row.size_bytes)]

