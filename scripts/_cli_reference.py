@@ -32,8 +32,9 @@ machine: the one chosen with `corral contexts use`, else the running one that st
 versions is still read. A key is only ever sent to the place it was given for.
 
 Where several fleets run on this machine, commands that take something away (`delete`, `drain`, `replace`, `unload`,
-`scale`, `edit`, `upgrade`, `rollback`, `revoke`, `apply`, `ops history --clear`) say which fleet they go to, and go on
-only if the fleet was named, with `--yes`, or after a question.
+`scale`, `edit`, `upgrade`, `rollback`, `revoke`, `cancel`, `withdraw`, `apply`, `nodes label`, `nodes budget` and
+`nodes max-replicas` that change something, `models install --replace`, `ops history --clear`) say which fleet they go
+to, and go on only if the fleet was named, with `--yes`, or after a question.
 
 `--json` prints JSON and nothing else on stdout: every field is always there; new ones may be added, none goes away.
 Without a terminal there is no colour and no question: what would ask needs `--yes`. `NO_COLOR` is respected.

@@ -25,7 +25,7 @@ from corral.cli.asking import (
     said,
 )
 from corral.cli.output import DONE, FAILED, complain, interactive, pairs, plain, print_json, print_table, remark, tell
-from corral.cli.remote import remote, remote_destructive
+from corral.cli.remote import remote, remote_destructive, remote_destructive_with
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def _installed_or_available(client: Client, name: str) -> ModelView | Avai
 
 
 @app.command("install")
-@remote
+@remote_destructive_with("replace")
 async def install_models(
     client: Client,
     names: MaybeModels = None,

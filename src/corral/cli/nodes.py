@@ -24,7 +24,7 @@ from corral.cli.output import (
     remark,
     tell,
 )
-from corral.cli.remote import remote, remote_destructive
+from corral.cli.remote import remote, remote_destructive, remote_destructive_with
 from corral.kit.durations import parse_duration_s
 from corral.kit.errors import NotFound
 
@@ -266,7 +266,7 @@ async def replace_node(client: Client, node: Node) -> None:
 
 
 @app.command("label", context_settings={"ignore_unknown_options": True})
-@remote
+@remote_destructive_with("changes")
 async def label_node(
     client: Client,
     node: Node,
@@ -298,7 +298,7 @@ async def label_node(
 
 
 @app.command("budget")
-@remote
+@remote_destructive
 async def budget_node(
     client: Client,
     node: Node,
@@ -326,7 +326,7 @@ async def budget_node(
 
 
 @app.command("max-replicas")
-@remote
+@remote_destructive
 async def max_replicas_node(
     client: Client,
     node: Node,

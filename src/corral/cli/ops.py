@@ -11,7 +11,7 @@ import typer
 from corral.cli import operation_text, watching
 from corral.cli.asking import Detach, Json, Yes, confirm, each_in_turn, said
 from corral.cli.output import DONE, plain, print_json, print_table, remark, tell
-from corral.cli.remote import name_fleet, remote
+from corral.cli.remote import remote, remote_destructive, remote_destructive_with
 from corral.kit.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def watch_operations(
 
 
 @app.command("cancel")
-@remote
+@remote_destructive
 async def cancel_operations(client: Client, operations: Several, node: OneNode = "") -> int:
     """Take back what was asked, and stop what is being fetched for it.
 
@@ -151,7 +151,7 @@ async def retry_operations(
 
 
 @app.command("withdraw")
-@remote
+@remote_destructive
 async def withdraw_operations(client: Client, operations: Several) -> int:
     """Take back what was asked, but let nodes finish what they are at.
 
@@ -175,7 +175,7 @@ async def dismiss_operations(client: Client, operations: Several) -> int:
 
 
 @app.command("history")
-@remote
+@remote_destructive_with("clear")
 async def show_history(
     client: Client,
     clear: Annotated[bool, typer.Option("--clear", help="forget it, for everybody")] = False,
@@ -190,7 +190,6 @@ async def show_history(
       corral ops history --clear --yes
     """
     if clear:
-        name_fleet(client.endpoint, yes=yes, asks_itself=True)
         if not yes:
             confirm("forget every operation that has ended")
         await client.operations.clear_history()

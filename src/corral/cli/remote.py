@@ -22,6 +22,7 @@ from corral.kit.locks import holder_of
 if TYPE_CHECKING:
     from corral.client import Client, Endpoint
 
+TAKES_AWAY = "takes_away"
 P = ParamSpec("P")
 Work = Callable[Concatenate["Client", P], Awaitable[int | None]]
 _CONNECTION: dict[str, Any] = {
@@ -50,19 +51,30 @@ def remote(work: Work[P]) -> Callable[..., int]:
 def remote_destructive(work: Work[P]) -> Callable[..., int]:
     """A command that takes something away: where several fleets run on this machine, it says which one it goes to, and
     goes on only if the person named the fleet, gave --yes or says yes. A command without `--yes` gets one."""
+    return _destructive(work, lambda given: not given.get("dry_run"))
+
+
+def remote_destructive_with(*names: str) -> Callable[[Work[P]], Callable[..., int]]:
+    """The same of a command that takes something away only where one of these options or arguments is given."""
+    return lambda work: _destructive(work, lambda given: any(given.get(name) for name in names))
+
+
+def _destructive(work: Work[P], takes_away: Callable[[dict[str, Any]], bool]) -> Callable[..., int]:
     own = inspect.signature(work).parameters
     asks_itself = "yes" in own
 
     def before(endpoint: Endpoint, given: dict[str, Any]) -> None:
         yes = bool(given.get("yes") if asks_itself else given.pop("yes"))
-        if not given.get("dry_run"):
-            name_fleet(endpoint, yes=yes, asks_itself=asks_itself)
+        if takes_away(given):
+            _name_fleet(endpoint, yes=yes, asks_itself=asks_itself)
 
     more = [] if asks_itself else [_keyword("yes", Yes, False)]
-    return _command(work, before=before, more=more)
+    command = _command(work, before=before, more=more)
+    command.__dict__[TAKES_AWAY] = True  # for the test that knows every command
+    return command
 
 
-def name_fleet(endpoint: Endpoint, *, yes: bool, asks_itself: bool) -> None:
+def _name_fleet(endpoint: Endpoint, *, yes: bool, asks_itself: bool) -> None:
     if not endpoint.others:
         return
     fleet = f"the fleet {endpoint.context!r} ({endpoint.url}, {endpoint.data})"

@@ -1,0 +1,126 @@
+"""Where several fleets run on a machine, a command that takes something away names the fleet it would go to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import corral.client
+from corral.cli.main import COMMANDS, load, main
+from corral.cli.remote import TAKES_AWAY
+from corral.client import Endpoint
+
+CLI_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
+CONNECTION = {"url", "key", "ca", "context"}
+
+# A command that reaches a fleet stands in one of these. Does it end, stop, overwrite or forget anything there? Then it
+# takes something away, and the words that do so are here.
+TAKE_AWAY = {
+    "nodes drain": ("attic",),
+    "nodes delete": ("attic",),
+    "nodes replace": ("attic",),
+    "nodes label": ("attic", "room-"),
+    "nodes budget": ("attic", "1GB"),
+    "nodes max-replicas": ("attic", "1"),
+    "token revoke": ("id",),
+    "keys revoke": ("id",),
+    "backends upgrade": ("llama-cpp",),
+    "backends rollback": ("llama-cpp",),
+    "backends delete": ("llama-cpp",),
+    "models install": ("m", "--replace"),
+    "models edit": ("m", "--set", "a=1"),
+    "models delete": ("m",),
+    "models unload": ("m",),
+    "models scale": ("m", "--max", "1"),
+    "apply": ("--file", "fleet.yaml"),
+    "ops cancel": ("3f2a91c0",),
+    "ops withdraw": ("3f2a91c0",),
+    "ops history": ("--clear",),
+}
+TAKE_NOTHING = {
+    "nodes list",
+    "nodes show",
+    "nodes approve",
+    "nodes resume",
+    "token create",
+    "token list",
+    "keys create",
+    "keys list",
+    "backends available",
+    "backends list",
+    "backends show",
+    "backends install",
+    "backends upgrades",
+    "backends verify",
+    "models available",
+    "models list",
+    "models show",
+    "models load",
+    "models replicas",
+    "export",
+    "chat",
+    "logs",
+    "why model",
+    "why node",
+    "why op",
+    "ops list",
+    "ops show",
+    "ops watch",
+    "ops retry",
+    "ops dismiss",
+    "requests",
+    "doctor",
+}
+TWO_FLEETS = Endpoint("http://here:1", "ck_x", data="/data/a", context="a", others=("'b' (http://here:2, /data/b)",))
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    for name in COMMANDS:
+        command = load(name)
+        inner = getattr(command, "commands", None)
+        yield from ((f"{name} {each}", found) for each, found in inner.items()) if inner else [(name, command)]
+
+
+def remote_commands() -> dict[str, Any]:
+    return {path: each for path, each in commands() if {given.name for given in each.params} >= CONNECTION}
+
+
+def test_of_every_command_it_is_known_whether_it_takes_something_away() -> None:
+    found = remote_commands()
+    assert found.keys() == TAKE_AWAY.keys() | TAKE_NOTHING, "a new command belongs into one of the lists above"
+    assert {path for path, each in found.items() if hasattr(each.callback, TAKES_AWAY)} == TAKE_AWAY.keys()
+
+
+@pytest.mark.parametrize("path", TAKE_AWAY)
+def test_it_does_nothing_before_the_fleet_is_named(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corral.client, "find_endpoint", lambda **_: TWO_FLEETS)
+    monkeypatch.setattr(corral.client, "Client", None)  # nobody is called
+    assert main([*path.split(), *TAKE_AWAY[path]]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "this would go to the fleet 'a' (http://here:1, /data/a), not to 'b' (http://here:2, /data/b)" in said
+    assert "--context, or add --yes" in said
+
+
+@pytest.mark.parametrize("words", [("nodes", "label", "attic"), ("ops", "history"), ("models", "install", "m")])
+def test_the_same_command_without_what_takes_away_goes_on(words: tuple[str, ...], monkeypatch: Any) -> None:
+    class Called(Exception):
+        pass
+
+    def call(*_: object, **__: object) -> None:
+        raise Called
+
+    monkeypatch.setattr(corral.client, "find_endpoint", lambda **_: TWO_FLEETS)
+    monkeypatch.setattr(corral.client, "Client", call)
+    with pytest.raises(Called):
+        main(list(words))
+
+
+@pytest.mark.parametrize("path", TAKE_AWAY)
+def test_the_reference_names_it(path: str) -> None:
+    (told,) = [part for part in CLI_PAGE.read_text().split("\n\n") if part.startswith("Where several fleets run")]
+    assert path.rpartition(" ")[2] in told
