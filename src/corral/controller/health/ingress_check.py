@@ -184,8 +184,9 @@ class IngressCheck:
 
 
 def judge(node: Node, fault: Fault, *, since: datetime, now: datetime, silent_after: timedelta) -> Fault:
-    """Decide whether the port of a node is closed or its worker does not run. A running worker has sent heartbeats since
-    its port stopped answering, and a worker that the controller has reached before did not lose its port by accident."""
+    """Decide whether the port of a node is closed or its worker does not run. A running worker has sent heartbeats
+    since its port stopped answering, and a worker that the controller has reached before did not lose its port by
+    accident."""
     heard_at = node.last_heartbeat or node.created_at
     missing = _not_running(node)
     if now - heard_at >= silent_after:
