@@ -17,20 +17,45 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from corral.contract.manifest import Manifest, Ready
 from corral.gateway.main import Gateway, open_gateway
 from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
+from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
 from tests.integration.gateway.house import CHAT, SHORT, House, open_house
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, running_controller
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.network import Lan, two_machines
 from tests.support.waiting import promised, until
+from tests.support.worksite import NODE, Worksite, open_site
 
 PROCESS = Path(__file__).with_name("ingress_process.py")
 QUICK = {"ingress_silent_s": 0.3}
 STOPPED = {"id": "n9", "name": "stopped", "status": "healthy"}
 P1 = {"process_id": "p1", "node_id": "n1", "model": "small", "slots": 64}
+SILENT_S = 60.0
+# Tells that it was asked, and then sends nothing for a minute: no head, no byte.
+SILENT = """
+import http.server, json, pathlib, sys, time
+host, port, asked, silent_s = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *words): pass
+    def do_GET(self): self.answer(b"{}")
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(asked, "a") as file: file.write(body["user"] + chr(10))
+        time.sleep(silent_s)
+        said = json.dumps({"choices": [{"delta": {"content": "at last"}}]}).encode()
+        self.answer(b"data: " + said + b"\\n\\ndata: [DONE]\\n\\n" if body.get("stream") else said)
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()
+"""
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -86,6 +111,56 @@ async def test_a_slow_answer_behind_a_live_ingress_is_waited_for_and_made_once(h
     assert sorted(await asyncio.gather(*asking)) == ["p1"] * 4 + ["p2"] * 4
     assert len(house.one.came) + len(house.two.came) == 8
     assert [row.get("tries", 1) for row in await house.receipts(8)] == [1] * 8
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5 * SILENT_S)
+async def test_a_replica_that_is_silent_for_a_minute_behind_a_real_ingress_runs_each_request_once(
+    controller: ScriptedController, open_one: OpenGateway, tmp_path: Path
+) -> None:
+    """All settings that judge silence are the usual ones, and another replica is there to be asked instead."""
+    asked = tmp_path / "asked"
+    async with (
+        open_site(tmp_path) as site,
+        open_one(receipts_interval_s=0.02) as gateway,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=4 * SILENT_S)) as http,
+    ):
+        assert gateway.settings.ingress_silent_s == 3.0
+        controller.change(nodes=[node_of(site)], replicas=[await silent_replica(site, tmp_path, n) for n in range(2)])
+        await gateway.keeper.look()
+        started = time.monotonic()
+
+        async def wait_for_answer(user: str, **more: Any) -> str:
+            body = {"model": "small", "messages": [], "user": user, **more}
+            async with http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), json=body) as answer:
+                assert answer.status == 200
+                text = await answer.text()
+            assert time.monotonic() - started >= SILENT_S
+            return text
+
+        users = [f"{kind}-{number}" for kind in ("whole", "streamed") for number in range(4)]
+        asking = [asyncio.create_task(wait_for_answer(user, stream=user.startswith("streamed"))) for user in users]
+        assert all("at last" in text for text in await asyncio.gather(*asking))
+        assert sorted(asked.read_text().split()) == sorted(users), "each ran once"
+        await until(lambda: len(controller.receipts) == 8, "receipts")
+        assert [row.get("tries", 1) for row in controller.receipts] == [1] * 8
+
+
+def node_of(site: Worksite) -> dict[str, Any]:
+    return {"id": NODE, "name": "w1", "status": "healthy", "ingress_url": site.url, "ingress_token": site.token()}
+
+
+async def silent_replica(site: Worksite, folder: Path, index: int) -> dict[str, Any]:
+    """A process behind the ingress, and how the view names it."""
+    (folder / "silent.py").write_text(SILENT)
+    manifest = Manifest(
+        protocol="openai",
+        command=(sys.executable, "-I", "silent.py", "{host}", "{port}", str(folder / "asked"), str(SILENT_S)),
+        ready=Ready(path="/health", timeout_s=20.0),
+    )
+    spec = ProcessSpec(directory=str(folder), manifest=manifest, backend="silent", model="small", replica=index)
+    running = await site.supervisor.start(spec)
+    return {"process_id": running.process_id, "node_id": NODE, "model": "small", "slots": 64}
 
 
 async def test_another_replica_answers_for_a_stopped_ingress(house: House) -> None:
