@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -278,6 +279,22 @@ async def test_a_load_that_takes_longer_than_a_request_may_wait(house: House) ->
         "total_files": 0,
         "eta_seconds": 6.2,
     }
+
+
+@pytest.mark.parametrize("state", ["pending", "installing", "staging", "loading"])
+async def test_a_load_that_waits_tells_after_its_budget_what_for(house: House, state: str) -> None:
+    house.controller.load("small", state="pending", message="looking for a place")
+    gateway = await house.gateway(load_wait_s=2.0)
+    started = time.monotonic()
+    asking = asyncio.create_task(house.ask(gateway))
+    await until(lambda: house.controller.asked_loads == ["small"], "the load is asked for")
+    cause = "llama-cpp could not be resolved for gpu-1: registry.example.org could not be reached: no route to host"
+    house.controller.load("small", state=state, message=cause)  # found out while the request waits
+    status, answer, headers = await asking
+    assert time.monotonic() - started >= 2.0
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "model_loading", "5")
+    assert answer["error"]["message"] == f"The model `small` is being loaded: {cause}. Try again shortly."
+    assert answer["loading"]["state"] == state
 
 
 async def test_a_load_that_fails_tells_why(house: House) -> None:
