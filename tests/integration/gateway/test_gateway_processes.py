@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,6 +297,59 @@ async def test_a_stop_lets_requests_of_every_process_end(gateway: Several) -> No
     gateway.ingress.held.set()
     assert await asyncio.gather(*asked) == [200] * 10
     assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+
+
+async def test_it_is_ready_when_every_process_has_a_view(controller: ScriptedController) -> None:
+    await controller.stop()
+    port = free_port()
+    settings = {"controller": f"unix:{controller.socket}", "gateway_key": GATEWAY_KEY, "port": str(port)}
+    settings |= {"processes": "2", "hints": "false", "view_check_interval": "50ms"}
+    async with process(**settings) as started:
+        await until_serving(started, 2)
+        first, second = psutil.Process(started.pid).children()
+        assert await status_of(port, "/readyz") == 503, "none has a view"
+        with suspended(first):  # it counts as one that accepts connections, and the view does not reach it
+            await controller.start()
+            await until_status(port, "/v1/models", 200)
+            assert await status_of(port, "/readyz") == 503, "one has no view"
+        await until_status(port, "/readyz", 200)
+        with suspended(second):
+            assert await status_of(port, "/v1/models") == 200, "the other one has it too"
+        started.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(started.wait(), 60) == 0
+
+
+async def until_serving(started: asyncio.subprocess.Process, processes: int) -> None:
+    assert started.stderr is not None
+    async with asyncio.timeout(60):
+        while processes:
+            line = await started.stderr.readline()
+            assert line, "it has ended"
+            processes -= b"a gateway process serves" in line
+
+
+@contextlib.contextmanager
+def suspended(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+async def until_status(port: int, path: str, status: int) -> None:
+    async def answers() -> bool:
+        return await status_of(port, path) == status
+
+    await until(answers, f"{path} to answer {status}")
+
+
+async def status_of(port: int, path: str) -> int:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+        http.get(f"http://127.0.0.1:{port}{path}", headers=bearer(USER)) as answer,
+    ):
+        return answer.status
 
 
 async def test_children_end_with_a_parent_that_is_killed(gateway: Several) -> None:
