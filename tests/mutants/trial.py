@@ -171,10 +171,11 @@ class Trial:
 
     def _start(self, words: Sequence[str]) -> subprocess.Popen[str]:
         root = self._copy.root
+        own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # meant for our caller
         return subprocess.Popen(
             [str(root / ".venv/bin/python"), *words],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}", "PYTHONHASHSEED": "0"},
+            env={**own, "PYTHONPATH": f"{root / 'src'}:{root}", "PYTHONHASHSEED": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
