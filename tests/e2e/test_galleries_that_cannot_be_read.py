@@ -36,6 +36,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         (("models", "available", "zzz"), "nothing like that in the galleries that can be read"),
         (("backends", "available", "zzz"), "nothing like that in the galleries that can be read"),
         (("backends", "upgrades"), "nothing newer in the galleries that can be read"),
+        (("backends", "upgrade", "--outdated"), "nothing newer in the galleries that can be read"),
         (("backends", "upgrades", "--check"), "nothing newer in the galleries that can be read"),
     ],
 )

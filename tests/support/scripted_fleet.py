@@ -89,6 +89,7 @@ class ScriptedFleet:
         self.operations: list[dict[str, Any]] = []  # as `GET /api/operations/:id` shows them
         self.told: list[list[dict[str, Any]]] = []  # the same for streams of one operation: views, then closed
         self.accepts: list[dict[str, Any]] = []  # each request for backends becomes the next of these operations
+        self.accepted: dict[str, Any] = {}  # what else such a request is answered
         self.plan: dict[str, Any] = {"kind": "install", "backend": "vllm", "nodes": []}
         self.matrix: dict[str, Any] = {"nodes": [], "backends": [], "checked_at": ""}
         self.available: list[dict[str, Any]] = []
@@ -204,7 +205,8 @@ class ScriptedFleet:
 
     def _accept(self) -> web.Response:
         self.operations.append(self.accepts.pop(0))
-        return web.json_response({"jobID": self.operations[-1]["jobID"], "message": "started"}, status=202)
+        answer = {"jobID": self.operations[-1]["jobID"], "message": "started"} | self.accepted
+        return web.json_response(answer, status=202)
 
     def _operation(self, method: str, rest: list[str]) -> web.Response:
         """The contract's family of errors: a sentence, and beside it what a script can match."""

@@ -46,6 +46,7 @@ Selector = Annotated[
 AllNodes = Annotated[bool, typer.Option("--all-nodes", help="on every node, also those that join later")]
 MaxParallel = Annotated[str, typer.Option("--max-parallel", metavar="N", help="so many nodes switch at once: 3, 25%")]
 NOTHING_NEWER = "everything is as new as the galleries have it"
+NOTHING_NEWER_IN_THE_REST = "nothing newer in the galleries that can be read"
 _AT_ONCE = 16  # nodes that read their disks because of one command
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only tell what would happen on each node")]
 
@@ -202,7 +203,8 @@ async def upgrade_backends(
 ) -> int:
     """Upgrade backends where they are installed. Everything is fetched first; then nodes switch, a few at a time.
 
-    The first node that fails to switch stops the rest. `corral backends rollback` goes back.
+    The first node that fails to switch stops the rest. `corral backends rollback` goes back. Where every node has the
+    newest build already, a line says so and the exit code is 0.
 
     \b
     Examples:
@@ -214,13 +216,8 @@ async def upgrade_backends(
         raise typer.BadParameter("give names of backends, or --outdated")
     scope = _scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
-    if not chosen:
-        remark(NOTHING_NEWER)
-        if as_json:
-            print_json([])
-        return DONE
     bodies = [_body("upgrade", each, scope, max_parallel=max_parallel) for each in chosen]
-    return await _carry_out(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, may_be_absent=outdated)
+    return await _carry_out(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, outdated=outdated)
 
 
 async def _outdated(client: Client, node: str) -> list[str]:
@@ -305,7 +302,7 @@ async def list_upgrades(
         print_json(upgrades)
         return
     rows = backend_text.upgrade_rows(upgrades)
-    empty = "nothing newer in the galleries that can be read" if unread else NOTHING_NEWER
+    empty = NOTHING_NEWER_IN_THE_REST if unread else NOTHING_NEWER
     print_table(backend_text.UPGRADE_COLUMNS, rows, empty=empty)
     if rows:
         remark("`corral backends upgrade --outdated` upgrades them all, `--dry-run` tells what that means.")
@@ -386,11 +383,13 @@ async def _carry_out(
     dry_run: bool,
     detach: bool,
     as_json: bool,
-    may_be_absent: bool = False,
+    outdated: bool = False,
 ) -> int:
-    """Ask for each, then watch all of them; one that is refused does not stop the rest."""
+    """Ask for each, then watch all of them; one that is refused does not stop the rest. `outdated`: the backends were
+    found, not named, so one that is not there is left out."""
     plans: list[PlanView] = []
     ids: list[str] = []
+    unchanged: list[str] = []
     code = DONE
     for body in bodies:
         try:
@@ -399,20 +398,41 @@ async def _carry_out(
                 continue
             accepted = await client.operations.ask(body)
         except CorralError as error:
-            if may_be_absent and isinstance(error, NotFound):
+            if outdated and isinstance(error, NotFound):
                 continue
             complain(error.message)
             code = FAILED
             continue
         if accepted.joined:
             remark(accepted.message)
-        ids.append(accepted.job_id)
+        if accepted.unchanged:
+            unchanged.append(accepted.message)
+        if as_json or not accepted.unchanged:
+            ids.append(accepted.job_id)
     if plans:
         _show_plans(plans, as_json=as_json)
+    nothing_found = outdated and code == DONE and not (plans or ids or unchanged)
+    if unchanged or nothing_found or any(_changes_nothing(plan) for plan in plans):
+        await _say_unchanged(client, [] if as_json else unchanged, nothing_found=nothing_found)
+    if nothing_found and as_json:
+        print_json([])
     if not ids:
         return code
     how_it_ended = await watching.stay(client, ids, detach=detach, as_json=as_json)
     return code or how_it_ended
+
+
+def _changes_nothing(plan: PlanView) -> bool:
+    return plan.kind == "upgrade" and all(node.action == "nothing" for node in plan.nodes)
+
+
+async def _say_unchanged(client: Client, sentences: Sequence[str], *, nothing_found: bool) -> None:
+    """A gallery that cannot be read may have something newer, so it is named beside "nothing newer"."""
+    unread = await remark_unread_galleries(client, "backends")
+    for each in sentences:
+        tell(plain(f"{each}, as far as the galleries can be read" if unread else each))
+    if nothing_found:
+        remark(NOTHING_NEWER_IN_THE_REST if unread else NOTHING_NEWER)
 
 
 def _show_plans(plans: Sequence[PlanView], *, as_json: bool) -> None:

@@ -255,6 +255,7 @@ class JobAccepted(Message, frozen=True, rename={"job_id": "jobID", "status_url":
     nodes: tuple[
         OperationNodeView, ...
     ] = ()  # of a delete that was waited for and is not done yet: how it stands on each
+    unchanged: bool = False  # of an upgrade or a rollback: every node has that build already, so nothing is started
 
 
 class JobsAccepted(Message, frozen=True):

@@ -88,6 +88,10 @@ async def test_from_install_to_delete(api: Api, corral: Command) -> None:
     assert "switches first" in err
     code, out, _ = await corral("backends", "upgrade", "vllm")
     assert (code, out.splitlines()[-1]) == (0, "vllm: upgraded on attic, shed")
+    code, out, _ = await corral("backends", "upgrade", "vllm")
+    assert (code, out) == (0, "vllm: nothing newer on any node (2.0 is installed)\n")
+    code, out, err = await corral("backends", "upgrade", "vllm", "--dry-run")
+    assert "vllm: nothing newer on any node (2.0 is installed)" in err
     code, out, _ = await corral("backends", "rollback", "vllm")
     assert (code, out.splitlines()[-1]) == (0, "vllm: rolled back on attic, shed")
     code, out, _ = await corral("backends", "delete", "vllm", "--all-nodes", "--yes")
@@ -96,7 +100,7 @@ async def test_from_install_to_delete(api: Api, corral: Command) -> None:
     assert (code, out) == (1, "")
     assert "not installed on any node" in err
     code, out, _ = await corral("ops", "history")
-    assert [line.split()[1] for line in out.splitlines()[1:]] == ["delete", "rollback", "upgrade", "install"]
+    assert [line.split()[1] for line in out.splitlines()[1:]] == ["delete", "rollback", "upgrade", "upgrade", "install"]
 
 
 async def test_a_node_that_is_away_is_waited_for_by_nobody(api: Api, corral: Command) -> None:

@@ -214,6 +214,48 @@ def test_upgrade_outdated_asks_for_what_has_something_newer(corral: Corral) -> N
     assert asked(corral) == [{"kind": "upgrade", "backend": "vllm", "max_parallel": "50%"}]
 
 
+NOTHING_NEWER = "vllm: nothing newer on any node (1.1 is installed)"
+UNCHANGED = operation("done", on("attic", "skipped", error="it has this very build", version="1.1"), kind="upgrade")
+
+
+def test_an_upgrade_that_finds_nothing_newer_says_so_and_watches_nothing(corral: Corral) -> None:
+    corral.fleet.accepted = {"message": NOTHING_NEWER, "unchanged": True}
+    corral.fleet.accepts = [UNCHANGED] * 4
+    ran = corral("backends", "upgrade", "vllm")
+    assert (ran.code, ran.out, ran.err) == (0, f"{NOTHING_NEWER}\n", "")
+    ran = corral("backends", "upgrade", "vllm", "--detach")
+    assert (ran.code, ran.out, ran.err) == (0, f"{NOTHING_NEWER}\n", "")
+    ran = corral("backends", "upgrade", "vllm", "--json")
+    assert (ran.code, [each["nodes"][0]["status"] for each in ran.json()], ran.err) == (0, ["skipped"], "")
+    corral.fleet.upgrades = {"vllm": {}}  # found newer some hours ago
+    assert corral("backends", "upgrade", "--outdated").out == f"{NOTHING_NEWER}\n"
+
+
+def test_nothing_newer_names_the_galleries_that_cannot_be_read(corral: Corral) -> None:
+    notice = "The gallery farm cannot be read (timeout)."
+    corral.fleet.galleries = [{"kind": "backends", "name": "farm", "url": "u", "notice": notice}]
+    corral.fleet.accepted = {"message": NOTHING_NEWER, "unchanged": True}
+    corral.fleet.accepts = [UNCHANGED]
+    ran = corral("backends", "upgrade", "vllm")
+    assert (ran.out, ran.err) == (f"{NOTHING_NEWER}, as far as the galleries can be read\n", f"{notice}\n")
+    ran = corral("backends", "upgrade", "--outdated")
+    assert (ran.code, ran.err) == (0, f"{notice}\nnothing newer in the galleries that can be read\n")
+    same = {"node_id": "a", "node_name": "attic", "action": "nothing", "version": "1.1"}
+    corral.fleet.plan = {"kind": "upgrade", "backend": "vllm", "notes": [NOTHING_NEWER], "nodes": [same]}
+    ran = corral("backends", "upgrade", "vllm", "--dry-run")
+    assert (ran.code, ran.err.splitlines()[0]) == (0, NOTHING_NEWER)
+    assert notice in ran.err
+
+
+def test_upgrade_outdated_says_so_when_what_is_outdated_is_not_on_these_nodes(corral: Corral) -> None:
+    corral.fleet.upgrades = {"vllm": {}}
+    for flags, out in (((), ""), (("--json",), "[]\n")):
+        gone = refused(404, "backend 'vllm' is not installed on any of these nodes", "not_found")
+        corral.fleet.answers[("POST", "/api/operations")] = gone
+        ran = corral("backends", "upgrade", "--outdated", "--selector", "tier=test", *flags)
+        assert (ran.code, ran.out, ran.err) == (0, out, "everything is as new as the galleries have it\n")
+
+
 def test_upgrade_outdated_of_one_node_takes_only_what_is_outdated_there(corral: Corral) -> None:
     corral.fleet.matrix = {
         "nodes": [{"id": "id-attic", "name": "attic", "status": "healthy"}],

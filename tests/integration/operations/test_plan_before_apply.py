@@ -89,6 +89,44 @@ async def test_who_has_it_already_has_nothing_to_do(fleet: Fleet) -> None:
     assert (await planned(fleet, "install", force=True))["barn"].action == "reinstall"
 
 
+async def test_an_upgrade_that_changes_no_node_says_so_and_orders_nothing(fleet: Fleet) -> None:
+    barn = await fleet.corral("barn")
+    await fleet.corral("shed")
+    await fleet.until(await fleet.install(), "done")
+    before = len(barn.orders())
+    assert (await plan(fleet, "upgrade")).notes == ("vllm: nothing newer on any node (1.0 is installed)",)
+    accepted = await fleet.operations.accept(wish("upgrade", "vllm", node="barn"))
+    assert accepted.unchanged == "vllm: nothing newer on barn (1.0 is installed)"
+    view = await fleet.view(accepted.operation_id)  # at once, not when the reconciler has looked
+    assert (view.state, view.outcome, view.counts) == ("done", "completed", {"skipped": 1})
+    assert [row.error for row in view.nodes] == ["it has this very build"]
+    await fleet.quiet()
+    assert len(barn.orders()) == before
+    fleet.catalogue.publish("vllm", "sha256:2")
+    accepted = await fleet.operations.accept(wish("upgrade", "vllm", node="barn"))
+    assert accepted.unchanged == ""
+    await fleet.until(accepted.operation_id, "done")
+    accepted = await fleet.operations.accept(wish("upgrade", "vllm"))
+    view = await fleet.until(accepted.operation_id, "done")
+    assert (accepted.unchanged, view.counts) == ("", {"skipped": 1, "success": 1})
+
+
+async def test_an_upgrade_while_an_older_order_is_under_way_is_not_over_at_once(fleet: Fleet) -> None:
+    """What the node reports now may not be what it ends with."""
+    barn = await fleet.corral("barn")
+    await fleet.until(await fleet.install(), "done")
+    fleet.catalogue.publish("vllm", "sha256:2")
+    barn.script.hold = asyncio.Event()
+    await fleet.ask("upgrade", "vllm")
+    await until(lambda: barn.orders("upgrade"))
+    fleet.catalogue.publish("vllm", "sha256:cpu-vllm-1")
+    accepted = await fleet.operations.accept(wish("upgrade", "vllm"))
+    assert accepted.unchanged == ""
+    barn.script.hold.set()
+    await fleet.until(accepted.operation_id, "done")
+    assert barn.installed["vllm"]["digest"] == "sha256:cpu-vllm-1"
+
+
 async def test_an_upgrade_tells_which_processes_are_replaced_and_how(fleet: Fleet) -> None:
     barn, shed = await fleet.corral("barn"), await fleet.corral("shed")
     await fleet.until(await fleet.install(), "done")

@@ -80,12 +80,15 @@ async def answer_job(
 async def accept(operations: Operations, wish: Wish) -> JobAccepted:
     accepted = await operations.accept(wish)
     name = wish.asked.backend or wish.asked.uri
+    status_url = f"/api/backends/job/{accepted.operation_id}"
+    if accepted.unchanged:
+        return JobAccepted(accepted.operation_id, accepted.unchanged, status_url, unchanged=True)
     words = (
         f"{_DOING[wish.kind]} of {name} is already under way"
         if accepted.joined
         else (f"{_DOING[wish.kind]} of {name} started")
     )
-    return JobAccepted(accepted.operation_id, words, f"/api/backends/job/{accepted.operation_id}", accepted.joined)
+    return JobAccepted(accepted.operation_id, words, status_url, accepted.joined)
 
 
 def not_done_yet(job: JobAccepted, view: OperationView, words: str) -> Response[JobAccepted]:

@@ -6,25 +6,26 @@ The same wish again, while it is being fulfilled, is the same operation.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from corral.contract.admin import PlanNode, PlanView
 from corral.controller.desired.catalogue import MachineKind
-from corral.controller.desired.plan import NoBuild
+from corral.controller.desired.plan import NoBuild, Stage
 from corral.controller.desired.reconcile import RULES
 from corral.controller.desired.rules import Want
 from corral.controller.desired.targets import add_target
 from corral.controller.desired.world import TargetKey
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
 from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, read_candidates
-from corral.controller.operations.preview import preview
+from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
 from corral.controller.operations.requests import OperationKind, Wish
 from corral.controller.operations.state import Row, RowStatus, settle
 from corral.controller.watch import Watch
 from corral.kit.log import get_log
-from corral.store import backend_rules, backend_targets, operation_nodes, operations, revisions
+from corral.store import backend_intents, backend_rules, backend_targets, operation_nodes, operations, revisions
 from corral.store.api import Store, Transaction
 from corral.store.backend_rules import BackendRule
 from corral.store.operations import Operation, OperationRequest
@@ -36,6 +37,7 @@ log = get_log(__name__)
 class Accepted:
     operation_id: str
     joined: bool = False  # the same was already being done
+    unchanged: str = ""  # of an upgrade or a rollback that finds its build on every node, and so has ended: a sentence
 
 
 class Accepting:
@@ -47,13 +49,15 @@ class Accepting:
     async def plan(self, wish: Wish) -> PlanView:
         """What it would do. Nothing is stored, nothing is sent."""
         prepared = await self._preparing.prepare(wish)
-        notes = list(prepared.notes)
-        if prepared.wish.max_parallel:
+        notes, nodes = list(prepared.notes), preview(prepared)
+        if changes_nothing(prepared, nodes):
+            notes.append(unchanged_words(prepared, nodes))
+        elif prepared.wish.max_parallel:
             notes.append(
                 f"one node per variant switches first, then {prepared.wish.max_parallel} of the nodes at once; "
                 "the first that fails to switch stops the rest"
             )
-        return PlanView(wish.kind.value, prepared.backend, preview(prepared), prepared.wish.max_parallel, tuple(notes))
+        return PlanView(wish.kind.value, prepared.backend, nodes, prepared.wish.max_parallel, tuple(notes))
 
     async def accept(self, wish: Wish) -> Accepted:
         prepared = await self._preparing.prepare(wish)
@@ -62,7 +66,7 @@ class Accepting:
             same = await _same_operation(tx, prepared)
             if same is not None:
                 return Accepted(same, joined=True)
-            operation = await self._store_all(tx, prepared)
+            operation, rows = await self._store_all(tx, prepared)
             await revisions.bump(tx, "operations")
         log.info(
             "operation accepted",
@@ -74,9 +78,9 @@ class Accepting:
         )
         self._watch.touched("rules", operation.id)
         self._watch.touched("operations", operation.id)
-        return Accepted(operation.id)
+        return Accepted(operation.id, unchanged=_unchanged(prepared, rows))
 
-    async def _store_all(self, tx: Transaction, prepared: Prepared) -> Operation:
+    async def _store_all(self, tx: Transaction, prepared: Prepared) -> tuple[Operation, list[Row]]:
         wish, now = prepared.wish, await tx.now()
         operation_id, target = str(uuid.uuid4()), prepared.target
         if prepared.want is not Want.ABSENT and not target:
@@ -97,10 +101,10 @@ class Accepting:
         )
         await operations.insert(tx, operation)
         await backend_rules.insert(tx, _rule(prepared, operation, target))
-        rows = [record_of(operation_id, row, now) for row in await _rows(tx, prepared)]
-        await operation_nodes.put(tx, rows)
+        rows = await _rows(tx, prepared)  # after the rule: what nodes should have counts with it
+        await operation_nodes.put(tx, [record_of(operation_id, row, now) for row in rows])
         await finish_or_reopen(tx, [operation], now)
-        return operation
+        return operation, rows
 
 
 def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
@@ -131,18 +135,47 @@ async def _rows(tx: Transaction, prepared: Prepared) -> list[Row]:
     everybody = prepared.want in (Want.PRESENT, Want.ABSENT)
     present = [row for row in await read_candidates(tx, prepared.wish) if everybody or row.outline.id in chosen]
     shown = preview(replace(prepared, candidates=tuple(present)))
-    return [_row(node, candidate, prepared.want) for node, candidate in zip(shown, present, strict=True)]
+    upgrade = prepared.want is Want.UPGRADED
+    ordered = await _nodes_with_orders(tx, prepared.backend, [row.outline.id for row in present]) if upgrade else set()
+    return [
+        _row(node, candidate, prepared.want, ordered=node.node_id in ordered)
+        for node, candidate in zip(shown, present, strict=True)
+    ]
 
 
-def _row(node: PlanNode, candidate: Candidate, want: Want) -> Row:
+async def _nodes_with_orders(tx: Transaction, backend: str, node_ids: list[str]) -> set[str]:
+    """Nodes that still have something to do for the backend: what they report now may not be what they end with."""
+    intents = await backend_intents.list_(tx, node_ids)
+    return {row.node_id for row in intents if row.backend == backend and row.stage not in (Stage.DONE, Stage.IDLE)}
+
+
+def _row(node: PlanNode, candidate: Candidate, want: Want, *, ordered: bool) -> Row:
     row = Row(node.node_id, node.node_name, variant=node.variant, version=node.version, digest=node.digest)
-    if node.action == "skip" or (node.action == "nothing" and want is Want.ABSENT):
+    if node.action == "skip" or (node.action == NOTHING and _is_over(candidate, want, ordered=ordered)):
         return settle(row, RowStatus.SKIPPED, node.reason)
     if node.waits:
         return msgspec.structs.replace(
             row, reason=f"node {candidate.outline.status}, will retry when healthy", waits=True
         )
     return row
+
+
+def _is_over(candidate: Candidate, want: Want, *, ordered: bool) -> bool:
+    """Whether a node with nothing to do is done with the operation at once. An install that finds its build there is a
+    success, as the inventory shows; an upgrade that changes nothing is not called one."""
+    match want:
+        case Want.ABSENT:
+            return True
+        case Want.PRESENT:
+            return False
+        case Want.UPGRADED:
+            return candidate.known and not ordered
+
+
+def _unchanged(prepared: Prepared, rows: Sequence[Row]) -> str:
+    same = (RowStatus.SKIPPED, SAME_BUILD)
+    unchanged = bool(rows) and all((row.status, row.reason) == same for row in rows)
+    return unchanged_words(prepared, rows) if unchanged else ""
 
 
 async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:

@@ -10,20 +10,38 @@ from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.desired.inventory import Installed
 from corral.controller.desired.plan import NoBuild
 from corral.controller.desired.replacing import has_room_for_two, processes_of, start_took_s
-from corral.controller.desired.rules import Want, Wanted
+from corral.controller.desired.rules import ScopeKind, Want, Wanted
 from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.state import Row
 from corral.store.backend_targets import TargetBuild
 
+SAME_BUILD = "it has this very build"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
+NOTHING = "nothing"  # the action of a node that is as it should be
 BESIDE, IN_PLACE, STOP = "beside", "in_place", "stop"
 # What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
 _DISK_PER_BYTE = 2
+_DIGEST_SHOWN = len("sha256:") + 12
 
 
 def preview(prepared: Prepared) -> tuple[PlanNode, ...]:
     """One per node, in name order."""
     return tuple(_node(prepared, candidate) for candidate in prepared.candidates)
+
+
+def changes_nothing(prepared: Prepared, nodes: Sequence[PlanNode]) -> bool:
+    """An upgrade or a rollback whose build every node has. An install is a success then, not nothing."""
+    return prepared.want is Want.UPGRADED and bool(nodes) and all(node.action == NOTHING for node in nodes)
+
+
+def unchanged_words(prepared: Prepared, nodes: Sequence[PlanNode | Row]) -> str:
+    """The sentence for that: `vllm: nothing newer on any node (1.0 is installed)`."""
+    scope = prepared.wish.scope
+    where = {ScopeKind.ALL: "any node", ScopeKind.SELECTOR: f"nodes with {scope.value}"}.get(scope.kind)
+    versions = ", ".join(sorted({node.version or node.digest[:_DIGEST_SHOWN] for node in nodes}))
+    nothing = "nothing to go back to" if prepared.wish.kind is OperationKind.ROLLBACK else "nothing newer"
+    return f"{prepared.backend}: {nothing} on {where or nodes[0].node_name} ({versions} is installed)"
 
 
 def _node(prepared: Prepared, candidate: Candidate) -> PlanNode:
@@ -58,7 +76,7 @@ def _left_alone(known: dict[str, Any], action: str, reason: str) -> PlanNode:
 
 def _delete(known: dict[str, Any], backend: str, candidate: Candidate, there: Installed | None) -> PlanNode:
     if candidate.known and there is None and not isinstance(candidate.want, Wanted):
-        return _left_alone(known, "nothing", "not installed there")
+        return _left_alone(known, NOTHING, "not installed there")
     if there is not None and there.system:
         return _left_alone(known, "skip", "it belongs to the system there and cannot be removed")
     stopped = [PlanProcess(each.process_id, each.model, STOP) for each in _processes(candidate, backend)]
@@ -74,7 +92,7 @@ def _have(
     if build.note:
         known["reason"] = "; ".join(part for part in (known.get("reason", ""), build.note) if part)
     if there is not None and build.digest and there.digest == build.digest and not force:
-        return _left_alone(known, "nothing", "it has this very build")
+        return _left_alone(known, NOTHING, SAME_BUILD)
     on_disk = there is not None and bool(build.digest) and build.digest in there.beside and not force
     known["fetch_bytes"] = fetch = 0 if on_disk else build.size_bytes or None
     if fetch is not None and outline.total_disk:

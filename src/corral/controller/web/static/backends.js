@@ -31,8 +31,8 @@ async function ask(kind, body, title = `${VERBS[kind]} ${body.backend ?? body.na
   const plan = (scope) => call("POST", "/api/operations?plan=true", { ...asked, ...scope }).then((told) => [told]);
   const scope = await askFirst({ title, verb: VERBS[kind], danger: kind === "delete", spreads: kind === "install", plan });
   if (!scope) return false;
-  const { message } = await call("POST", "/api/operations", { ...asked, ...scope });
-  say(`${message[0].toUpperCase()}${message.slice(1)}.`);
+  const { message, unchanged } = await call("POST", "/api/operations", { ...asked, ...scope });
+  say(unchanged ? `${message}.` : `${message[0].toUpperCase()}${message.slice(1)}.`);
   return true;
 }
 
@@ -44,8 +44,10 @@ async function upgradeAll() {
   const scope = await askFirst({ title: "Upgrade all?", verb: "Upgrade all", danger: false, spreads: false, plan });
   if (!scope) return;
   const { operations, refused } = await call("POST", "/api/backends/upgrades/apply", scope);
+  const started = operations.filter(({ unchanged }) => !unchanged).length;
+  const same = operations.filter(({ unchanged }) => unchanged).map(({ message }) => `${message}.`);
   const no = Object.entries(refused).map(([name, why]) => `${name}: ${why}`);
-  say([`${counted(operations.length, "upgrade", "upgrades")} started.`, ...no].join(" "), no.length > 0);
+  say([`${counted(started, "upgrade", "upgrades")} started.`, ...same, ...no].join(" "), no.length > 0);
 }
 
 allow({
