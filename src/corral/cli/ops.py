@@ -39,12 +39,12 @@ async def list_operations(
     everything: Annotated[bool, typer.Option("--all", help="also those that have ended, without their nodes")] = False,
     as_json: Json = False,
 ) -> None:
-    """List what is under way, waits or fails.
+    """List what is under way, waits or fails. In JSON, `operation_id` is the whole of what the column ID begins.
 
     \b
     Examples:
       corral ops list
-      corral ops list --all --json
+      corral ops list --all --json | jq -r '.[].operation_id'
     """
     # What has ended is told in numbers: a year's operations on a large fleet have a row for each node and more.
     views = await client.operations.list(everything=everything, rows=not everything)
@@ -182,11 +182,13 @@ async def show_history(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """List operations that have ended, the newest first.
+    """List operations that have ended, the newest first. In JSON, `operation_id` is the whole of what the column ID
+    begins.
 
     \b
     Examples:
       corral ops history
+      corral ops history --json | jq -r '.[] | select(.outcome == "failed") | .operation_id'
       corral ops history --clear --yes
     """
     if clear:

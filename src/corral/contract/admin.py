@@ -207,6 +207,9 @@ class OperationView(
     finished_at: str = ""
     dismissed: bool = False
     counts: dict[str, int] = msgspec.field(default_factory=dict)  # nodes by status, also where `nodes` is left out
+    operation_id: str = (
+        ""  # what commands and routes take: the same as `jobID`; `id` is the contract's name for the backend
+    )
 
 
 class OperationList(Message, frozen=True):
@@ -227,7 +230,7 @@ class OperationRecord(
 ):
     """An operation of the past (contract: OpRecord)."""
 
-    id: str = always(str)
+    id: str = always(str)  # the backend, or the model whose files were fetched
     name: str = always(str)
     job_id: str = always(str)
     is_backend: bool = always(bool)
@@ -237,8 +240,9 @@ class OperationRecord(
     finished_at: str = always(str)
     node_id: str = ""
     error: str = ""
-    kind: str = ""  # ours
+    kind: str = ""  # ours from here on
     created_by: str = ""
+    operation_id: str = ""  # as in `OperationView`
 
 
 class OperationHistory(Message, frozen=True):

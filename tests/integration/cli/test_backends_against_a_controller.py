@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -101,6 +102,19 @@ async def test_from_install_to_delete(api: Api, corral: Command) -> None:
     assert "not installed on any node" in err
     code, out, _ = await corral("ops", "history")
     assert [line.split()[1] for line in out.splitlines()[1:]] == ["delete", "rollback", "upgrade", "upgrade", "install"]
+
+
+async def test_the_id_that_tables_show_is_in_their_json(api: Api, corral: Command) -> None:
+    await api.fleet.corral("attic")
+    code, out, _ = await corral("backends", "install", "vllm", "--json")
+    job = json.loads(out)[0]["operation_id"]
+    for words in (("ops", "history"), ("ops", "list", "--all")):
+        _, table, _ = await corral(*words)
+        assert table.splitlines()[1].split()[0] == job[:8]
+        _, out, _ = await corral(*words, "--json")
+        assert [each["operation_id"] for each in json.loads(out)] == [job]
+    code, out, _ = await corral("ops", "show", job, "--json")
+    assert (code, json.loads(out)["operation_id"]) == (0, job)
 
 
 async def test_a_node_that_is_away_is_waited_for_by_nobody(api: Api, corral: Command) -> None:

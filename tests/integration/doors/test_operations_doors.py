@@ -102,7 +102,8 @@ async def test_an_entry_is_as_the_contract_writes_it(api: Api) -> None:
         "under_way",
         "boss",
     )
-    assert (await api.get(f"/api/operations/{job}")).json["jobID"] == job
+    shown = (await api.get(f"/api/operations/{job}")).json
+    assert (shown["jobID"], shown["operation_id"], found["operation_id"]) == (job, job, job)
     barn.script.hold.set()
     await api.fleet.until_row(job, "barn", "success")
 
@@ -123,6 +124,7 @@ async def test_what_is_done_leaves_the_list_and_enters_the_history(api: Api) -> 
         "outcome": "completed",
         "kind": "install",
         "created_by": "boss",
+        "operation_id": job,
     }
     view = (await api.get(f"/api/operations/{job}")).json
     assert (view["progress"], view["message"], view["outcome"]) == (100, "completed", "completed")

@@ -90,6 +90,7 @@ def operation_view(
         finished_at=rfc3339(operation.finished_at),
         dismissed=operation.dismissed,
         counts=dict(counts) if counts is not None else {each.value: count for each, count in summary.counts.items()},
+        operation_id=operation.id,
     )
 
 
@@ -155,6 +156,7 @@ def record_view(operation: Operation) -> OperationRecord:
         error=operation.error,
         kind=operation.kind,
         created_by=operation.created_by,
+        operation_id=operation.id,
     )
 
 
