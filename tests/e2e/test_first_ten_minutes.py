@@ -92,6 +92,9 @@ def test_a_killed_child_is_restarted_and_nothing_else_is_touched(fleet: Fleet) -
         fleet.wait_status(name, "healthy")
         assert len(fleet.nodes()) == 1
     assert all(fleet.child_pid(role) != pid for role, pid in before.items())
+    (controller,) = fleet.api("GET", "/api/cluster").json()["controllers"]  # the killed one is not a second one
+    assert controller["live"]
+    assert ">1 controller</li>" in fleet.api("GET", "/page/overview").body.decode()
 
 
 def test_kill_9_of_up_leaves_nothing_behind_and_the_next_up_is_the_same_fleet(fleet: Fleet) -> None:

@@ -44,7 +44,7 @@ from corral.controller.models.setup import open_models
 from corral.controller.overview import Overview
 from corral.controller.peer_setup import open_localai
 from corral.controller.peers.needs import PeerNeeds
-from corral.controller.presence import Presence
+from corral.controller.presence import Presence, hold_instance_id
 from corral.controller.readiness import Readiness
 from corral.controller.receipts import ReceiptBook
 from corral.controller.registry.admission import AdmissionRules, NodeApi
@@ -79,10 +79,10 @@ async def serve(
     clock = clock or SystemClock()
     stopped = stopped or asyncio.Event()
     settings.data.expanduser().mkdir(parents=True, exist_ok=True)
-    instance = settings.instance_id or str(uuid.uuid4())
     ca = load_ca(settings.ca_cert, settings.ca_key)
     bus_setup = set_up_bus(settings, clock)
     async with contextlib.AsyncExitStack() as opened:
+        instance = settings.instance_id or opened.enter_context(hold_instance_id(settings.data.expanduser()))
         store = await opened.enter_async_context(open_store_when_there(settings.store_url(), stopped))
         if store is None:
             return

@@ -55,7 +55,7 @@ class Overview:
         cluster = Cluster(
             version=__version__,
             protocol=PROTOCOL,
-            controllers=tuple(self._controller(row, now) for row in peers),
+            controllers=without_replaced([self._controller(row, now) for row in peers]),
             nodes_by_status=dict(Counter(view.status for view in views)),
             bus={
                 "connected": self._bus.connected,
@@ -91,6 +91,16 @@ class Overview:
             seen_at=rfc3339(row.seen_at),
             live=(now - row.seen_at).total_seconds() < self._live_for_s,
         )
+
+
+def without_replaced(views: Sequence[ControllerView]) -> tuple[ControllerView, ...]:
+    """Pure: all but those that fell silent and were followed by a controller on the same host."""
+    live = [view for view in views if view.live]
+    return tuple(
+        view
+        for view in views
+        if view.live or not any(each.host == view.host and each.started_at >= view.seen_at for each in live)
+    )
 
 
 def attention(views: Sequence[NodeView]) -> list[str]:

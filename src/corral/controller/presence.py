@@ -1,9 +1,19 @@
-"""Which controllers are alive: each writes its own row."""
+"""Which controllers are alive: each writes its own row.
+
+A controller keeps its id in its data folder, so after a restart, also after a crash, it writes the same row again and
+nobody takes the process before it for a second controller.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import socket
+import uuid
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 from corral import __version__
 from corral.kit.clock import Clock
@@ -16,6 +26,42 @@ from corral.store.api import Store
 log = get_log(__name__)
 
 _FORGET_AFTER = timedelta(days=7)
+_ID_FILE = "instance-id"
+
+
+@contextlib.contextmanager
+def hold_instance_id(folder: Path) -> Iterator[str]:
+    """The id of the controller in this data folder, for as long as the process runs. A second process on the same
+    folder gets an id of its own, and so does a copy of the folder on another host."""
+    try:
+        descriptor = os.open(folder / _ID_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        log.warning("the controller's id cannot be kept; a restart will look like another one", error=str(error))
+        yield str(uuid.uuid4())
+        return
+    try:
+        yield _locked_id(descriptor) or str(uuid.uuid4())
+    finally:
+        os.close(descriptor)
+
+
+def _locked_id(descriptor: int) -> str | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return _read_or_make_id(descriptor, socket.gethostname())
+
+
+def _read_or_make_id(descriptor: int, host: str) -> str:
+    known, _, where = os.pread(descriptor, 1024, 0).decode(errors="replace").strip().partition(" ")
+    with contextlib.suppress(ValueError):
+        if where == host:
+            return str(uuid.UUID(known))
+    made = str(uuid.uuid4())
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{made} {host}\n".encode(), 0)
+    return made
 
 
 class Presence:
@@ -27,6 +73,7 @@ class Presence:
         self._clock = clock
         self._interval_s = interval_s
         self._blob_url = blob_url
+        self._told = False
 
     async def run(self) -> None:
         await run_every("presence", self._interval_s, self.tell, clock=self._clock, worst_wait_s=self._interval_s)
@@ -34,9 +81,15 @@ class Presence:
     async def tell(self) -> None:
         async with self._store.write() as tx:
             await controllers.seen(
-                tx, self._instance, host=socket.gethostname(), version=__version__, blob_url=self._blob_url
+                tx,
+                self._instance,
+                host=socket.gethostname(),
+                version=__version__,
+                blob_url=self._blob_url,
+                started=not self._told,
             )
             await controllers.prune(tx, await tx.now() - _FORGET_AFTER)
+        self._told = True
 
     async def leave(self) -> None:
         try:

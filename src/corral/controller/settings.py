@@ -36,7 +36,9 @@ class _ControllerSettings:
         check=lambda value: _store_url(value) if value else None,
     )
     instance_id: str = setting(
-        "name of this controller among several; empty = made at start", default="", aliases=("LOCALAI_INSTANCE_ID",)
+        "name of this controller among several; empty = made once and kept in the data folder",
+        default="",
+        aliases=("LOCALAI_INSTANCE_ID",),
     )
     socket: Path | None = setting("unix socket to serve on; the local gateway uses it", default=None)
     host: str = setting("address to serve on besides the socket; needs a port", default="127.0.0.1")

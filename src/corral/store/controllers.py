@@ -34,9 +34,10 @@ table = Table(
 )
 
 _INSERT = insert_whole(table).values(started_at=now(), seen_at=now())
-_SEEN = _INSERT.on_conflict_do_update(
-    index_elements=[table.c.id],
-    set_={name: _INSERT.excluded[name] for name in ("host", "version", "seen_at", "blob_url")},
+_CHANGES = {name: _INSERT.excluded[name] for name in ("host", "version", "seen_at", "blob_url")}
+_SEEN = _INSERT.on_conflict_do_update(index_elements=[table.c.id], set_=_CHANGES)
+_STARTED = _INSERT.on_conflict_do_update(
+    index_elements=[table.c.id], set_=_CHANGES | {"started_at": _INSERT.excluded.started_at}
 )
 _ALL = select(table).order_by(table.c.started_at, table.c.id)
 _LIVE = _ALL.where(table.c.seen_at > now_plus("ago_us"))
@@ -44,9 +45,12 @@ _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
 _PRUNE = delete_from(table).where(table.c.seen_at < bindparam("before", type_=Instant()))
 
 
-async def seen(tx: Transaction, controller_id: str, *, host: str, version: str, blob_url: str = "") -> None:
-    """I am here; the first time also: since now."""
-    await tx.execute(_SEEN, {"id": controller_id, "host": host, "version": version, "blob_url": blob_url})
+async def seen(
+    tx: Transaction, controller_id: str, *, host: str, version: str, blob_url: str = "", started: bool = False
+) -> None:
+    """I am here; the first time also: since now. `started`: since now, though an earlier run has left its row."""
+    row = {"id": controller_id, "host": host, "version": version, "blob_url": blob_url}
+    await tx.execute(_STARTED if started else _SEEN, row)
 
 
 async def list_(tx: Transaction) -> list[Controller]:

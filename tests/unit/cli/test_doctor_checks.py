@@ -170,7 +170,9 @@ def test_versions_that_differ() -> None:
     old = ControllerView(id="2", host="b", version="0.0.9", live=True)
     gone = ControllerView(id="3", host="c", version="0.0.1", live=False)
     found = list(fleet_checks.check_cluster(Cluster(version="9.9", controllers=(old, gone), bus={"connected": True})))
-    assert [each.about for each in found if each.level is Level.WARN] == ["version", "controllers"]
+    warned = [(each.about, each.seen) for each in found if each.level is Level.WARN]
+    assert [about for about, _ in warned] == ["controllers", "version", "controllers"]
+    assert "c is silent" in warned[0][1]
 
 
 def test_nodes() -> None:

@@ -81,7 +81,7 @@ def test_what_is_wrong_with_the_fleet_is_marked() -> None:
     facts = {fact.words: fact.bad for fact in facts_of(bad)}
     assert facts == {
         "": False,
-        "1 of 2 controllers": True,
+        "1 controller, 1 silent": True,
         "bus not reachable": True,
         "PostgreSQL": False,
         "LocalAI workers may join": False,

@@ -70,6 +70,10 @@ def check_clock(there: datetime | None, here: datetime) -> Finding:
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     live = [each for each in cluster.controllers if each.live]
     yield ok("controllers", f"{len(live)} live, version {cluster.version}, {cluster.store}")
+    for each in cluster.controllers:
+        if not each.live:
+            mend = "start it again; one that is gone for good is forgotten after a week"
+            yield warn("controllers", f"{each.host} is silent, last seen {each.seen_at}", mend)
     if cluster.version != __version__:
         yield warn("version", f"the fleet runs {cluster.version}, this is {__version__}", "use the same version")
     for each in live:

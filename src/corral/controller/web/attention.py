@@ -74,13 +74,13 @@ def attention_of(nodes: Sequence[NodeView], notices: Sequence[str], now: datetim
 def facts_of(cluster: Cluster) -> tuple[Fact, ...]:
     """The header's line: version, controllers, bus, store."""
     live = sum(controller.live for controller in cluster.controllers)
-    known = len(cluster.controllers)
+    silent = len(cluster.controllers) - live
     hosts = ", ".join(f"{c.host} {c.version}{'' if c.live else ' (silent)'}" for c in cluster.controllers)
-    words = counted(known, "controller", "controllers")
+    words = counted(live, "controller", "controllers")
     connected = bool(cluster.bus.get("connected"))
     facts = [
         Fact(cluster.version, f"protocol {cluster.protocol}"),
-        Fact(words if live == known else f"{live} of {words}", hosts, bad=live < known),
+        Fact(f"{words}, {silent} silent" if silent else words, hosts, bad=silent > 0),
         Fact("bus connected" if connected else "bus not reachable", bad=not connected),
         Fact({"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(cluster.store, cluster.store), "the database"),
     ]
