@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from corral.cli.doctor.port_checks import check_ports
+from corral.cli.folder import DataFolder
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.processes import alive
 from tests.support.waiting import wait_for
@@ -76,6 +78,14 @@ def test_a_healthy_fleet_gets_a_clean_bill(fleet: Fleet) -> None:
     table = fleet.cli("doctor")
     assert table.returncode == 0
     assert all(line.startswith(("ok ", "warn ", " ")) for line in table.stdout.splitlines()), table.stdout
+
+
+def test_its_ports_are_no_strangers_to_a_doctor_of_another_folder(fleet: Fleet, tmp_path: Path) -> None:
+    used = json.loads((fleet.data / "ports.json").read_bytes())
+    ports = tuple((used[flag], flag) for flag in ("--port", "--bus-port", "--ingress-port"))
+    for env in (fleet.env, {"CORRAL_CONFIG_DIR": str(tmp_path)}):  # known by its context; by its processes alone
+        found = list(check_ports(DataFolder(tmp_path), env, ports))
+        assert [each.level for each in found] == ["ok", "ok", "ok"], found
 
 
 def test_a_secret_that_others_can_read_is_found(fleet: Fleet) -> None:

@@ -13,8 +13,9 @@ import typer
 
 from corral.cli.doctor import machine_checks
 from corral.cli.doctor.bus_door import check_bus_door
-from corral.cli.doctor.findings import Finding, Level, fail, ok, rows, summary, warn
+from corral.cli.doctor.findings import Finding, Level, fail, rows, summary, warn
 from corral.cli.doctor.fleet_checks import check_fleet
+from corral.cli.doctor.port_checks import check_ports
 from corral.cli.folder import DataFolder, default_data
 from corral.cli.output import DONE, FAILED, print_json, print_table, remark
 from corral.cli.run import find_bus_program, wanted_schema
@@ -22,10 +23,8 @@ from corral.cli.up import machine
 from corral.client import Client, LocalFleet, find_endpoint
 from corral.client.contexts import choose_context
 from corral.kit.errors import CorralError
-from corral.kit.locks import holder_of
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-_PORTS = ((8080, "--port"), (4222, "--bus-port"), (50050, "--ingress-port"))
 
 
 @app.command()
@@ -78,22 +77,7 @@ def check_machine(folder: DataFolder, store: str) -> Iterator[Finding]:
     if not store or store.startswith("sqlite:"):
         path = Path(store.removeprefix("sqlite:///")) if store else folder.database
         yield machine_checks.check_database(path, *wanted_schema())
-    yield from _guarded("running", check_ports(folder))
-
-
-def check_ports(folder: DataFolder) -> Iterator[Finding]:
-    """Ports only matter while nothing runs here; then they shall be free."""
-    holder = holder_of(folder.lock)
-    if holder is not None:
-        yield ok("running", f"`corral up` runs here, pid {holder or 'unknown'}")
-        return
-    for port, flag in _PORTS:
-        try:
-            machine.check_port("127.0.0.1", port, flag)
-        except CorralError as error:
-            yield warn("port", *_halves(error.message))
-        else:
-            yield ok("port", f"{port} is free")
+    yield from _guarded("running", check_ports(folder, os.environ))
 
 
 def _halves(message: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import psutil
 
+from corral.cli.port_owners import find_owner
 from corral.kit.errors import Failed
 from corral.kit.socket_activation import open_listeners
 
@@ -105,19 +106,11 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _why_not(error: OSError, host: str, port: int, flag: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use{_user_of(port)}: choose another with {flag}, or stop what uses it"
+        owner = find_owner(port, flag)
+        by = f" by {owner.words}" if owner is not None else ""
+        return f"port {port} is in use{by}: choose another with {flag}, or stop what uses it"
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user: choose one above 1023 with {flag}"
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return f"{host!r} is not an address of this machine: choose another with --host"
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
-
-
-def _user_of(port: int) -> str:
-    try:
-        for each in psutil.net_connections(kind="tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
-                return f" by {psutil.Process(each.pid).name()} (pid {each.pid})"
-    except (psutil.Error, OSError):
-        pass
-    return ""
