@@ -61,6 +61,9 @@ def test_models_of_a_folder_a_gallery_and_a_file(fleet: Fleet) -> None:
     assert (again.returncode, again.stdout) == (0, "own is as it was\n"), "and its files are there"
     shown = json.loads(fleet.cli("models", "show", "own", "--json").stdout)
     assert (shown["backend"], shown["context_size"], shown["source"]) == ("mock", 512, "house@ours")
+    assert (shown["files"], shown["size_bytes"]) == (1, 1_000_000)
+    (listed,) = fleet.cli("models", "list").stdout.splitlines()[1:]
+    assert "976.6 KiB" in listed
     wait_for(lambda: clients_see(fleet) == ["own"], "a model out of a gallery")
 
     early = fleet.api("GET", "/api/nodes/scheduling/early").json()

@@ -148,7 +148,9 @@ async def serve(
             silent_after_s=settings.stale_after_s / 2,
         )
         backends = Backends(store, bus, catalogue, leadership, changes, watch, clock, backend_options(settings))
-        catalogued = await opened.enter_async_context(open_models(settings, store, watch, catalogue, clock))
+        catalogued = await opened.enter_async_context(
+            open_models(settings, store, watch, catalogue, opened_files.sizes, clock)
+        )
         demand = Demand(bus, clock)
         receipts = ReceiptBook(store, clock, demand)
         fetches = Fetches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,13 +12,16 @@ import pytest
 from corral.contract.catalogue import EditModel, InstallModel
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.files.sizes import FileSizes
+from corral.controller.models.galleries import ModelGalleries
 from corral.controller.models.service import Models
 from corral.controller.models.views import policy_of, view_models
 from corral.kit.errors import Conflict, Invalid, NotFound, Unavailable
-from corral.store import Store, model_schedules, models, node_backends, nodes, revisions
+from corral.store import Store, model_files, model_schedules, models, node_backends, nodes, revisions
 from corral.store.backend_rules import Asked
+from corral.store.model_files import StoredFile
 from tests.integration.store.rows import a_node, a_schedule, an_inventory
-from tests.support.model_catalogue import models_of
+from tests.support.model_catalogue import model_library, models_of
 
 INDEX = "- {name: qwen, config_file: {backend: vllm}}\n"
 
@@ -57,6 +61,22 @@ async def run_processes(store: Store, *states: tuple[str, str, str], status: str
     async with store.write() as tx:
         await nodes.insert(tx, node)
         await node_backends.put(tx, an_inventory(node.id, processes=processes))
+
+
+async def test_the_size_of_a_model_that_declares_none_is_that_of_its_files(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "local.gguf").write_bytes(b"x" * 500)
+    sizes = FileSizes(tmp_path, (tmp_path,))
+    service = Models(store, Told(), ModelGalleries(store, model_library()), sizes=sizes)
+    uri = "https://house.test/mine.gguf"
+    await service.install(mine(download_files=[{"filename": "mine.gguf", "uri": uri}]))
+    await service.install(InstallModel(definition={"name": "local", "parameters": {"model": "local.gguf"}}))
+    shown = {each.id: each.size_bytes for each in await service.list_views()}
+    assert shown == {"mine": 0, "local": 500}
+    async with store.write() as tx:
+        await model_files.put(tx, StoredFile("mine", "mine.gguf", uri, uri, "sha256:" + "a" * 64, 4000))
+    shown = {each.id: each.size_bytes for each in await service.list_views()}
+    assert shown == {"mine": 4000, "local": 500}
+    assert [(await service.view(name)).size_bytes for name in ("mine", "local")] == [4000, 500]
 
 
 async def test_asking_for_a_model_of_a_gallery_installs_it(store: Store) -> None:

@@ -24,6 +24,7 @@ from corral.controller.files.model_files import ModelFiles, Upkeep
 from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
+from corral.controller.files.sizes import FileSizes
 from corral.controller.settings import ControllerSettings
 from corral.gallery.pypi.finding import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
@@ -41,6 +42,7 @@ class Part(Protocol):
 @dataclass(frozen=True)
 class OpenedFiles:
     files: ModelFiles
+    sizes: FileSizes
     url: str  # of the door, for workers; `{host}` is theirs to fill in
     parts: tuple[Part, ...]  # to be run
 
@@ -62,6 +64,7 @@ async def open_model_files(
     async with open_session(HttpTimes(stall_s=settings.download_stall_s)) as session:
         blobs = BlobStore((settings.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
+        origin_settings = _origin_settings(settings, own)
         origins = Origins(
             session,
             Packages(session, locker, WheelSizes(session), platform=own_platform(), python=own_python()),
@@ -69,7 +72,7 @@ async def open_model_files(
                 RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock),
                 platform=own_platform(),
             ),
-            _origin_settings(settings, own),
+            origin_settings,
         )
         door = DoorSettings(
             settings.blob_host,
@@ -89,7 +92,7 @@ async def open_model_files(
         missing = Missing(files.bring_back)
         async with open_door(door, blobs, tokens.public_key, clock, active, coming=missing.coming) as url:
             places.own = url
-            yield OpenedFiles(files, url, (files, places, missing))
+            yield OpenedFiles(files, FileSizes(own, origin_settings.folders), url, (files, places, missing))
 
 
 def fetch_pace(settings: ControllerSettings) -> FetchPace:

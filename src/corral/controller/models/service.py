@@ -21,15 +21,16 @@ from corral.controller.models.catalogue import ModelCatalogue
 from corral.controller.models.edits import Origin, check_alias, next_row
 from corral.controller.models.near import UnknownModel, misspelt, unknown_model
 from corral.controller.models.schedules import COUNTER as SCHEDULES
-from corral.controller.models.views import available_view, definition_of, model_view, ready_by_model
+from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
 from corral.gallery.models.documents import read_mapping
 from corral.gallery.models.merging import merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore
-from corral.store import model_schedules, models, node_backends, nodes, revisions
+from corral.store import model_files, model_schedules, models, node_backends, nodes, revisions
 from corral.store.api import Store, Transaction
 from corral.store.backend_rules import Asked
+from corral.store.model_files import StoredFile
 from corral.store.models import Model
 
 log = get_log(__name__)
@@ -48,15 +49,27 @@ class BackendNames(Protocol):
         """Raises NotFound for a backend no gallery has."""
 
 
+class FileSizes(Protocol):
+    def measure(self, definition: Definition, stored: Sequence[StoredFile]) -> FilesMeasured:
+        """The files of a model, with what was stored of those that were fetched. Blocking: it may look at the disk."""
+
+
 class Models:
     def __init__(
-        self, store: Store, changes: Changes, catalogue: ModelCatalogue, backends: BackendNames | None = None
+        self,
+        store: Store,
+        changes: Changes,
+        catalogue: ModelCatalogue,
+        backends: BackendNames | None = None,
+        sizes: FileSizes | None = None,
     ) -> None:
-        """`backends`: to tell people early that nobody has the one a definition names."""
+        """`backends`: to tell people early that nobody has the one a definition names. `sizes`: of files whose
+        definition does not say how large they are."""
         self._store = store
         self._changes = changes
         self._catalogue = catalogue
         self._backends = backends
+        self._sizes = sizes
 
     async def definition(self, model_id: str) -> Definition | None:
         """Of exactly that model: an alias is one that stands for another."""
@@ -176,14 +189,31 @@ class Models:
             rows = await models.list_(tx)
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
             ready = await _ready(tx)
-        return [model_view(row, schedules.get(row.id), ready=ready.get(row.id, 0)) for row in rows]
+            stored = await model_files.list_(tx)
+        measured = await asyncio.to_thread(self._measure, rows, stored)
+        return [
+            model_view(row, schedules.get(row.id), ready=ready.get(row.id, 0), measured=measured.get(row.id))
+            for row in rows
+        ]
 
     async def view(self, model_id: str) -> ModelView:
         async with self._store.read() as tx:
             row = await self._get(tx, model_id)
             schedule = await model_schedules.find(tx, model_id)
             ready = await _ready(tx)
-        return model_view(row, schedule, ready=ready.get(model_id, 0), with_definition=True)
+            stored = await model_files.list_of(tx, model_id)
+        measured = (await asyncio.to_thread(self._measure, [row], stored)).get(model_id)
+        return model_view(row, schedule, ready=ready.get(model_id, 0), measured=measured, with_definition=True)
+
+    def _measure(self, rows: Sequence[Model], stored: Sequence[StoredFile]) -> dict[str, FilesMeasured]:
+        """Of those that can be used, by name."""
+        if self._sizes is None:
+            return {}
+        files: dict[str, list[StoredFile]] = {}
+        for file in stored:
+            files.setdefault(file.model, []).append(file)
+        known = ((row.id, definition_of(row)) for row in rows)
+        return {id: self._sizes.measure(found, files.get(id, ())) for id, found in known if found is not None}
 
     async def available(self, term: str = "") -> list[AvailableModel]:
         entries = await self._catalogue.available()

@@ -15,7 +15,7 @@ from corral.controller.galleries import gallery_folder
 from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.galleries import open_model_galleries
 from corral.controller.models.schedules import Schedules, read_given
-from corral.controller.models.service import BackendNames, Models
+from corral.controller.models.service import BackendNames, FileSizes, Models
 from corral.controller.settings import ControllerSettings
 from corral.controller.watch import Watch
 from corral.gallery.galleries import parse_galleries
@@ -49,13 +49,13 @@ class ModelParts:
 
 @asynccontextmanager
 async def open_models(
-    settings: ControllerSettings, store: Store, watch: Watch, backends: BackendNames, clock: Clock
+    settings: ControllerSettings, store: Store, watch: Watch, backends: BackendNames, sizes: FileSizes, clock: Clock
 ) -> AsyncIterator[ModelParts]:
     """Raises Invalid for schedules in the settings that cannot be meant."""
     schedules = Schedules(store, watch)
     given = given_schedules(settings.model_scheduling, settings.model_scheduling_config)
     async with open_model_galleries(store, model_gallery_options(settings), clock=clock) as galleries:
-        models = Models(store, watch, galleries, backends)
+        models = Models(store, watch, galleries, backends, sizes)
         folder = ModelsFolder(
             models_folder(settings), models, store, watch, clock, interval_s=settings.models_folder_interval_s
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,12 +38,28 @@ def definition_of(model: Model) -> Definition | None:
         return None
 
 
+class FilesMeasured(NamedTuple):
+    files: int
+    size_bytes: int  # as far as it is known
+
+
+def declared_files(definition: Definition) -> FilesMeasured:
+    return FilesMeasured(len(definition.files), sum(file.size_bytes for file in definition.files))
+
+
 def model_view(
-    model: Model, schedule: Schedule | None = None, *, ready: int = 0, with_definition: bool = False
+    model: Model,
+    schedule: Schedule | None = None,
+    *,
+    ready: int = 0,
+    measured: FilesMeasured | None = None,
+    with_definition: bool = False,
 ) -> ModelView:
+    """`measured`: its files, as far as more is known than the definition says."""
     definition = definition_of(model) or Definition(name=model.id, whole=model.definition, disabled=True)
     described = model.definition.get("description")
     tags = model.definition.get("tags")
+    known = measured or declared_files(definition)
     return ModelView(
         id=model.id,
         backend=definition.backend,
@@ -56,8 +73,8 @@ def model_view(
         alias=definition.alias,
         description=described.strip() if isinstance(described, str) else "",
         context_size=definition.context_size,
-        files=len(definition.files),
-        size_bytes=sum(file.size_bytes for file in definition.files),
+        files=known.files,
+        size_bytes=known.size_bytes,
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
         pinned=definition.pinned,
         disabled=definition.disabled,
