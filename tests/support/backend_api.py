@@ -78,7 +78,8 @@ class Api:
         if not self.admin:
             self.admin = (await access.create(CreateKey(name="boss", role="admin"))).secret
             self.viewer = (await access.create(CreateKey(name="eyes", role="viewer"))).secret
-        models, schedules = models_of(controller.store, controller.watch), Schedules(controller.store, controller.watch)
+        models = models_of(controller.store, controller.watch, backends=self.fleet.catalogue)
+        schedules = Schedules(controller.store, controller.watch)
         nodes = NodeAdmin(controller.store, controller.changes, None, None)  # type: ignore[arg-type]
         services = dict.fromkeys(_UNUSED) | {
             "access": access,

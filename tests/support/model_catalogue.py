@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from corral.controller.files.fetches import Fetches
 from corral.controller.models.galleries import ModelGalleries
-from corral.controller.models.service import Changes, Models
+from corral.controller.models.service import BackendNames, Changes, Models
 from corral.gallery.galleries import Gallery
 from corral.gallery.models.library import Fetchers, ModelLibrary
 from corral.kit.clock import SystemClock
@@ -52,5 +52,6 @@ def models_of(
     changes: Changes,
     galleries: Mapping[str, str] | None = None,
     documents: Mapping[str, str] | None = None,
+    backends: BackendNames | None = None,
 ) -> Models:
-    return Models(store, changes, ModelGalleries(store, model_library(galleries, documents)))
+    return Models(store, changes, ModelGalleries(store, model_library(galleries, documents)), backends)

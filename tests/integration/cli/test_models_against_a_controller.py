@@ -13,6 +13,7 @@ import pytest
 
 from corral.cli import models as models_command
 from corral.cli.main import main
+from corral.controller.desired.plan import NoBuild
 from tests.support.backend_api import Api, open_api
 
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ \[\w+ *\] ")
@@ -182,6 +183,23 @@ async def test_a_fleet_as_one_file(api: Api, corral: Command, tmp_path: Path) ->
     file.write_text("models: [nobody]\n")
     code, out, err = await corral("apply", "-f", str(file))
     assert (code, "corral: model nobody: no gallery has a model 'nobody'" in err) == (1, True)
+
+
+@pytest.mark.parametrize("flags", [("--dry-run",), ()])
+async def test_a_backend_that_fits_no_node_is_told_by_apply(
+    api: Api, corral: Command, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    api.fleet.catalogue.builds["mlx-lm"] = {"*": NoBuild("needs a Mac")}
+    await api.fleet.corral("barn")
+    file = tmp_path / "fleet.yaml"
+    file.write_text("backends: [mlx-lm]\n")
+    code, out, _ = await corral("apply", "-f", str(file), *flags)
+    why = "fits no node now (barn: needs a Mac); one that joins and fits gets it"
+    assert (code, out) == (0, f"+ backend mlx-lm: {why}\n    on every node\n")
+    file.write_text("backends: [vlm]\n")
+    code, out, err = await corral("apply", "-f", str(file), *flags)
+    assert (code, out) == (1, "? backend vlm\n")
+    assert "corral: backend vlm: no backend is called 'vlm'; near it: vllm" in err
 
 
 async def test_what_is_not_there_yet_is_told_before_and_after(corral: Command, tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from corral.controller.desired.plan import NoBuild
 from tests.support.backend_api import Api
+from tests.support.scripted_catalogue import build
+from tests.support.waiting import until
 
 FILE = """
 labels: {barn: {tier: fast}, nowhere: {a: b}}
@@ -84,6 +89,64 @@ async def test_one_that_fails_does_not_stop_the_rest(api: Api) -> None:
     assert failed == [("no-such-backend", True), ("no-such-model", True), ("mine", False)]
     assert "no-such-model" in answer[1]["reason"]
     assert [each["id"] for each in (await api.get("/api/models")).json] == ["mine"]
+
+
+NEEDS_A_MAC = "backends: [mlx-lm]\nmodels: [{name: mine, backend: vllm}]\n"
+
+
+def only_for_macs(api: Api) -> None:
+    api.fleet.catalogue.builds["mlx-lm"] = {"*": NoBuild("needs a Mac"), "metal": build("mlx-lm")}
+
+
+async def changes(api: Api, text: str, **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await api.post("/api/apply", {"text": text, **more})).json["changes"]
+    return found
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_backend_that_fits_no_node_is_told_at_once_and_kept_for_those_who_join(api: Api, dry_run: bool) -> None:
+    only_for_macs(api)
+    await api.fleet.corral("barn")
+    await api.fleet.corral("shed")
+    backend, model = await changes(api, NEEDS_A_MAC, dry_run=dry_run)
+    assert (backend["action"], backend.get("failed", False)) == ("create", False)
+    assert backend["reason"] == "fits no node now (barn, shed: needs a Mac); one that joins and fits gets it"
+    assert (model["action"], "reason" in model) == ("create", False)
+    if not dry_run:
+        mac = await api.fleet.corral("mac", capability="metal", os="darwin", arch="arm64")
+        await until(lambda: "mlx-lm" in mac.installed)
+
+
+async def test_a_backend_that_fits_some_nodes_tells_why_not_the_others(api: Api) -> None:
+    only_for_macs(api)
+    await api.fleet.corral("barn")
+    await api.fleet.corral("mac", capability="metal", os="darwin", arch="arm64")
+    (backend,) = await changes(api, "backends: [mlx-lm]", dry_run=True)
+    assert "reason" not in backend
+    assert backend["details"] == ["on every node", "not on barn: needs a Mac"]
+    (backend,) = await changes(api, "backends: [{backend: mlx-lm, node: barn}]", dry_run=True)
+    assert backend["reason"] == "fits no node now (barn: needs a Mac)"
+
+
+async def test_a_selector_means_nodes_with_the_labels_the_file_gives(api: Api) -> None:
+    await api.fleet.corral("barn")
+    text = "backends: [{backend: vllm, selector: tier=fast}]\n"
+    (backend,) = await changes(api, text, dry_run=True)
+    assert backend["reason"] == "there is no node with tier=fast yet"
+    _, backend = await changes(api, text + "labels: {barn: {tier: fast}}", dry_run=True)
+    assert "reason" not in backend
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_what_an_install_would_be_refused_with_fails_also_without_doing_it(api: Api, dry_run: bool) -> None:
+    await api.fleet.corral("barn")
+    text = "backends: [vlm, cuda-vllm]\nmodels: [{name: mine, backend: vlm}]\n"
+    unknown, concrete, model = await changes(api, text, dry_run=dry_run)
+    assert (unknown["failed"], unknown["action"], "near it: vllm" in unknown["reason"]) == (True, "skip", True)
+    assert (concrete["failed"], "choose a node for it" in concrete["reason"]) == (True, True)
+    assert (model["action"], "reason" in model) == ("create", False)  # the file asks for its backend: told there
+    (model,) = await changes(api, "models: [{name: other, backend: vlm}]", dry_run=dry_run)
+    assert (model["action"], "vllm" in model["reason"], model.get("failed", False)) == ("create", True, False)
 
 
 async def test_a_file_that_cannot_be_meant_does_nothing_at_all(api: Api) -> None:

@@ -3,20 +3,23 @@ after the other; one that fails does not stop the rest. With `dry_run` the same 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from corral.contract.admin import PlanNode
 from corral.contract.catalogue import InstallModel, ScheduleBody
 from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
+from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import Document, WantedBackend, name_of, read_fleet
 from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends
 from corral.controller.models.edits import Origin
 from corral.controller.models.schedules import Schedules, next_schedule
 from corral.controller.models.service import Models
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.requests import OperationKind, Wish, make_wish
 from corral.controller.operations.service import Operations
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
@@ -26,6 +29,8 @@ from corral.store.api import Store
 from corral.store.backend_rules import Asked
 from corral.store.model_schedules import Schedule
 from corral.store.models import Model
+
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class FleetFiles:
         wanted = read_fleet(body.text, prune=body.prune)
         present = await self._read()
         changes = [self._label(node, labels, present) for node, labels in wanted.labels.items()]
-        changes += [self._backend(each, present, by) for each in wanted.backends]
-        changes += [await self._model(each, present, by) for each in wanted.models]
+        changes += [await self._backend(each, present, wanted.labels, by) for each in wanted.backends]
+        changes += [await self._model(each, present, wanted.backends, by) for each in wanted.models]
         defined = {step.told.name for step in changes if step.told.kind == "model"} | present.models.keys()
         changes += [self._schedule(each, present, known=each.model_name in defined) for each in wanted.schedules]
         if body.prune:
@@ -95,7 +100,10 @@ class FleetFiles:
 
         return Step(FleetChange("label", node, "change", differences(there, labels)), set_labels)
 
-    def _backend(self, wanted: WantedBackend, present: Present, by: str) -> Step:
+    async def _backend(
+        self, wanted: WantedBackend, present: Present, labels: Mapping[str, Mapping[str, str]], by: str
+    ) -> Step:
+        """`labels`: those the file gives to nodes, by name; they are set before backends are asked for."""
         name = wanted.backend or wanted.uri
         where = wanted.node or wanted.selector or "every node"
         if any(msgspec.structs.replace(each, uri=redact_urls(each.uri)) == wanted for each in present.backends):
@@ -106,14 +114,38 @@ class FleetFiles:
             return Step(FleetChange("backend", name, "skip", reason=f"there is no node {wanted.node} yet"))
 
         async def install() -> str:
-            scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
-            asked = Asked(wanted.backend, wanted.uri, wanted.alias)
-            wish = make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
-            return (await self._operations.accept(wish)).operation_id
+            return (await self._operations.accept(await self._wish(wanted, by))).operation_id
 
-        return Step(FleetChange("backend", name, "create", (f"on {where}",)), install)
+        try:
+            nodes = await self._plan_backend(wanted, present, labels, by)
+        except CorralError as error:
+            return Step(FleetChange("backend", name, "skip", reason=error.message, failed=True))
+        reason, lines = describe_fit(nodes, wanted)
+        return Step(FleetChange("backend", name, "create", (f"on {where}", *lines), reason=reason), install)
 
-    async def _model(self, wanted: InstallModel, present: Present, by: str) -> Step:
+    async def _plan_backend(
+        self, wanted: WantedBackend, present: Present, labels: Mapping[str, Mapping[str, str]], by: str
+    ) -> list[PlanNode]:
+        """What it would do on each node it is for. Raises what an install would be refused with."""
+        wish = await self._wish(wanted, by)
+        if not wanted.selector:
+            return list((await self._operations.plan(wish)).nodes)
+        # Which nodes a selector means is decided with the labels the file is about to set.
+        everywhere = await self._operations.plan(dataclasses.replace(wish, scope=Scope(ScopeKind.ALL)))
+        return [
+            node
+            for node in everywhere.nodes
+            if wish.scope.matches(
+                node.node_id, present.nodes.get(node.node_name, {}) | dict(labels.get(node.node_name, {}))
+            )
+        ]
+
+    async def _wish(self, wanted: WantedBackend, by: str) -> Wish:
+        scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
+        asked = Asked(wanted.backend, wanted.uri, wanted.alias)
+        return make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
+
+    async def _model(self, wanted: InstallModel, present: Present, backends: Sequence[WantedBackend], by: str) -> Step:
         try:
             definition = await self._models.defined_by(wanted)
         except CorralError as error:
@@ -133,7 +165,11 @@ class FleetFiles:
 
         details = differences(there, after) if before is not None else ()
         action = "create" if before is None else "change"
-        return Step(FleetChange("model", definition.name, action, details), install)
+        known = {name for each in (*backends, *present.backends) for name in (each.backend, each.alias)}
+        asks = definition.backend and definition.backend not in known
+        notes = await self._models.notes_on_backend(definition) if asks else ()
+        change = FleetChange("model", definition.name, action, details, reason="; ".join(notes))
+        return Step(change, install)
 
     def _schedule(self, wanted: ScheduleBody, present: Present, *, known: bool) -> Step:
         """One for a model that is not there counts from when it is; a name misspelt looks the same, so it is told."""
@@ -184,6 +220,26 @@ class FleetFiles:
             return ""
 
         return delete
+
+
+def describe_fit(nodes: Sequence[PlanNode], wanted: WantedBackend) -> tuple[str, tuple[str, ...]]:
+    """Why no node gets the backend, empty where one does; and a line for each reason why some do not. Pure."""
+    names_by_reason: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.action == "skip":
+            names_by_reason.setdefault(node.reason, []).append(node.node_name)
+    unfit = [f"{_some(names)}: {reason}" for reason, names in names_by_reason.items()]
+    if not nodes:
+        return f"there is no node{f' with {wanted.selector}' if wanted.selector else ''} yet", ()
+    if sum(map(len, names_by_reason.values())) < len(nodes):
+        return "", tuple(f"not on {each}" for each in unfit)
+    later = "" if wanted.node else "; one that joins and fits gets it"
+    return f"fits no node now ({'; '.join(unfit)}){later}", ()
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 Act = Callable[[], Awaitable[str]]  # gives the operation that was begun, if it is one

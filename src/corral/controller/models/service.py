@@ -322,7 +322,7 @@ class Models:
         return (
             *misspelt(definition.whole),
             *await self._notes_on_stand_in(definition),
-            *await self._notes_on_backend(definition),
+            *await self.notes_on_backend(definition),
         )
 
     async def _notes_on_stand_in(self, definition: Definition) -> tuple[str, ...]:
@@ -331,7 +331,8 @@ class Models:
             return ()
         return (f"there is no model {other} yet to answer while it loads: requests wait until then",)
 
-    async def _notes_on_backend(self, definition: Definition) -> tuple[str, ...]:
+    async def notes_on_backend(self, definition: Definition) -> tuple[str, ...]:
+        """That nobody knows the backend it names; nothing where that cannot be found out soon."""
         if self._backends is None:
             return ()
         try:
