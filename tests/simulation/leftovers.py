@@ -27,6 +27,8 @@ def leave_behind(simulation: Simulation, chance: Random) -> None:
     if not known or not running:
         return
     worker, model = chance.choice(running), chance.choice(known)
+    if worker.lock(str(model.definition["backend"])).locked():
+        return  # a worker that installs or deletes a backend starts no process of that backend meanwhile
     revision = chance.choice((FOREIGN, FOREIGN, model.revision, *model.formers))
     takes_s = chance.choice((0.0, 0.0, 100.0, 300.0))
     add_leftover(simulation, worker, model, revision, replica=chance.choice((0, 1, 2)), takes_s=takes_s)
