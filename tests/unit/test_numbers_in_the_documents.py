@@ -1,4 +1,4 @@
-"""Numbers that documents state are those of the code."""
+"""Numbers that documents state are those of the code; decisions are numbered without a gap."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def test_how_long_the_database_is_waited_for() -> None:
     writers, readers = min(options.turn_wait_s, options.busy_timeout_s), options.turn_wait_s
     page = (ROOT / "docs" / "reference" / "store.md").read_text()
     assert f"writers {writers:g} s for their turn and another process's lock together, readers {readers:g} s" in page
+
+
+def test_decisions_are_numbered_without_a_gap_and_their_titles_agree() -> None:
+    found = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [path.name[:5] for path in found] == [f"{number:04}-" for number in range(1, len(found) + 1)]
+    for number, path in enumerate(found, 1):
+        assert path.read_text().startswith(f"# {number}. "), path.name
