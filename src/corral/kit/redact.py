@@ -1,5 +1,8 @@
 """User and password in URLs: `https://user:password@host/x` is shown to people as `https://***@host/x`.
 
+A password should be percent-encoded in a URL. Where a slash, `?` or `#` in it is not, it is hidden as far as it can be
+told from a path: not if all before that slash is digits (`user:12/34@host` reads as a port and a path).
+
 What is shown may come back: a person edits a definition, or applies an exported file. `restore` puts the credentials
 that are stored back in place of the stars.
 """
@@ -13,9 +16,17 @@ from typing import Any
 from corral.kit.errors import Invalid
 
 _STARS = "***@"
-# The authority ends with a slash, a space or what may follow a URL in JSON, HTML and prose. An image's digest
-# (`oci://name@sha256:…`) is no host.
-_USERINFO_PATTERN = r"(?<=://)[^\s/\"'<>\\?#]*@(?!sha\d+:)"
+# What ends a URL in JSON, HTML and prose. An authority also ends with a slash, a question mark or a hash.
+_END = r"\s\"'<>\\"
+_AUTHORITY = rf"[^{_END}/?#]"
+_HOST_AND_PORT = rf"(?:\[{_AUTHORITY}*\]|[^{_END}/?#:@\[\]]*)(?::\d{{1,5}})?"
+# A password with a raw slash, `https://user:pa/ss@host`: what stands before the slash is no host with a port. Which of
+# several `@` begins the host is then unknown, so the last one does: rather too much is hidden. No further than this:
+# backends write what they like into logs, and the time a text takes must not grow with its square.
+_MAX_PASSWORD = 512
+_RAW = rf"(?!(?:{_AUTHORITY}*@)?{_HOST_AND_PORT}[/?#]){_AUTHORITY}*[/?#][^{_END}]{{0,{_MAX_PASSWORD}}}"
+# An image's digest (`oci://name@sha256:…`) is no host.
+_USERINFO_PATTERN = rf"(?<=://)(?:{_RAW}|{_AUTHORITY}*)@(?!sha\d+:)"
 _USERINFO = re.compile(_USERINFO_PATTERN)
 _USERINFO_BYTES = re.compile(_USERINFO_PATTERN.encode())
 

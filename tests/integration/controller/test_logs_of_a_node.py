@@ -50,6 +50,23 @@ async def test_a_workers_logs_are_listed_read_and_followed(cluster: Cluster, tmp
             await asyncio.to_thread(get, running.port, "/say/hello", token=running.token)
             assert json.loads(await follower.content.readline())["text"] == "hello"
         await follow_over_a_websocket(member.url, headers, running)
+        await see_no_password(member.url, headers, running)
+
+
+async def see_no_password(url: str, headers: dict[str, str], running: Running) -> None:
+    """By neither way of following, nor by reading."""
+    logs, secret, shown = "/api/nodes/scribe/backend-logs/org%2Fllama", "https://me:s3cret@h/x", "https://***@h/x"
+    async with asyncio.timeout(30), aiohttp.ClientSession(url, headers=headers) as session:
+        path = "/ws/nodes/scribe/backend-logs/org%2Fllama"
+        async with session.ws_connect(path, compress=15) as socket, session.get(f"{logs}?follow=true&tail=0") as lines:
+            await socket.receive_json()
+            await asyncio.to_thread(get, running.port, f"/say/{secret}", token=running.token)
+            assert (await socket.receive_json())["line"]["text"] == shown
+            assert json.loads(await lines.content.readline())["text"] == shown
+        async with session.ws_connect(path) as socket:
+            assert (await socket.receive_json())["lines"][-1]["text"] == shown
+        async with session.get(f"{logs}?tail=1") as answer:
+            assert [line["text"] for line in await answer.json()] == [shown]
 
 
 async def follow_over_a_websocket(url: str, headers: dict[str, str], running: Running) -> None:

@@ -1,7 +1,7 @@
 """`/ws/nodes/:id/backend-logs/:model`: a WebSocket passed through to the node's own (contract: http.md §3.1).
 
-The bytes are the worker's and the client's; nothing here reads a frame. So uvicorn is given this in place of a library
-for WebSockets: who may come in, and where the connection leads, is all that is decided.
+The bytes are the worker's and the client's; of the worker's, user and password of URLs are hidden. So uvicorn is given
+this in place of a library for WebSockets: who may come in, and where the connection leads, is all that is decided.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from corral.controller.access.principal import Principal, Role, require
 from corral.controller.api.auth import authenticate
 from corral.controller.api.errors import status_of
 from corral.controller.api.logs import LOGS
+from corral.controller.api.redacted_frames import pass_redacted
 from corral.controller.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.redact import redact_url_bytes
 
 log = get_log(__name__)
 _HEAD_BYTES = 64 * 1024
 _PIECE = 64 * 1024
-_HANDSHAKE = (b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-protocol", b"sec-websocket-extensions")
+# Without `sec-websocket-extensions`: what is compressed cannot be redacted.
+_HANDSHAKE = (b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-protocol")
 
 
 class Asked(NamedTuple):
@@ -94,7 +97,7 @@ class LogTunnels:
         async with self._ingresses.tunnel(node, f"{LOGS}/{asked.model}/ws", shown) as (head, from_node, to_node):
             writer.write(head)
             await _first_to_end(
-                _pass_on(reader, to_node), _pass_on(from_node, writer), self._until_unwelcome(principal)
+                _pass_on(reader, to_node), pass_redacted(from_node, writer), self._until_unwelcome(principal)
             )
 
     async def _admit(self, asked: Asked) -> Principal:
@@ -135,7 +138,7 @@ def read_request(head: bytes) -> Asked:
 
 
 def _refuse(writer: asyncio.StreamWriter, status: int, error: CorralError) -> None:
-    body = encode({"error": {"code": status, "message": error.message, "type": "node_error"}})
+    body = redact_url_bytes(encode({"error": {"code": status, "message": error.message, "type": "node_error"}}))
     head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
 

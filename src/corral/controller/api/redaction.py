@@ -6,6 +6,7 @@ where answers leave. What workers and gateways need in order to work is left as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from litestar.enums import ScopeType
@@ -17,7 +18,13 @@ _FOR_PROCESSES = ("/api/node/", "/internal/view", "/internal/gateway/")
 _SHOWN_TYPES = (b"application/json", b"text/html", b"text/event-stream", b"text/plain", b"application/problem+json")
 
 
+_LINES_TYPE = b"application/x-ndjson"
+_MAX_LINE = 1024 * 1024  # a longer one is redacted in parts
+
+
 class Redaction:
+    """Of HTTP; WebSockets do not come by here (`redacted_frames.py`)."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -26,26 +33,48 @@ class Redaction:
             await self._app(scope, receive, send)
             return
         held: Any = None
-        is_shown = False
+        redact: Callable[[bytes, bool], bytes] | None = None
 
         async def redacted(message: Any) -> None:
             """A head with a length waits for its body, which redaction may shorten. A stream's pieces (whole events)
-            are redacted one by one."""
-            nonlocal held, is_shown
+            are redacted one by one, lines when they are whole."""
+            nonlocal held, redact
             if message["type"] == "http.response.start":
-                is_shown = _header(message, b"content-type").startswith(_SHOWN_TYPES)
-                if is_shown and _header(message, b"content-length"):
+                redact = _redactor(_header(message, b"content-type"))
+                if redact is not None and _header(message, b"content-length"):
                     held = message
                     return
-            elif message["type"] == "http.response.body" and is_shown:
-                body = message.get("body", b"")
-                message = {**message, "body": redact_url_bytes(body)}
+            elif message["type"] == "http.response.body" and redact is not None:
+                body, more = message.get("body", b""), message.get("more_body", False)
+                message = {**message, "body": redact(body, more)}
                 if held is not None:
                     await send(_with_length(held, len(message["body"])) if message["body"] != body else held)
                     held = None
             await send(message)
 
         await self._app(scope, receive, redacted)
+
+
+def _redactor(content_type: bytes) -> Callable[[bytes, bool], bytes] | None:
+    """Takes a piece of the body and whether there are more. None: bodies of this type are left as they are."""
+    if content_type.startswith(_LINES_TYPE):
+        return LineRedactor()
+    return (lambda body, _: redact_url_bytes(body)) if content_type.startswith(_SHOWN_TYPES) else None
+
+
+class LineRedactor:
+    """Gives whole lines: pieces are as the network cut them, perhaps in the middle of a URL."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def __call__(self, piece: bytes, more: bool) -> bytes:
+        text = self._kept + piece
+        end = text.rfind(b"\n") + 1
+        if not more or len(text) - end > _MAX_LINE:
+            end = len(text)
+        self._kept = text[end:]
+        return redact_url_bytes(text[:end])
 
 
 def _header(start: Any, wanted: bytes) -> bytes:
