@@ -43,6 +43,8 @@ PLANTED = (
         "idle.known",
         "True",
         "a leftover process is ended before anybody can know whether it is busy (invariant 5)",
+        # It is ended 120 s after a leader first saw it, and by then its load was heard, unless the bus has trouble:
+        # then the simulation cannot say who should have known.
         simulated=False,
     ),
     PlantedFault(
@@ -93,7 +95,7 @@ PLANTED = (
         "device.uuid and named.uuid",
         "device.uuid or named.uuid",
         "a device whose id only one side tells is taken for another",
-        simulated=False,
+        simulated=False,  # simulated machines have no devices
     ),
     PlantedFault(
         "device-vendor-or",
@@ -102,7 +104,7 @@ PLANTED = (
         "device.index == named.index and device.vendor == named.vendor",
         "device.index == named.index or device.vendor == named.vendor",
         "what one device holds is counted on all of its vendor",
-        simulated=False,
+        simulated=False,  # simulated machines have no devices
     ),
     PlantedFault(
         "ram-replicas-or",
@@ -111,7 +113,7 @@ PLANTED = (
         "stays and not replica.devices",
         "stays or not replica.devices",
         "replicas on devices, and those that are gone, are counted in RAM",
-        simulated=False,
+        simulated=False,  # too little memory is handed out, never too much; and no simulated replica is on a device
     ),
     PlantedFault(
         "place-on-unhealthy-node",
@@ -168,6 +170,39 @@ PLANTED = (
         "len(look.counted) >= schedule.max_replicas",
         "False",
         "a busy model gets more replicas than max_replicas",
+    ),
+    # Concurrency groups.
+    PlantedFault(
+        "rivals-unseen",
+        f"{_CONTROLLER}.scheduler.groups",
+        "rivals",
+        "not model.concurrency_groups",
+        "True",
+        "two models of an exclusive group are placed on one node",
+    ),
+    PlantedFault(
+        "ending-rival-unseen",
+        f"{_CONTROLLER}.scheduler.groups",
+        "rivals",
+        "exclusive or replica.state is not ReplicaState.STOPPING",
+        "replica.state is not ReplicaState.STOPPING",
+        "a model is placed beside one of its exclusive group that has not ended yet",
+    ),
+    PlantedFault(
+        "first-group-only",
+        f"{_CONTROLLER}.scheduler.groups",
+        "shared_groups",
+        "set(model.concurrency_groups) & set(other.concurrency_groups)",
+        "set(model.concurrency_groups[:1]) & set(other.concurrency_groups[:1])",
+        "only the first group of a model keeps it apart from others",
+    ),
+    PlantedFault(
+        "rivals-never-part",
+        f"{_CONTROLLER}.scheduler.groups",
+        "why_it_must_leave",
+        "_precedence(other, rival) < _precedence(model, replica)",
+        "False",
+        "two models whose definitions were given a common group stay on one node",
     ),
     # Loads.
     PlantedFault(

@@ -57,7 +57,8 @@ def add_leftover(
 
 
 def _can_have(worker: Worker) -> bool:
-    return worker.stall is not None and worker.bus is not None
+    """It was there before: what is done with backends just now would have known of it from its beginning."""
+    return worker.stall is not None and worker.bus is not None and not worker.orders_under_way()
 
 
 async def _models(simulation: Simulation) -> list[Model]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MODELS = ("ant", "bee", "cow", "dog")
 _BACKENDS = ("vllm", "vllm", "piper")
+_GROUPS = (["big"], ["big"], ["small", "big"], ["small"])
 _SEEN_FOR_S = 15.0  # a gateway reads its view again after this
 
 
@@ -33,6 +34,8 @@ class ModelPeople:
         self.house = simulation
         self.chance = chance
         self._edits = 0
+        self._groups = simulation.chance("groups")
+        self._has_groups = self._groups.random() < 0.6  # of models that exclude each other on one machine
 
     async def run(self) -> None:
         for name in MODELS[: self.chance.choice((1, 2, 3, 4))]:
@@ -68,8 +71,10 @@ class ModelPeople:
         more: dict[str, Any] = {"pinned": True} if self.chance.random() < 0.1 else {}
         if self.chance.random() < 0.2:
             more |= {"idle_unload": "60s"}
+        if self._has_groups and self._groups.random() < 0.7:
+            more |= {"concurrency_groups": self._groups.choice(_GROUPS)}
         backend = self.chance.choice(_BACKENDS)
-        await self._put(controller, {"name": name, "backend": backend, "memory": f"{size}GiB", **more})
+        await self.put(controller, {"name": name, "backend": backend, "memory": f"{size}GiB", **more})
 
     async def _edits_one(self, controller: Controller) -> None:
         async with controller.store.read() as tx:
@@ -80,9 +85,11 @@ class ModelPeople:
             changes: dict[str, Any] = {"context_size": 1000 + self._edits}
             if row.definition.get("disabled") or self.chance.random() < 0.05:
                 changes = {"disabled": not row.definition.get("disabled", False)}
-            await self._put(controller, {**row.definition, **changes}, recreate=self.chance.random() < 0.2)
+            if self._has_groups and self._groups.random() < 0.2:
+                changes |= {"concurrency_groups": self._groups.choice((*_GROUPS, []))}
+            await self.put(controller, {**row.definition, **changes}, recreate=self.chance.random() < 0.2)
 
-    async def _put(self, controller: Controller, known: dict[str, Any], *, recreate: bool = False) -> None:
+    async def put(self, controller: Controller, known: dict[str, Any], *, recreate: bool = False) -> None:
         definition = read_definition(known)
         self.house.note("person", "defines", definition.name, definition.revision, "recreate" if recreate else "")
         async with controller.store.write() as tx:

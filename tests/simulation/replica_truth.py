@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from corral.contract.labels import selector_of_map
 from corral.contract.view import ViewReplica
 from corral.controller.invariants import misrouted
-from corral.controller.replicas.invariants import ROOM, Key, Memory, ReplicaFacts, broken, broken_lately
+from corral.controller.replicas.invariants import (
+    ROOM,
+    Key,
+    Memory,
+    ReplicaFacts,
+    broken,
+    broken_lately,
+    members_together,
+)
 from corral.controller.replicas.reading import read_routing
 from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
@@ -82,6 +90,7 @@ class ReplicaTruth:
             now["jobs"] = {row.model: row for row in await load_jobs.list_(tx)}
         if "models" in tables:
             now["revisions"] = {row.id: row.revision for row in known}
+            now["groups"] = _groups(known)
         moved = False  # whether a node came, went or is in another state
         if "nodes" in tables:
             found = await nodes.list_(tx)
@@ -106,6 +115,10 @@ class ReplicaTruth:
             name: {revision for revision, last in found.items() if at - last < _ALLOWED_FOR_S}
             for name, found in self._allowed.items()
         }
+
+
+def _groups(known: Sequence[models.Model]) -> dict[str, frozenset[str]]:
+    return {row.id: frozenset(row.definition.get("concurrency_groups", ())) for row in known}
 
 
 def _memory(node: Node) -> Memory:
@@ -148,6 +161,10 @@ async def _routed(
             for process in told.processes
             if process.state == "ready"
         },
+        "listed": {
+            node_id: {process.model for process in told.processes if process.state != "failed"}
+            for node_id, told in listed.items()
+        },
     }
     return now, wrong
 
@@ -173,7 +190,30 @@ async def unsettled(simulation: Simulation) -> list[str]:
         stall = by_node[replica.node_id].stall
         if stall is None or stall.ingress.serving(replica.process_id) is None:
             left.append(f"{replica.process_id} of {replica.model} is shown, and refuses every request")
-    return left + await lacking(simulation)
+    return left + await not_parted(simulation) + await lacking(simulation)
+
+
+async def not_parted(simulation: Simulation) -> list[str]:
+    """Members of one exclusive group that still run on one machine, where one of them could leave: what a schedule
+    requires stays until there is room for it elsewhere."""
+    async with simulation.store.read() as tx:
+        known = {row.id: row for row in await models.list_(tx)}
+        required = {row.model for row in await model_schedules.list_(tx) if row.min_replicas or row.spread_all}
+        here = {outline.id for outline in await nodes.list_outlines(tx)}
+    there = {
+        worker.node_id: {process.order.model for process in worker.disk.processes.values()}
+        for worker in simulation.workers.values()
+        if worker.node_id in here
+    }
+
+    def precedence(model: str) -> tuple[bool, bool]:
+        return (not known[model].definition.get("pinned", False), model not in required)
+
+    return [
+        f"{one} and {other} of the same exclusive group run on {node}"
+        for node, one, other in members_together(there, _groups(list(known.values())))
+        if max((one, other), key=precedence) not in required
+    ]
 
 
 async def lacking(simulation: Simulation) -> list[str]:

@@ -21,7 +21,7 @@ from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import life
-from corral.controller.scheduler import evict
+from corral.controller.scheduler import evict, place
 from corral.controller.scheduler.world import ReplicaState
 from corral.store.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
@@ -190,6 +190,11 @@ def test_a_schedule_that_is_evicted_below_its_least_is_noticed(template: Path) -
 
     said = break_something(template, mock.patch.object(evict.Keeping, "_for_good", careless))
     assert "had to end replicas" in said or "not at rest" in said
+
+
+def test_two_of_an_exclusive_group_on_one_node_are_noticed(template: Path) -> None:
+    blind = mock.patch.object(place, "rivals", new=mock.Mock(return_value=[]))
+    assert "of the same exclusive group" in break_something(template, blind)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from corral.contract.view import ViewReplica
@@ -22,6 +23,7 @@ from corral.store.models import Model
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
 from tests.simulation.leftovers import FOREIGN, add_leftover
+from tests.simulation.model_traffic import ModelPeople
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.workers import Worker
 
@@ -41,7 +43,7 @@ class Trials:
     async def run(self, name: str = "") -> float:
         """One by its name, or by chance. How long it took: some two minutes. The caller sees to it that all comes to
         rest again."""
-        began = self._house.loop.time()
+        began, is_any = self._house.loop.time(), not name
         trials: dict[str, Callable[[], Awaitable[None]]] = {
             "bus away": self._bus_away,
             "database away": self._database_away,
@@ -52,6 +54,9 @@ class Trials:
             "nothing": self._nothing,
         }
         name = name or self._chance.choice([*trials, "machines silent"])
+        trials["group added"] = self._group_added
+        if is_any and self._house.chance("trial of groups").random() < 0.25:
+            name = "group added"
         self._house.note("trial", name)
         await trials[name]()
         return self._house.loop.time() - began
@@ -162,6 +167,23 @@ class Trials:
         await asyncio.sleep(230)
         if busy.process_id not in worker.disk.processes:
             self._house.failed(f"the leftover {busy.process_id} was busy, and is gone")
+
+    # Models that exclude each other.
+
+    async def _group_added(self) -> None:
+        """Two that run on one machine are given a common group. One of them leaves: `replica_truth.not_parted` says at
+        rest whether it has."""
+        people = ModelPeople(self._house, self._chance)
+        known = {row.id: row for row in await self._models()}
+        for worker in self._workers():
+            there = sorted({process.order.model for process in worker.disk.processes.values()} & known.keys())
+            if len(there) < 2:
+                continue
+            for name in self._chance.sample(there, 2):
+                definition = {**known[name].definition, "concurrency_groups": ["of-the-trial"]}
+                await people.says(partial(people.put, known=definition))
+            await asyncio.sleep(120)
+            return
 
     # Cancelled work.
 

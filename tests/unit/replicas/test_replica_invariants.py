@@ -141,3 +141,48 @@ def test_no_replica_begins_beyond_the_most() -> None:
     assert invariants.broken_lately([facts(one, **away)], facts(one, two, **away)) == [], "it stands in for the other"
     unbound = known | {"most": {}}
     assert invariants.broken_lately([facts(one, **unbound)], facts(one, two, **unbound)) == []
+
+
+BIG: dict[str, Any] = {
+    "allowed": {"m": ("r1",), "o": ("r1",)},
+    "groups": {"m": {"big"}, "o": {"small", "big"}},
+    "statuses": {"a": "healthy"},
+}
+
+
+@pytest.mark.parametrize(
+    ("rival", "known"),
+    [
+        (a_row("a", "o", "running"), {}),
+        (a_row("a", "o", "leaving"), {}),
+        (a_row("a", "o", "placed"), {}),
+        (None, {"listed": {"a": {"o"}}}),
+    ],
+)
+def test_no_replica_begins_beside_another_of_its_exclusive_group(rival: Replica | None, known: dict[str, Any]) -> None:
+    new, there = a_row("a", stage="placed", op_id="new"), [rival] if rival is not None else []
+    before, after = facts(*there, **(BIG | known)), facts(*there, new, **(BIG | known))
+    said = ["m is placed on a beside o of the same exclusive group"]
+    assert invariants.broken_lately([before], after) == said
+    # Whoever decided a moment ago did not know of the group.
+    ungrouped = replace(before, groups={"m": {"big"}})
+    assert invariants.broken_lately([ungrouped, before], after) == []
+    found = facts(*there, structs.replace(new, op_id="adopted-p"), **(BIG | known))
+    assert invariants.broken_lately([before], found) == [], "it was found running"
+    elsewhere = [structs.replace(each, node_id="b") for each in there]
+    assert invariants.broken_lately([facts(*elsewhere, **BIG)], facts(*elsewhere, new, **BIG)) == []
+
+
+def test_two_of_a_group_that_begin_together_and_a_process_that_has_gone() -> None:
+    one, two = a_row("a", stage="placed", op_id="one"), a_row("a", "o", "placed", op_id="two")
+    assert len(invariants.broken_lately([facts(**BIG)], facts(one, two, **BIG))) == 2
+    listed = facts(**BIG, listed={"a": {"o"}})
+    assert invariants.broken_lately([listed], facts(one, **BIG)) == []
+    again = facts(a_row("a", stage="running"), **BIG)
+    assert invariants.broken_lately([again], facts(*again.rows.values(), **BIG)) == []
+
+
+def test_members_that_run_together() -> None:
+    groups = {"m": {"big"}, "o": {"small", "big"}, "p": {"small"}}
+    together = invariants.members_together({"b": {"m", "p", "q"}, "a": {"o", "m", "p"}}, groups)
+    assert together == [("a", "m", "o"), ("a", "o", "p")]

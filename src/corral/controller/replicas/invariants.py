@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import combinations
 
 from corral.contract.loads import LoadState
 from corral.controller.replicas.life import HEALTHY, Stage
@@ -43,6 +44,8 @@ class ReplicaFacts:
     bus_down: Collection[str] = ()  # nodes that hear no orders
     memory: Mapping[str, Memory] = field(default_factory=dict)  # by node
     jobs: Mapping[str, LoadJob] = field(default_factory=dict)  # by model
+    groups: Mapping[str, Collection[str]] = field(default_factory=dict)  # by model: its exclusive groups
+    listed: Mapping[str, Collection[str]] = field(default_factory=dict)  # by node: models of which it lists a process
     at: datetime | None = None
 
 
@@ -63,6 +66,7 @@ def broken_lately(lately: Sequence[ReplicaFacts], after: ReplicaFacts) -> list[s
     return [
         *(why for row in new if (why := _wrong_revision(row, moments))),
         *(why for row in new if not row.op_id.startswith(ADOPTED) and (why := _misplaced(row, moments))),
+        *(why for row in new if not row.op_id.startswith(ADOPTED) for why in _meets_rivals(row, moments)),
         *too_many_begun(new, moments),
     ]
 
@@ -177,6 +181,33 @@ def _misplaced(row: Replica, moments: Sequence[ReplicaFacts]) -> str:
     if row.devices or any(_holds(there, facts.memory.get(row.node_id, Memory())) for facts in moments):
         return ""
     return f"{where}, whose memory does not hold it: {moments[-1].memory.get(row.node_id)}"
+
+
+def _meets_rivals(row: Replica, moments: Sequence[ReplicaFacts]) -> list[str]:
+    """An exclusive group never has two members on one node: no replica begins beside another model's, not even beside
+    one that is about to end. Rows are what they were when it was decided; of processes and definitions nobody is sure
+    of more than what held at all these moments. Two still meet where a process is found running, or where a group is
+    added to a definition: then one of them leaves (`members_together`)."""
+    there = {each.model for each in moments[-1].rows.values() if each.node_id == row.node_id}
+    there |= set.intersection(*(set(facts.listed.get(row.node_id, ())) for facts in moments))
+    rivals = sorted(
+        other
+        for other in there - {row.model}
+        if all(set(facts.groups.get(row.model, ())) & set(facts.groups.get(other, ())) for facts in moments)
+    )
+    return [f"{row.model} is placed on {row.node_id} beside {other} of the same exclusive group" for other in rivals]
+
+
+def members_together(
+    there: Mapping[str, Collection[str]], groups: Mapping[str, Collection[str]]
+) -> list[tuple[str, str, str]]:
+    """Node and both models of each two that share an exclusive group. `there`: by node, the models that run."""
+    return [
+        (node, one, other)
+        for node, found in sorted(there.items())
+        for one, other in combinations(sorted(found), 2)
+        if set(groups.get(one, ())) & set(groups.get(other, ()))
+    ]
 
 
 def _holds(rows: Sequence[Replica], memory: Memory) -> bool:
