@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.kit.data_folder import HOME_DATA, resolve_data
+
 _SOCKET_PATH_BYTES = 100  # the kernel allows 108 on Linux and 104 elsewhere, with room for a name
 
 
@@ -91,7 +93,8 @@ class DataFolder:
 
 
 def default_data(env: Mapping[str, str]) -> Path:
-    return Path(env.get("CORRAL_DATA") or "~/.local/share/corral").expanduser().absolute()
+    chosen = env.get("CORRAL_DATA")
+    return Path(chosen).expanduser().absolute() if chosen else resolve_data(HOME_DATA)
 
 
 def run_folder(data: Path, env: Mapping[str, str], *, uid: int | None = None) -> Path:

@@ -49,6 +49,9 @@ class NodeView(Message, frozen=True):
     compat: bool = False  # a LocalAI worker on the shared token
     version: str = ""
     row_version: int = 0
+    backend_user: str = ""  # name or number of the user that backends run as; empty = the node does not say
+    backend_user_warning: str = ""  # why backends could read the worker's secrets; empty = they cannot, or not said
+    backend_user_fix: str = ""  # what a person can do about that
     in_flight_unknown: str = ""  # why `in_flight_count` may be too low; empty = it is right
 
 

@@ -61,6 +61,7 @@ from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies as web_dependencies
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
+from corral.kit.files import make_folder
 from corral.kit.log import configure_logging, get_log
 from corral.kit.memory import settle_after_start
 from corral.kit.settings import shown
@@ -78,7 +79,7 @@ async def serve(
 ) -> None:
     clock = clock or SystemClock()
     stopped = stopped or asyncio.Event()
-    settings.data.expanduser().mkdir(parents=True, exist_ok=True)
+    make_folder(settings.data)
     ca = load_ca(settings.ca_cert, settings.ca_key)
     bus_setup = set_up_bus(settings, clock)
     async with contextlib.AsyncExitStack() as opened:

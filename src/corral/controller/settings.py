@@ -8,6 +8,7 @@ from pathlib import Path
 from corral.controller.file_settings import FileSettings
 from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
 from corral.kit.checks import a_log_level, at_least_one, positive
+from corral.kit.data_folder import HOME_DATA, resolve_data
 from corral.kit.settings import BadSettings, Seconds, setting
 
 
@@ -27,7 +28,10 @@ def _store_url(value: str) -> str | None:
 
 @dataclass(frozen=True)
 class _ControllerSettings:
-    data: Path = setting("folder of the controller's own files", default=Path("~/.local/share/corral/controller"))
+    data: Path = setting(
+        "folder of the controller's own files; as root /var/lib/corral/controller, unless the default exists",
+        default=HOME_DATA / "controller",
+    )
     store: str = setting(
         "database: sqlite:///PATH or postgresql://…; empty = corral.db in the data folder",
         default="",
@@ -300,9 +304,10 @@ class _ControllerSettings:
             faults.append("--retry-cap must not be shorter than --retry-first")
         if faults:
             raise BadSettings(faults)
+        object.__setattr__(self, "data", resolve_data(self.data))
 
     def store_url(self) -> str:
-        return self.store or f"sqlite:///{(self.data.expanduser() / 'corral.db').absolute()}"
+        return self.store or f"sqlite:///{self.data / 'corral.db'}"
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ class Node(msgspec.Struct, frozen=True):
     os: str = ""
     arch: str = ""
     python: str = ""  # 3.11, of the interpreter that runs wheels; empty = it does not say
+    backend_user: str = ""  # that backends run as; empty = it does not say
+    backend_user_warning: str = ""
+    backend_user_fix: str = ""
     gpu_vendor: str = ""
     gpu_compute_capability: str = ""
     capability: str = ""
@@ -159,6 +162,7 @@ table = Table(
     _text("os"),
     _text("arch"),
     _text("python", server_default=text("''")),  # for those who do not know the column yet
+    *(_text(name, server_default=text("''")) for name in ("backend_user", "backend_user_warning", "backend_user_fix")),
     _text("gpu_vendor"),
     _text("gpu_compute_capability"),
     _text("capability"),

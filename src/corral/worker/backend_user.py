@@ -2,7 +2,9 @@
 
 A worker that is root runs them as somebody without rights: the user `corral-backend` where a person made one, else a
 user number of our own choosing that nobody on this machine has. Where that user could not reach the backends' files
-(a data folder below /root, say), backends run as the worker does, and `corral doctor` says why.
+(a data folder below /root, say), backends run as the worker does, and `corral doctor` says why, on every machine: the
+node tells it with its registration. A backend that needs the worker's own interpreter and cannot reach that one alone
+is refused instead (`supervisor/launch.py`): else each could choose to be root.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import corral
 from corral.contract.codec import Message, encode
+from corral.kit.data_folder import ROOT_DATA
 from corral.kit.errors import Invalid
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
@@ -38,6 +40,10 @@ class BackendUser:
     home: Path | None = None  # None: the user's own
     warning: str = ""  # why backends could read the worker's secrets
     fix: str = ""
+
+    @property
+    def shown(self) -> str:
+        return self.name or _own_name()
 
 
 class BackendUserState(Message, frozen=True):
@@ -78,20 +84,21 @@ def _given(settings: WorkerSettings) -> BackendUser:
 
 def _usual(settings: WorkerSettings) -> BackendUser:
     if os.geteuid() != 0:
-        own = pwd.getpwuid(os.geteuid()).pw_name if _is_known(os.geteuid()) else str(os.geteuid())
         return BackendUser(
-            warning=f"the worker runs as {own} and so do its backends: they could read its credentials",
+            warning=f"the worker runs as {_own_name()} and so do its backends: they could read its credentials",
             fix="run the worker as root, which gives backends a user of their own, or trust the backends you install",
         )
     name = unprivileged_user()
     user, _ = find_user(name)
     if user is None:
         return BackendUser(warning="no user number is free for backends", fix="name a user with --backend-user")
+    if settings.data.is_relative_to(ROOT_DATA):  # made with whatever umask; what is in there is closed by itself
+        _open(ROOT_DATA)
     folders = (settings.data.parent, *_outside(settings), *python_places())
     if (shut := _first_shut(user, *folders)) is not None:
         return BackendUser(
             warning=f"backends run as root and could read the worker's credentials: another user cannot enter {shut}",
-            fix=f"chmod o+x {shut}, or put --data and Corral where others may pass, or name a user with --backend-user",
+            fix=f"chmod o+x {shut}, or put --data and Python where others may pass, or name a user with --backend-user",
         )
     _open(settings.data)
     return BackendUser(name, home=_make_home(settings.data / _HOME, user))
@@ -105,8 +112,9 @@ def unprivileged_user() -> str:
 
 
 def python_places() -> tuple[Path, ...]:
-    """What backends without an interpreter of their own are run with."""
-    return Path(sys.executable).parent, Path(sys.executable).resolve(), Path(corral.__file__).parent
+    """What environments of wheels are made with: not our own, if that is one of these too."""
+    base = Path(getattr(sys, "_base_executable", "") or sys.executable)
+    return base.resolve(), Path(os.__file__).parent
 
 
 def _outside(settings: WorkerSettings) -> list[Path]:
@@ -128,6 +136,11 @@ def _make_home(folder: Path, user: User) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chown(folder, user.uid, user.gid)
     return folder
+
+
+def _own_name() -> str:
+    number = os.geteuid()
+    return pwd.getpwuid(number).pw_name if _is_known(number) else str(number)
 
 
 def _is_known(number: int) -> bool:

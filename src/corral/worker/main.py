@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
+from msgspec.structs import replace
 
 from corral.contract.messages.nodes import NodeRegistered, RegisterNode
 from corral.kit.backoff import Backoff
@@ -125,7 +126,13 @@ async def serve(
 
                 def registration() -> RegisterNode:
                     told = tell(settings, port=ingress.port, host_name=socket.gethostname())
-                    return describe(settings, machine.report, told, ingress.offer(told.advertise))
+                    offer = describe(settings, machine.report, told, ingress.offer(told.advertise))
+                    return replace(
+                        offer,
+                        backend_user=user.shown,
+                        backend_user_warning=user.warning,
+                        backend_user_fix=user.fix,
+                    )
 
                 async def end_replicas() -> None:
                     """The controller does not count what runs here for a node that is gone, and the new node may wait

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
 from corral.kit.checks import a_log_level, a_port, at_least_one, positive
+from corral.kit.data_folder import HOME_DATA, resolve_data
 from corral.kit.settings import BadSettings, Seconds, setting
 from corral.worker.addresses import read_host_port
 from corral.worker.install_settings import InstallSettings
@@ -115,7 +116,10 @@ class _NodeSettings:
         parse=str.strip,
         check=_ca,
     )
-    data: Path = setting("folder of identity, credentials and files", default=Path("~/.local/share/corral/worker"))
+    data: Path = setting(
+        "folder of identity, credentials and files; as root /var/lib/corral/worker, unless the default exists",
+        default=HOME_DATA / "worker",
+    )
     name: str = setting(
         "name of this node; empty = the machine's host name",
         default="",
@@ -300,7 +304,7 @@ class _NodeSettings:
             faults.append("retry-cap is shorter than retry-first")
         if faults:
             raise BadSettings(faults)
-        object.__setattr__(self, "data", self.data.expanduser().absolute())
+        object.__setattr__(self, "data", resolve_data(self.data))
 
     @property
     def models_dir(self) -> Path:

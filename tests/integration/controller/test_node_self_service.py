@@ -334,3 +334,16 @@ def test_an_unreachable_ingress_is_told_in_words(cluster: Cluster) -> None:
     member = cluster.members[0]
     attention = cluster.api(member, "GET", "/api/cluster").json()["attention"]
     assert any(node.name in line for line in attention)
+
+
+def test_whom_backends_of_a_node_run_as(cluster: Cluster) -> None:
+    node = HandMadeNode(cluster, pre_approved=True)
+    long = "backends run as root: " + "x" * 1000
+    node.register(backend_user="root", backend_user_warning=long, backend_user_fix="chmod o+x /root")
+    assert (node.view["backend_user"], node.view["backend_user_fix"]) == ("root", "chmod o+x /root")
+    assert node.view["backend_user_warning"] == long[:500]
+    node.register(backend_user="64100")
+    assert node.view["backend_user"] == "64100"
+    assert {"backend_user_warning", "backend_user_fix"}.isdisjoint(node.view), "it was put right"
+    node.register()
+    assert "backend_user" not in node.view, "an older worker does not say"

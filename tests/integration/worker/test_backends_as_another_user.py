@@ -144,10 +144,31 @@ async def test_where_that_user_cannot_get_to_its_files_backends_run_as_the_worke
         assert f"another user cannot enter {closed}" in state["warning"]
         assert f"chmod o+x {closed}" in state["fix"]
         assert (closed / "w").stat().st_mode & 0o777 == 0o700
+        told = controller.named("w1").registrations[-1]
+        assert told["backend_user"] == "root"
+        assert (told["backend_user_warning"], told["backend_user_fix"]) == (state["warning"], state["fix"])
         (closed / "worker").symlink_to(closed / "w")
         [finding] = check_backend_user(DataFolder(closed))
         assert finding.level == "warn"
         assert str(closed) in finding.seen
+
+
+@pytest.mark.usefixtures("open_python")
+async def test_roots_own_folder_is_opened_whatever_the_umask(
+    controller: ScriptedController, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/var/lib/corral`, which the worker makes, or `corral controller` beside it."""
+    own = public / "corral"
+    own.mkdir(mode=0o700)
+    monkeypatch.setattr(backend_user, "ROOT_DATA", own)
+    async with running_worker(controller.url, own / "worker", token=controller.token()) as worker:
+        await worker.ready()
+        user = read_state(own / "worker")["user"]
+        assert int(user) in backend_user.NUMBERS
+        assert own.stat().st_mode & 0o777 == 0o711
+        told = controller.named("w1").registrations[-1]
+        assert told["backend_user"] == user
+        assert "backend_user_warning" not in told
 
 
 async def test_root_can_be_asked_for(controller: ScriptedController, public: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from corral import __version__
 from corral.cli.doctor import fleet_checks, machine_checks
+from corral.cli.doctor.command import without_repeated
 from corral.cli.doctor.findings import Finding, Level, fail, ok, rows, summary, warn
 from corral.cli.folder import DataFolder
 from corral.cli.up import prepare
@@ -190,6 +193,49 @@ def test_nodes() -> None:
     assert "silent for 70 s" in found[1].seen
     assert "--advertise" in found[2].mend
     assert found[4].seen == "2 of 6 well"
+
+
+def test_nodes_whose_backends_could_read_secrets() -> None:
+    closed: dict[str, Any] = {
+        "backend_user": "root",
+        "backend_user_warning": "backends run as root",
+        "backend_user_fix": "chmod o+x /root",
+    }
+    own: dict[str, Any] = {"backend_user": "me", "backend_user_warning": "the worker runs as me"}
+    nodes = (
+        NodeView(name="well", status="healthy", backend_user="64100"),
+        NodeView(name="older", status="healthy"),
+        NodeView(name="new", status="pending", **closed),
+        NodeView(name="other", status="offline", **own),
+        *(NodeView(name=f"n{number}", status="healthy", **closed) for number in range(7)),
+    )
+    found = list(fleet_checks.check_backend_users(nodes))
+    assert levels(found) == ["warn", "warn"]
+    assert found[0].seen == "other: the worker runs as me"
+    assert found[1].seen == "n0, n1, n2, n3, n4 and 2 more: backends run as root"
+    assert found[1].mend == "there: chmod o+x /root"
+
+
+def test_what_the_fleet_says_of_this_machine_too_is_said_once() -> None:
+    here = [warn("backends", "backends run as root", "x"), warn("disk", "full", "y")]
+    assert without_repeated(here, [warn("backends", "n1: backends run as root", "there: x")]) == here[1:]
+    assert (
+        without_repeated(here, [warn("backends", "n1: backends run as me", "there: x"), ok("gateway", "ready")]) == here
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "said"),
+    [
+        ({"user": "64100"}, "ok", "run as user 64100, apart from the worker"),
+        ({"user": "root"}, "ok", "run as root, as --backend-user says"),
+        ({"warning": "they could read it", "fix": "do this"}, "warn", "they could read it"),
+    ],
+)
+def test_whom_backends_of_this_machine_run_as(folder: DataFolder, state: dict[str, str], level: str, said: str) -> None:
+    (folder.worker / "backend-user.json").write_text(json.dumps(state))
+    [found] = machine_checks.check_backend_user(folder)
+    assert (found.level, found.seen) == (level, said)
 
 
 def test_backends_that_a_node_cannot_get_or_cannot_run() -> None:

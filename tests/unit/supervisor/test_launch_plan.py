@@ -12,8 +12,9 @@ import pytest
 from corral.contract.codec import decode, encode
 from corral.contract.manifest import LOCALAI, Manifest
 from corral.kit.errors import Failed
+from corral.worker.supervisor import launch
 from corral.worker.supervisor.launch import find_program, find_user, plan_run
-from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun, SupervisorSettings, load_timeout_s
+from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun, SupervisorSettings, User, load_timeout_s
 
 GIB = 1024**3
 
@@ -132,3 +133,20 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "spec.json").st_mode & 0o777 == 0o600
     (tmp_path / "spec.json").write_text("{")
     assert Record.read(tmp_path) is None
+
+
+def test_the_workers_own_python_below_a_closed_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a backend that brings none would choose to run as root."""
+    (tmp_path / "build").mkdir()
+    closed = tmp_path / "closed"
+    script(closed / "bin" / "python")
+    closed.chmod(0o700)
+    somebody = User(uid=tmp_path.stat().st_uid + 64100, gid=64100, groups=())
+    monkeypatch.setattr(sys, "executable", str(closed / "bin" / "python"))
+    monkeypatch.setattr(launch, "find_user", lambda _: (somebody, {}))
+    with pytest.raises(Failed, match=r"cannot enter .*: install Corral elsewhere .*--backend-user root"):
+        planned(tmp_path / "build", Manifest(command=("python", "x.py")))
+    own = script(tmp_path / "build" / "venv" / "bin" / "python")
+    assert planned(tmp_path / "build", Manifest(command=("python", "x.py"))).command[0] == str(own)

@@ -18,12 +18,13 @@ def read(env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Work
     return read_settings(WorkerSettings, flags=flags or {}, env=env)
 
 
-def test_every_setting_has_a_default() -> None:
+def test_every_setting_has_a_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # root's own would lead elsewhere (tests/unit/kit/test_data_folder.py)
     settings = read({})
     assert settings.heartbeat_interval_s == 10.0
     assert [settings.retry_first_s, settings.retry_cap_s, settings.http_timeout_s] == [2.0, 30.0, 10.0]
     assert [settings.drain_timeout_s, settings.leave_timeout_s] == [30.0, 90.0]
-    assert settings.data == Path.home() / ".local/share/corral/worker"
+    assert settings.data == tmp_path / ".local/share/corral/worker"
     assert settings.models_dir == settings.data / "models"
     assert settings.backends_dir == settings.data / "backends"
 

@@ -51,7 +51,8 @@ def doctor(
     local = choice.context.fleet if choice else None
     folder = DataFolder(data.expanduser().absolute() if data else _folder_of(local))
     findings = [*check_machine(folder, os.environ.get("CORRAL_STORE") or "")]
-    findings += asyncio.run(_ask(folder, local, url=url, key=key, ca=ca, context=context))
+    of_fleet = asyncio.run(_ask(folder, local, url=url, key=key, ca=ca, context=context))
+    findings = [*without_repeated(findings, of_fleet), *of_fleet]
     if as_json:
         print_json([each.as_data() for each in findings])
     else:
@@ -78,6 +79,12 @@ def check_machine(folder: DataFolder, store: str) -> Iterator[Finding]:
         path = Path(store.removeprefix("sqlite:///")) if store else folder.database
         yield machine_checks.check_database(path, *wanted_schema())
     yield from _guarded("running", check_ports(folder, os.environ))
+
+
+def without_repeated(findings: list[Finding], of_fleet: list[Finding]) -> list[Finding]:
+    """What the fleet says of this machine's node as well is said once, with the node's name."""
+    told = [each.seen for each in of_fleet if each.level is not Level.OK]
+    return [each for each in findings if not any(seen.endswith(f": {each.seen}") for seen in told)]
 
 
 def _halves(message: str) -> tuple[str, str]:

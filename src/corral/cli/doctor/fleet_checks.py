@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from corral.client import Client
 
 GOOD_SKEW_S, BAD_SKEW_S = 5.0, 300.0
+MAX_NAMES = 5  # of nodes in one line
 _OF_A_FILE = " in the models folder: "
 
 
@@ -47,6 +48,8 @@ async def check_fleet(client: Client, now: datetime) -> AsyncIterator[Finding]:
         for finding in check_cluster(await client.cluster()):
             yield finding
         for finding in check_nodes(await client.nodes.list()):
+            yield finding
+        for finding in check_backend_users(await client.nodes.list()):
             yield finding
         for finding in check_galleries(await client.galleries()):
             yield finding
@@ -130,6 +133,17 @@ def check_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
         else:
             well += 1
     yield ok("nodes", f"{well} of {len(nodes)} well")
+
+
+def check_backend_users(nodes: tuple[NodeView, ...]) -> Iterator[Finding]:
+    """Nodes whose backends could read the worker's credentials; those of one cause together."""
+    causes: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if node.backend_user_warning and node.status != "pending":
+            causes.setdefault((node.backend_user_warning, node.backend_user_fix), []).append(node.name)
+    for (warning, fix), names in causes.items():
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        yield warn("backends", f"{', '.join(names[:MAX_NAMES])}{more}: {warning}", f"there: {fix}" if fix else "")
 
 
 def check_backends(matrix: BackendMatrix) -> Iterator[Finding]:

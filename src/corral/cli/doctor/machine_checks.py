@@ -100,7 +100,7 @@ def check_secrets(folder: DataFolder, uid: int | None = None) -> Iterator[Findin
 
 
 def check_backend_user(folder: DataFolder) -> Iterator[Finding]:
-    """As this machine's worker left word at its last start."""
+    """As this machine's worker left word at its last start. Those of other machines tell the controller."""
     path = folder.worker / "backend-user.json"
     try:
         state = json.loads(path.read_bytes())
@@ -109,6 +109,8 @@ def check_backend_user(folder: DataFolder) -> Iterator[Finding]:
         return
     if warning:
         yield warn("backends", warning, fix)
+    elif user == "root":
+        yield ok("backends", "run as root, as --backend-user says")
     elif user:
         yield ok("backends", f"run as user {user}, apart from the worker")
 

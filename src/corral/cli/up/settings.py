@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.kit.checks import a_port, positive
+from corral.kit.data_folder import HOME_DATA, resolve_data
 from corral.kit.settings import BadSettings, Seconds, setting
 
 
@@ -19,7 +20,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class UpSettings:
-    data: Path = setting("folder of everything this fleet keeps", default=Path("~/.local/share/corral"))
+    data: Path = setting(
+        "folder of everything this fleet keeps; as root /var/lib/corral, unless the default exists",
+        default=HOME_DATA,
+    )
     host: str = setting(
         "address to serve on; empty = loopback, or every interface with --lan. Off loopback there is TLS", default=""
     )
@@ -91,7 +95,7 @@ class UpSettings:
             faults.append("--port, --bus-port, --blob-port and --ingress-port must differ")
         if faults:
             raise BadSettings(faults)
-        object.__setattr__(self, "data", self.data.expanduser().absolute())
+        object.__setattr__(self, "data", resolve_data(self.data))
 
     @property
     def reaches_out(self) -> bool:

@@ -10,7 +10,7 @@ from corral.contract.capability import capability_of
 from corral.contract.labels import auto_labels, check_labels
 from corral.contract.messages.nodes import NodeType, RegisterNode
 from corral.controller.registry.places import check_address
-from corral.controller.registry.reports import tame_devices, tame_text
+from corral.controller.registry.reports import LONGEST_SENTENCE, tame_devices, tame_text
 from corral.kit.errors import Invalid
 
 _SIZES = ("total_vram", "available_vram", "total_ram", "available_ram", "total_disk", "available_disk")
@@ -77,6 +77,11 @@ def node_columns(offer: RegisterNode, *, known: bool, chosen: AdminChoices) -> d
     }
     columns = {name: value for name, value in told.items() if value or not known}
     columns |= {"protocol": offer.protocol, "total_disk": offer.total_disk, "available_disk": offer.available_disk}
+    columns |= {  # a warning that is not told any more is over
+        "backend_user": tame_text(offer.backend_user),
+        "backend_user_warning": tame_text(offer.backend_user_warning, LONGEST_SENTENCE),
+        "backend_user_fix": tame_text(offer.backend_user_fix, LONGEST_SENTENCE),
+    }
     if chosen.max_replicas_per_model is None:
         columns["max_replicas_per_model"] = max(1, offer.max_replicas_per_model)
     return columns | budget_columns(offer, chosen)

@@ -14,6 +14,7 @@ from corral.contract.hardware import Device
 
 MOST_DEVICES = 128  # 16 GPUs in 7 instances each, and some
 LONGEST_TEXT = 128
+LONGEST_SENTENCE = 500
 _LARGEST = 2**63
 
 _TEXTS = ("vendor", "name", "uuid", "pci", "compute_capability", "driver")
@@ -21,17 +22,17 @@ _NUMBERS = ("index", "total_bytes", "free_bytes", "mig", "temperature_c")
 
 
 @overload
-def tame_text(text: str) -> str: ...
+def tame_text(text: str, longest: int = LONGEST_TEXT) -> str: ...
 
 
 @overload
-def tame_text(text: str | None) -> str | None: ...
+def tame_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None: ...
 
 
-def tame_text(text: str | None) -> str | None:
-    if text is None or (len(text) <= LONGEST_TEXT and text.isprintable()):
+def tame_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
+    if text is None or (len(text) <= longest and text.isprintable()):
         return text
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_TEXT])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
 def tame_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:

@@ -73,6 +73,9 @@ def node_view(node: Node, labels: Mapping[str, str], replica_count: int, in_flig
         compat=node.auth == "shared",
         version=node.version,
         row_version=node.row_version,
+        backend_user=node.backend_user,
+        backend_user_warning=node.backend_user_warning,
+        backend_user_fix=node.backend_user_fix,
         in_flight_unknown="" if count else _why_unknown(node, is_known),
     )
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import corral
 from corral.contract.manifest import FROM_DEFINITION, Placeholders, fill_command, fill_environment
 from corral.kit.errors import Failed, Invalid
 from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
@@ -56,6 +57,8 @@ def plan_run(
     env |= spec.env
     env[TOKEN] = token  # last: nobody may set it to what others know
     program = find_program(words[0], directory, env.get("PATH", os.defpath))
+    if user is not None and program == sys.executable:
+        _check_own_python(spec.backend, user)
     return ShimRun(
         process_id=process_id,
         command=(program, *words[1:]),
@@ -95,6 +98,17 @@ def find_program(word: str, directory: Path, path: str) -> str:
         if (found := shutil.which(word, path=path)) is not None:
             return found
     raise Failed(f"there is no {word} in {directory}" + ("" if "/" in word else " nor on the PATH"))
+
+
+def _check_own_python(backend: str, user: User) -> None:
+    """Raises Failed where the worker's interpreter, or what is installed for it, cannot be reached by this user."""
+    for place in (Path(sys.executable).parent, Path(corral.__file__).parent):
+        if (shut := find_shut(place, user)) is not None:
+            raise Failed(
+                f"{backend} runs with the worker's own Python, and user {user.uid}, which backends run as, cannot "
+                f"enter {shut}: install Corral elsewhere (in /opt, say), or open that folder (chmod o+x {shut}), or "
+                "start the worker with --backend-user root if you trust this backend"
+            )
 
 
 def _executable(program: Path) -> Path:

@@ -1,0 +1,69 @@
+"""Where data is kept by default: at home, but root's where the user that backends run as can reach it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from corral.cli.folder import default_data
+from corral.cli.up.settings import UpSettings
+from corral.controller.settings import ControllerSettings
+from corral.kit import data_folder
+from corral.kit.data_folder import HOME_DATA, resolve_data
+from corral.worker.settings import WorkerSettings
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root's own, and nothing there yet."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(data_folder, "ROOT_DATA", tmp_path / "var")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path / "home")))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_roots_data_is_not_below_its_home(home: Path, tmp_path: Path) -> None:
+    assert resolve_data(HOME_DATA) == tmp_path / "var"
+    assert WorkerSettings().data == tmp_path / "var" / "worker"
+    assert ControllerSettings().data == tmp_path / "var" / "controller"
+    assert UpSettings().data == default_data({}) == tmp_path / "var"
+
+
+def test_a_folder_that_is_in_use_stays(home: Path) -> None:
+    worker = home / ".local/share/corral/worker"
+    worker.mkdir(parents=True)
+    assert WorkerSettings().data == worker
+    assert UpSettings().data == home / ".local/share/corral"
+
+
+def test_a_folder_that_somebody_gave(home: Path, tmp_path: Path) -> None:
+    given = home / ".local/share/corral"
+    assert UpSettings(data=given).data == given
+    assert default_data({"CORRAL_DATA": str(given)}) == given
+    assert default_data({"CORRAL_DATA": "~/mine"}) == home / "mine"
+
+
+def test_others_keep_theirs_at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert WorkerSettings().data == home / ".local/share/corral/worker"
+
+
+def test_a_home_that_was_chosen(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    assert UpSettings().data == tmp_path / "other/.local/share/corral"
+
+
+def test_a_folder_of_the_service_is_left_to_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    var = tmp_path / "var"
+    var.mkdir()
+    if os.stat(var).st_uid:  # the tests are not root's: neither is the folder
+        assert UpSettings().data == home / ".local/share/corral"
+        return
+    assert UpSettings().data == var
+    os.chown(var, 1000, 1000)
+    assert UpSettings().data == home / ".local/share/corral"
