@@ -5,7 +5,7 @@
 Ours is the real listener and the real worker's side, each in a process of its own: token, verification, fsync and the
 rename at the end included; the other side is `socat` to `socat`, with large buffers, whose bytes are written and hashed
 on the way, and synced. Both use loopback and the same disk; the median of the rounds counts. Target: at least 0.8 ×
-(DESIGN §12), and memory that does not grow with the file.
+(docs/explanation/design.md#targets), and memory that does not grow with the file.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 Two shapes: many small files (a Python backend's environment) and few large ones (an engine with its libraries), each as
 gzip layers and as plain tar. Ours checks every entry, applies whiteouts and bounds; `tar x` trusts what it is given.
-Target: at least 0.35 × `tar x` (DESIGN §12). Both write to the same disk; the median of the rounds counts.
+Target: at least 0.35 × `tar x` (docs/explanation/design.md#targets). Both write to the same disk; the median of the
+rounds counts.
 """
 
 from __future__ import annotations

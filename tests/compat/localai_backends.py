@@ -1,4 +1,5 @@
-"""Backends of a scripted LocalAI worker, exact to the contract (nats.md §4.1–4.10, §5, §6; gallery.md §8, §10).
+"""Backends of a scripted LocalAI worker, exact to docs/reference/wire/backends.md, docs/reference/wire/processes.md and
+docs/reference/wire/gallery.md#installation.
 
 Written from the contract, not from our code. Nothing is really downloaded: a build is a row with a date. A process is a
 key with a port, and nothing more unless there is something to `run` it. What it was asked is kept in `asked`, in the

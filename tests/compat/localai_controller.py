@@ -1,4 +1,5 @@
-"""A scripted LocalAI controller, exact to the contract (http.md §2, §3; nats.md §2–§4, §10; grpc.md §7, §8).
+"""A scripted LocalAI controller, exact to docs/reference/wire/nodes.md, docs/reference/wire/subjects.md and
+docs/reference/wire/grpc.md.
 
 Written from the contract, not from our code: the node API over plain HTTP with one shared token, orders over plain NATS
 with literal payloads, backends called by gRPC at the address an install answered. It also serves its gallery.

@@ -1,4 +1,4 @@
-"""The HTTP server of a scripted LocalAI worker, exact to the contract (files.md §1–8), weaknesses included.
+"""The HTTP server of a scripted LocalAI worker, exact to docs/reference/wire/files.md, weaknesses included.
 
 Written from the contract, not from our code. What it was asked is kept in `asked`.
 """

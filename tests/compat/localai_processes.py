@@ -1,4 +1,4 @@
-"""Processes of a scripted LocalAI worker that really run (nats.md §5.5, §5.6; grpc.md §7, §8).
+"""Processes of a scripted LocalAI worker that really run (docs/reference/wire/processes.md).
 
 A process is `run.sh --addr 0.0.0.0:PORT` with the shared token in its environment; it counts once Health says OK.
 """
@@ -60,7 +60,7 @@ class LocalAIProcesses:
             )
 
     def lines(self) -> dict[str, list[dict[str, str]]]:
-        """What each has written, as the log store has it (files.md §7)."""
+        """What each has written, as the log store has it (docs/reference/wire/files.md#backend-logs)."""
         return {
             path.name.removesuffix(".log"): [
                 {"timestamp": f"2026-01-01T00:00:00.{number:06}Z", "stream": "stderr", "text": text}

@@ -1,4 +1,4 @@
-"""A scripted LocalAI worker, exact to the contract (http.md §2, §2.7; nats.md §2, §9, §10).
+"""A scripted LocalAI worker, exact to docs/reference/wire/nodes.md and docs/reference/wire/subjects.md.
 
 Written from the contract, not from our code: plain HTTP, and a plain NATS client with that client's default inbox. What
 it does with backends is `localai_backends.py`'s.

@@ -1,4 +1,4 @@
-"""Simulated workers, written from the contract and DESIGN §3: a disk that survives, a process that does not.
+"""Simulated workers, written from docs/reference/wire: a disk that survives, a process that does not.
 
 A Corral worker accepts first, remembers what it did by (op_id, attempt), and tells by event and by heartbeat. A LocalAI
 worker answers when it is done and is asked for its inventory.

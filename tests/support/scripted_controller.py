@@ -1,4 +1,4 @@
-"""A controller's node API played by a script, exact to contract http.md §2 with our additions of DESIGN §3 and §4.
+"""A controller's node API played by a script, exact to docs/reference/wire/nodes.md.
 
 It runs in the test's own loop, can go away and come back on the same port, and can be told to answer nonsense. What it
 answers is written down by hand, in the wire's literal words, so a mistake in our shapes shows.

@@ -24,7 +24,7 @@ KEY = "ck_" + "a" * 52
 
 
 def node(name: str, status: str = "healthy", **more: Any) -> dict[str, Any]:
-    """As the contract's §3.1 lists it."""
+    """As docs/reference/wire/backends.md#list has it."""
     return {
         "id": f"id-{name}",
         "name": name,

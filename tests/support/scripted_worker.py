@@ -1,7 +1,7 @@
 """Scripted workers on any bus: a Corral worker that accepts first, and a LocalAI worker exact to the contract.
 
 They keep an inventory and do what they are told after a while that the test sets, or when it says so. Everything they
-were asked is written down. They are written from the contract and DESIGN §3, in the wire's own words.
+were asked is written down. They are written from docs/reference/wire, in the wire's own words.
 """
 
 from __future__ import annotations

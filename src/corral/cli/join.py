@@ -39,7 +39,8 @@ _SHOWN = {"token", "token_file", "ca", "data", "name", "advertise", "labels", "h
 def localai_environment(
     url: str, *, token: str, bus_url: str = "", bus_port: int = 4222, name: str = "", ca: str = ""
 ) -> list[tuple[str, str]]:
-    """What a LocalAI worker must be given to join us (contract: http.md §8). Pure."""
+    """What a LocalAI worker must be given to join us (docs/reference/wire/localai-settings.md#worker-settings).
+    Pure."""
     secure = url.startswith("https://")
     host = urlsplit(url).hostname or "127.0.0.1"
     bus = bus_url or f"{'tls' if secure else 'nats'}://{f'[{host}]' if ':' in host else host}:{bus_port}"

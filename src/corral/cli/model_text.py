@@ -37,7 +37,7 @@ def model_row(model: ModelView) -> tuple[str, ...]:
 
 
 def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row of the contract (http.md §3.1), with what we add."""
+    """A replica row (docs/reference/wire/http-nodes.md#replica-row)."""
     gone = row.get("process_state") == "node offline"
     waits = row.get("process_state") in ("", "ready") or (row.get("state") != "loaded" and not gone)
     return (

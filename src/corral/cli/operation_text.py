@@ -42,8 +42,9 @@ def state(view: OperationView) -> str:
 
 
 def exit_code(views: Iterable[OperationView]) -> int:
-    """0 done, 1 a node is failing, 3 only waiting (for a first node, too) or not settled yet (DESIGN §5). The worst of
-    several counts. What was taken back while it was followed did not happen, so that is no success either."""
+    """0 done, 1 a node is failing, 3 only waiting (for a first node, too) or not settled yet
+    (docs/explanation/design.md#operations). The worst of several counts. What was taken back while it was followed did
+    not happen, so that is no success either."""
     seen = list(views)
     states = {state(view) for view in seen}
     if states & {"failing", "cancelled"}:

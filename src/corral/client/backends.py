@@ -1,4 +1,4 @@
-"""Backends of the fleet (contract: http.md §3.3): what there is, what is installed where, what is newer.
+"""Backends of the fleet (docs/reference/wire/http-backends.md): what there is, what is installed where, what is newer.
 
 Asking for a change is an operation: see `operations.py`.
 """
@@ -21,7 +21,7 @@ class GalleryName(Message, frozen=True):
 
 
 class AvailableBackend(Message, frozen=True):
-    """An entry of a gallery (contract: gallery.md §2), as far as people are shown it."""
+    """An entry of a gallery (docs/reference/wire/gallery.md#backend-entry), as far as people are shown it."""
 
     name: str = always(str)
     id: str = always(str)  # gallery@name

@@ -64,7 +64,8 @@ class Loads:
         return str(told.get("message", ""))
 
     async def replicas(self, model: str = "", *, node: str = "") -> list[dict[str, Any]]:
-        """As the contract's rows (http.md §3.1): of a model, of a node, or all that can answer."""
+        """Replica rows (docs/reference/wire/http-nodes.md#replica-row): of a model, of a node, or all that can
+        answer."""
         path = "/api/nodes/models"
         if model:
             path = f"/api/models/{segment(model)}/replicas"

@@ -1,4 +1,5 @@
-"""What backends wrote, read through the controller from the nodes they run on (contract: http.md §3.1, files.md §7)."""
+"""What backends wrote, read through the controller from the nodes they run on
+(docs/reference/wire/files.md#backend-logs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes (contract: http.md §3.1). A node may be named by its id or its name everywhere."""
+"""Nodes (docs/reference/wire/http-nodes.md). A node may be named by its id or its name everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operations: what people asked of backends, how far each node is, and how to steer it (contract: http.md §3.2)."""
+"""Operations: what people asked of backends, how far each node is, and how to steer it
+(docs/reference/wire/operations.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Controller-signed tokens that callers show at a worker's ingress (DESIGN §4). Signing itself is `kit/signing.py`."""
+"""Controller-signed tokens that callers show at a worker's ingress (docs/reference/wire/files.md#access-tokens).
+Signing itself is `kit/signing.py`."""
 
 from __future__ import annotations
 

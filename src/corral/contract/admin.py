@@ -1,4 +1,5 @@
-"""What the admin API shows and takes (contract: http.md §3.1), for the API, the page, the client and the CLI."""
+"""What the admin API shows and takes (docs/reference/wire/http-nodes.md), for the API, the page, the client and the
+CLI."""
 
 from __future__ import annotations
 
@@ -178,7 +179,7 @@ class OperationView(
         "total_bytes": "totalBytes",
     },
 ):
-    """The contract's operation entry (http.md §3.2), then ours."""
+    """LocalAI's operation entry, then our fields (docs/reference/wire/operations.md#operation-entry)."""
 
     id: str = always(str)  # the backend, or the model whose files are fetched
     name: str = always(str)

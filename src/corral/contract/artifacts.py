@@ -1,5 +1,6 @@
-"""Repositories of the hub that a model consists of: `artifacts` of the contract (gallery.md §13), or a URI that names
-all of a repository. Pure; `contract/models.py` reads the rest of a definition."""
+"""Repositories of the hub that a model consists of: `artifacts` of a definition
+(docs/reference/wire/gallery.md#model-definition), or a URI that names all of a repository. Pure; `contract/models.py`
+reads the rest of a definition."""
 
 from __future__ import annotations
 

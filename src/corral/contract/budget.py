@@ -1,4 +1,5 @@
-"""The VRAM budget: how much of a node's GPU memory may be used, as people write it (contract: http.md §2.6).
+"""The VRAM budget: how much of a node's GPU memory may be used, as people write it
+(docs/reference/wire/budgets-and-labels.md#vram-budget).
 
     (empty), 0, 0%              no budget
     80%, 0.8, 1                 a share of what the node has; never more than all of it

@@ -1,4 +1,4 @@
-"""Which builds a node can run, as one word (contract: gallery.md §3).
+"""Which builds a node can run, as one word (docs/reference/wire/gallery.md#capability).
 
 The worker finds the word out (`worker/hardware/capability.py`); here is what it means and what a controller concludes
 about a node that sent none. Choosing a build by it is `gallery`'s. Pure.

@@ -1,7 +1,7 @@
 """Models and schedules as the admin API shows and takes them, for the API, the client and the CLI.
 
-Schedules are the contract's (http.md §3.1); models have no form there but `config_revision` and `pending_cleanup`
-(§6.1), so the rest is ours.
+Schedules are LocalAI's (docs/reference/wire/http-nodes.md#schedules), and so are `config_revision` and
+`pending_cleanup` of models (docs/reference/wire/routing.md#revision); the rest is ours.
 """
 
 from __future__ import annotations

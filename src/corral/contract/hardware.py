@@ -1,4 +1,4 @@
-"""What a worker says about the machine it runs on (contract: http.md §2.1, §2.2; DESIGN §3, §6).
+"""What a worker says about the machine it runs on (docs/reference/wire/nodes.md#devices).
 
 Only the shape of the report. How the numbers are found is `worker/hardware`'s business; what follows from them is the
 controller's. Sizes are bytes. None means "could not be measured", which is not the same as zero.

@@ -1,4 +1,4 @@
-"""Labels of a node and the selectors that pick nodes by them (contract: http.md §2.5, §3.1). Pure.
+"""Labels of a node and the selectors that pick nodes by them (docs/reference/wire/budgets-and-labels.md#labels). Pure.
 
     labels      tier=fast,rack=b2
     selector    tier=fast,gpu.vendor!=amd,rack      all must hold; a bare key means "has this label"

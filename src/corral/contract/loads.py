@@ -1,5 +1,6 @@
-"""Cold loads as gateways and people see them: `POST /internal/loads`, `GET /internal/loads/{model}`, and the contract's
-`loading` object (http.md §7). A load is the controller's own: whoever asked for it may leave."""
+"""Cold loads as gateways and people see them: `POST /internal/loads`, `GET /internal/loads/{model}`, and LocalAI's
+`loading` object (docs/reference/wire/routing.md#answer-while-a-model-loads). A load is the controller's own: whoever
+asked for it may leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a build is run: the gallery's `corral:` extension (DESIGN §6). Pure.
+"""How a build is run: the gallery's `corral:` extension (docs/reference/gallery.md#corral-the-manifest). Pure.
 
     corral:
       protocol: openai            # or grpc

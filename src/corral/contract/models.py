@@ -1,4 +1,5 @@
-"""A model's definition: the contract's YAML (gallery.md §13) as one mapping, and what Corral itself reads of it. Pure.
+"""A model's definition: LocalAI's YAML (docs/reference/wire/gallery.md#model-definition) as one mapping, and what
+Corral itself reads of it. Pure.
 
 The mapping is kept whole and goes to the worker whole: an engine may know words we do not. What is read here is what
 placement, loading and routing need. Ours beyond the contract, all optional:
@@ -185,7 +186,7 @@ def revision_of(whole: Mapping[str, Any]) -> str:
 
 
 def deleted_revision(name: str) -> str:
-    """The contract's tombstone (http.md §6.1)."""
+    """The revision of a deleted model (docs/reference/wire/routing.md#revision)."""
     return hashlib.sha256(b"deleted\0" + name.encode()).hexdigest()
 
 

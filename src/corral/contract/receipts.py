@@ -1,4 +1,5 @@
-"""What a gateway tells of each request it served: `POST /internal/receipts`, in batches (DESIGN §7)."""
+"""What a gateway tells of each request it served: `POST /internal/receipts`, in batches
+(docs/reference/wire/internal.md#receipts)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Receipts(Message, frozen=True):
     # and one without them after the last.
     waiting: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
     # Prompts since the last batch that did not go to the replica which knows their beginning, because it had too much
-    # to do (contract: http.md §6.8), by model.
+    # to do (docs/reference/wire/routing.md#prefix-cache), by model.
     pressure: dict[str, int] = msgspec.field(default_factory=lambda: dict[str, int]())
 
 

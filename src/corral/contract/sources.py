@@ -1,4 +1,4 @@
-"""Where a build lives and what exactly is meant by it (contract: gallery.md §5, §6; DESIGN §3, §5).
+"""Where a build lives and what exactly is meant by it (docs/reference/wire/gallery.md#uri-forms).
 
 A `Source` travels from the controller, which resolved it, to the worker, which fetches it. Several sources in an order
 are alternatives for the same content, best first: a worker that fails with one tries the next. `gallery` makes them,

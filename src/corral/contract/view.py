@@ -32,7 +32,7 @@ class ViewNode(Message, frozen=True):
 
 
 class ViewPolicy(Message, frozen=True):
-    """How replicas of one model are chosen (contract: http.md §6.8)."""
+    """How replicas of one model are chosen (docs/reference/wire/routing.md#prefix-cache)."""
 
     prefix_cache: bool = True
     min_match: float = 0.3

@@ -21,7 +21,7 @@ from corral.kit.log import get_log
 log = get_log(__name__)
 
 _SILENT_AFTER_S = 5.0  # a gateway with requests that wait tells of them every second
-_PRESSURE_S = 60.0  # contract: http.md §6.8
+_PRESSURE_S = 60.0  # docs/reference/wire/routing.md#prefix-cache
 _MOST_TOLD = 256  # the last ones of a model: gateways tell once a second
 
 

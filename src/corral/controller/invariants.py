@@ -1,4 +1,4 @@
-"""What must hold whatever happens (DESIGN §9), as functions of what the store says. Pure.
+"""What must hold whatever happens (docs/explanation/invariants.md), as functions of what the store says. Pure.
 
 The simulation asks after every commit, a chaos run as often as it looks. Each function gives one line per breach, empty
 when all is well. `Facts` is the store at one moment; what speaks of change compares two moments, the earlier first.

@@ -1,4 +1,5 @@
-"""Loops that must run once: whoever holds the lease runs them. Database time, fenced by an epoch (DESIGN §8)."""
+"""Loops that must run once: whoever holds the lease runs them. Database time, fenced by an epoch
+(docs/explanation/design.md#leases)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The gallery that comes with Corral (DESIGN §11): its index is package data, and so are our own backends' files."""
+"""The gallery that comes with Corral (docs/explanation/design.md#built-in-parts): its index is package data, and so are
+our own backends' files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several galleries as one: finding entries by name, searching, nearest names (contract: gallery.md §1). Pure."""
+"""Several galleries as one: finding entries by name, searching, nearest names
+(docs/reference/wire/gallery.md#gallery-sources). Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which builds run on which machines, judged by names (contract: gallery.md §3). Pure.
+"""Which builds run on which machines, judged by names (docs/reference/wire/gallery.md#compatibility-filter). Pure.
 
-Four differences from the contract's filter, each a known weakness there. Words are compared as words: a `chip` is no
-`hip`, and `amd64` is no AMD GPU. `mlx` means Apple only where the name says nothing else, so that the CPU and CUDA
-builds of mlx can be installed. A capability falls back along its own prefixes before it falls back to `default`. And a
-build for a newer CUDA than the machine has is not chosen for it, whatever key it stands under.
+Four differences from LocalAI's filter. Words are compared as words: a `chip` is no `hip`, and `amd64` is no AMD GPU.
+`mlx` means Apple only where the name says nothing else, so that the CPU and CUDA builds of mlx can be installed. A
+capability falls back along its own prefixes before it falls back to `default`. And a build for a newer CUDA than the
+machine has is not chosen for it, whatever key it stands under.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Installs from a URI of somebody's own, without a gallery (contract: gallery.md §8, Direct installs). Pure."""
+"""Installs from a URI of somebody's own, without a gallery (docs/reference/wire/gallery.md#direct-installs). Pure."""
 
 from __future__ import annotations
 

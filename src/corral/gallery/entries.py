@@ -1,4 +1,4 @@
-"""A backend as an index has it, and reading an index (contract: gallery.md §2). Pure.
+"""A backend as an index has it, and reading an index (docs/reference/wire/gallery.md#backend-entry). Pure.
 
 An entry is *meta* when it has capabilities and no URI: it only says which concrete build suits which machine.
 """

@@ -1,4 +1,5 @@
-"""Brings an index's bytes from where a gallery says it is (contract: gallery.md §1). Reading them is `entries.py`'s."""
+"""Brings an index's bytes from where a gallery says it is (docs/reference/wire/gallery.md#gallery-sources). Reading
+them is `entries.py`'s."""
 
 from __future__ import annotations
 

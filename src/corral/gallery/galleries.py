@@ -1,4 +1,4 @@
-"""Which indexes are read: the contract's list of galleries (gallery.md §1, §7). Pure."""
+"""Which indexes are read: LocalAI's list of galleries (docs/reference/wire/gallery.md#gallery-sources). Pure."""
 
 from __future__ import annotations
 

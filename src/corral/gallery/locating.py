@@ -1,4 +1,4 @@
-"""Where exactly a concrete build is today: its sources with digests and sizes (contract: gallery.md §6–8).
+"""Where exactly a concrete build is today: its sources with digests and sizes (docs/reference/wire/gallery.md#images).
 
 Asks the registry and the locker, remembers their answers for a short while, and asks once for however many nodes.
 """
@@ -166,7 +166,8 @@ def image_candidates(entry: BackendEntry, options: LocatingOptions) -> tuple[tup
 
 
 def check_integrity(entry: BackendEntry, source: Source, *, required: bool) -> None:
-    """Raises Denied where somebody asked for more certainty than there is (contract: gallery.md §7)."""
+    """Raises Denied where somebody asked for more certainty than there is
+    (docs/reference/wire/gallery.md#verification)."""
     policy = entry.gallery.verification
     if source.kind == OCI and policy is not None and policy.demands:
         raise Denied(f"the gallery {entry.gallery.name} demands signatures, which Corral cannot check")

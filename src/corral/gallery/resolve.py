@@ -1,4 +1,5 @@
-"""A backend's name and a machine in, exact sources out, or a refusal with its reasons (DESIGN §3, §5).
+"""A backend's name and a machine in, exact sources out, or a refusal with its reasons
+(docs/explanation/design.md#variants).
 
 Nothing is decided here that `variants.py` does not decide: this asks it, looks up what it needs to know, asks again.
 """

@@ -1,5 +1,5 @@
-"""Which installed backends could be newer, and which nodes differ from the others (contract: gallery.md §9, http.md
-§3.3). Pure: what the sources' digests are today was looked up before.
+"""Which installed backends could be newer, and which nodes differ from the others
+(docs/reference/wire/gallery.md#upgrades). Pure: what the sources' digests are today was looked up before.
 
 Three differences from the contract's rules, each where those go wrong. A row is compared with the gallery it came from,
 and one installed from a URI of somebody's own only with an entry of the same URI. A meta row has no content, so it can

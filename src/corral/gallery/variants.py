@@ -1,4 +1,4 @@
-"""Which concrete build of a backend suits a node (DESIGN §5, Variants; contract: gallery.md §3). Pure.
+"""Which concrete build of a backend suits a node (docs/reference/wire/gallery.md#choosing-a-build). Pure.
 
 A refusal carries what was tried, one step per candidate: people will ask. So does a choice, because a GPU machine that
 gets the CPU build should be able to say why.

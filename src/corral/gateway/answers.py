@@ -145,7 +145,7 @@ def not_ready(retry_after_s: float) -> Answer:
     )
 
 
-# What a request for a model gets that cannot be served now (contract: http.md §7).
+# What a request for a model gets that cannot be served now (docs/reference/wire/routing.md#answer-while-a-model-loads).
 
 _LEAST_RETRY_S, _MOST_RETRY_S = 5, 300
 

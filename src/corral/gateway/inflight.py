@@ -170,7 +170,8 @@ Later = Callable[[float, Callable[[], None]], object]  # call this after so many
 
 
 class Ejection:
-    """Replicas that could not be reached are left alone for a while, each time for longer (DESIGN §7)."""
+    """Replicas that could not be reached are left alone for a while, each time for longer
+    (docs/explanation/design.md#cold-models)."""
 
     def __init__(self, in_flight: InFlight, later: Later, *, first_s: float, cap_s: float) -> None:
         self._in_flight = in_flight

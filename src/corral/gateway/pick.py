@@ -19,7 +19,7 @@ _MOST_WEIGHED = 32  # replicas compared by their caches; more would cost more th
 
 
 class Policy(NamedTuple):
-    """Contract: http.md §6.8."""
+    """How strongly a known prompt prefix counts (docs/reference/wire/routing.md#prefix-cache)."""
 
     prefix_cache: bool = True
     min_match: float = 0.3

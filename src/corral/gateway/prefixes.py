@@ -1,4 +1,4 @@
-"""Which replica has seen the beginning of a prompt (contract: http.md §6.8; DESIGN §7). Pure: time is told.
+"""Which replica has seen the beginning of a prompt (docs/reference/wire/routing.md#prefix-cache). Pure: time is told.
 
 A prompt's beginning is cut into blocks of 256 bytes; each block's hash takes in the one before it, so equal hashes mean
 equal beginnings, and a flat table of them does what a tree would. The bytes are those of `messages` or `prompt` as they

@@ -1,4 +1,5 @@
-"""What became of each request, kept for a moment and sent to the controller in batches (DESIGN §7).
+"""What became of each request, kept for a moment and sent to the controller in batches
+(docs/reference/wire/internal.md#receipts).
 
 Requests on the short way leave a tuple; some hundreds of them are made into receipts at a time. The ring is bounded:
 what finds no room until the next batch is counted, not kept.

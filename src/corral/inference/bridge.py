@@ -44,7 +44,7 @@ _LOOKS: dict[bytes, Callable[[Caller, Responder], Awaitable[int]]] = {
     b"/status": small_calls.status,
 }
 _SPEECH = b"/v1/audio/speech"
-# What is not translated, by the RPC it would be (contract: grpc.md §2). LocalAI's own paths.
+# What is not translated, by the RPC it would be (docs/reference/wire/grpc.md#rpcs). LocalAI's own paths.
 _NOT_BRIDGED = {
     b"/v1/images/generations": "GenerateImage",
     b"/v1/images/edits": "GenerateImage",

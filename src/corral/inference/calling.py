@@ -1,4 +1,5 @@
-"""Calls to one backend process, and what its gRPC errors mean to whoever asked over HTTP (contract: grpc.md §1).
+"""Calls to one backend process, and what its gRPC errors mean to whoever asked over HTTP
+(docs/reference/wire/grpc.md#status-codes).
 
 One channel per process, opened once it serves and kept: a connection per call is what makes upstream slow. A call has
 no deadline of its own: busy is not gone, and a client who leaves cancels it.

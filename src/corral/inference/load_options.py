@@ -1,4 +1,4 @@
-"""What LoadModel is told of a model's definition (contract: grpc.md §4, gallery.md §13). Pure; needs no gRPC.
+"""What LoadModel is told of a model's definition (docs/reference/wire/grpc.md#loadmodel). Pure; needs no gRPC.
 
 The result is `ModelOptions` as JSON would have it, names verbatim. `options` of the definition is the contract's list
 of `key:value` texts; as a mapping it is fields of LoadModel in the backend's own words, and these count above all else.
@@ -22,7 +22,7 @@ WIDEST_BATCH = 8192
 ALL_LAYERS = 99_999_999
 _INT32 = 2**31
 
-# Alias of a backend -> the Type it stands for (contract: grpc.md §8).
+# Alias of a backend -> the Type it stands for (docs/reference/wire/grpc.md#backend-aliases).
 _TYPES = {
     "huggingface-embeddings": "SentenceTransformer",
     "sentencetransformers": "SentenceTransformer",
@@ -31,7 +31,8 @@ _TYPES = {
 }
 _LLAMA_CPP = ("llama", "go-llama", "ik_llama", "ik-llama")
 
-# These load what `Model` names and never look at `ModelFile` (grpc.md §4): their weights are named by where they are.
+# These load what `Model` names and never look at `ModelFile` (docs/reference/wire/grpc.md#loadmodel): their weights are
+# named by where they are.
 _BY_NAME_ONLY = ("mlx", "rerankers", "faster-whisper", "kokoro", "moonshine", "insightface", "rfdetr")
 
 _TEXTS = {

@@ -1,4 +1,4 @@
-"""What Predict, PredictStream, Embedding and TokenizeString are asked (contract: grpc.md §5). Pure.
+"""What Predict, PredictStream, Embedding and TokenizeString are asked (docs/reference/wire/grpc.md#predict). Pure.
 
 Each value is the request's, else the model definition's, else what LocalAI's own core would send.
 """

@@ -1,4 +1,5 @@
-"""A gRPC process seen from outside: does it live, and does it load a model (contract: grpc.md §8; http.md §5.3).
+"""A gRPC process seen from outside: does it live, and does it load a model
+(docs/reference/wire/grpc.md#starting-a-process).
 
 Each question on a channel of its own: one opened before the port listened can stay unusable for a minute. Driver errors
 end here.
@@ -51,7 +52,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
     except grpc.aio.AioRpcError as error:
         raise _in_words(error, timeout_s) from error
     if not result.success:
-        # Also what an asyncio backend says to a wrong token: an empty message (contract: grpc.md §10).
+        # Also what an asyncio backend says to a wrong token: an empty message
+        # (docs/reference/wire/grpc.md#authentication).
         raise Failed(f"LoadModel was refused: {result.message or 'no reason given'}")
 
 

@@ -1,4 +1,5 @@
-"""What an answer of a gRPC process to Health, or its absence, says (contract: http.md §5.3). Free of gRPC."""
+"""What an answer of a gRPC process to Health, or its absence, says
+(docs/reference/wire/routing.md#health-of-a-process). Free of gRPC."""
 
 from __future__ import annotations
 

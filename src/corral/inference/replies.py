@@ -1,4 +1,5 @@
-"""From a backend's replies to what a client is told next (contract: grpc.md §5.1, §5.2). Pure: feed it, and read.
+"""From a backend's replies to what a client is told next (docs/reference/wire/grpc.md#replies). Pure: feed it, and
+read.
 
 Some backends send plain text, some the parsed pieces beside it (`chat_deltas`), which then count instead. Text may
 break off inside a character; counts may come once, at the end, or never.

@@ -1,4 +1,5 @@
-"""A `Backend` behind LocalAI's gRPC (contract: grpc.md). Token and model identity are checked before any RPC runs."""
+"""A `Backend` behind LocalAI's gRPC (docs/reference/wire/grpc.md). Token and model identity are checked before any RPC
+runs."""
 
 from __future__ import annotations
 

@@ -115,7 +115,8 @@ async def _load(service: HttpService, options: argparse.Namespace) -> None:
 
 @contextlib.asynccontextmanager
 async def _watched_parent(stopped: asyncio.Event) -> AsyncIterator[None]:
-    """A backend ends with whoever started it: nobody else would ever end it (contract: grpc.md §8)."""
+    """A backend ends with whoever started it: nobody else would ever end it
+    (docs/reference/wire/grpc.md#starting-a-process)."""
     parent = os.getppid()
     if parent == 1 or os.environ.get(PARENT_WATCH, "").lower() in _OFF:
         yield

@@ -3,10 +3,10 @@
 Written a batch a second, they must be cheap: 10,000 nodes every 10 s are 1,000 rows a second. One parameter carries the
 whole batch as JSON, one UPDATE joins it. Written as text, because Core has no words for that join on both databases.
 
-The rules are the contract's (http.md §2.2): the time is always stamped, by the database's clock; absent values keep the
-last one; a free-VRAM figure is capped by the node's budget and ends soft reservations; of a pending or offline node
-only the time is written; the status never changes. Neither do `row_version` and `updated_at`: a heartbeat is not a
-change.
+The rules are those of docs/reference/wire/nodes.md#http-heartbeat: the time is always stamped, by the database's clock;
+absent values keep the last one; a free-VRAM figure is capped by the node's budget and ends soft reservations; of a
+pending or offline node only the time is written; the status never changes. Neither do `row_version` and `updated_at`: a
+heartbeat is not a change.
 """
 
 from __future__ import annotations

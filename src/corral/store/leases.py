@@ -1,4 +1,4 @@
-"""Leases: who runs a loop that must run once (DESIGN §8). By the database's clock only.
+"""Leases: who runs a loop that must run once (docs/explanation/design.md#leases). By the database's clock only.
 
 The epoch rises each time a lease changes hands. A holder that was asleep for too long finds out at its next write: it
 starts with `require`, which compares the epoch and keeps the lease from changing hands until the commit.

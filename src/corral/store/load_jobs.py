@@ -1,5 +1,5 @@
 """Loads: a model nobody serves yet and somebody wants, from the asking until a replica answers. One per model, and the
-row is all there is: whichever controller holds the lease goes on with it (contract: http.md §6.4).
+row is all there is: whichever controller holds the lease goes on with it (docs/reference/wire/routing.md#load-job).
 
 Success deletes the row. A failed one stays for a while: whoever waits hears why, and nobody tries again at once.
 """

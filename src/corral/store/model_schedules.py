@@ -1,5 +1,5 @@
 """Schedules: how many replicas of a model there should be, on which nodes, and how requests are spread over them
-(contract: http.md §3.1). A schedule may be there before its model is."""
+(docs/reference/wire/http-nodes.md#schedules). A schedule may be there before its model is."""
 
 from __future__ import annotations
 

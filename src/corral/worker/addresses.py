@@ -1,4 +1,5 @@
-"""Where the ingress listens and what it is called from outside (contract: http.md §8; checklist W4–W9). Pure.
+"""Where the ingress listens and what it is called from outside (docs/reference/wire/localai-settings.md#addresses).
+Pure.
 
 Ours has one port and lets the controller see where the worker is. LocalAI has a base port for gRPC backends, an HTTP
 port one below it, and tells both; its settings keep their meaning here.

@@ -1,4 +1,5 @@
-"""A worker replaced by a new one while requests run: `corral worker reload`, or SIGUSR2 (DESIGN §6, ADR 0008).
+"""A worker replaced by a new one while requests run: `corral worker reload`, or SIGUSR2
+(docs/adr/0008-a-reload-hands-over-sockets.md).
 
 The successor is started, loads all its code, and connects to a socket in the data folder. Only then does the old worker
 let go: of the bus, of its processes, of the folder's lock. It hands over the very sockets it listens on, so no

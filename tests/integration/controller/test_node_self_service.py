@@ -1,4 +1,4 @@
-"""`/api/node/…` by hand, in the contract's own words (http.md §2) and without upstream's holes."""
+"""`/api/node/…` by hand, in the words of docs/reference/wire/nodes.md#node-api and without LocalAI's weaknesses."""
 
 from __future__ import annotations
 

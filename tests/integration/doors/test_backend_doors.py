@@ -1,4 +1,4 @@
-"""`/backends` from outside: the contract's codes and bodies (§3.3)."""
+"""`/backends` from outside: codes and bodies of docs/reference/wire/http-backends.md."""
 
 from __future__ import annotations
 

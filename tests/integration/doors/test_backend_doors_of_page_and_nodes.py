@@ -1,4 +1,5 @@
-"""`/api/backends` and `/api/nodes/:id/backends` from outside: the contract's codes and bodies (§3.1, §3.3)."""
+"""`/api/backends` and `/api/nodes/:id/backends` from outside: codes and bodies of docs/reference/wire/http-backends.md
+and docs/reference/wire/http-nodes.md."""
 
 from __future__ import annotations
 
@@ -140,7 +141,7 @@ async def test_the_matrix_of_backends_and_nodes(api: Api) -> None:
 
 
 def per_node(body: Any) -> list[tuple[str, str, str]]:
-    """Row D11 of the seeds: what became of it on each node."""
+    """The answer tells the result on each node."""
     return [(row["node_name"], row["status"], row.get("error", "")) for row in body["nodes"]]
 
 

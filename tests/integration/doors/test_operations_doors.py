@@ -1,4 +1,4 @@
-"""`/api/operations` from outside: codes and bodies as the contract's §3.2 writes them, and the levers."""
+"""`/api/operations` from outside: codes and bodies of docs/reference/wire/operations.md, and the actions."""
 
 from __future__ import annotations
 

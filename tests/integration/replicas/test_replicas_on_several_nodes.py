@@ -1,4 +1,4 @@
-"""Behaviours of the seeds' checklist that loads and replicas answer for, by their names there."""
+"""Loads and replicas of several models on several nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
 
 
-async def test_c2_another_model_and_another_replica_are_loads_of_their_own(local: ReplicaFleet) -> None:
+async def test_another_model_and_another_replica_are_loads_of_their_own(local: ReplicaFleet) -> None:
     """One that does not come up holds up nobody else."""
     barn, shed = await local.worker("barn", has="llama-cpp"), await local.worker("shed", has="llama-cpp")
     barn.starts.hold = asyncio.Event()
@@ -28,7 +28,7 @@ async def test_c2_another_model_and_another_replica_are_loads_of_their_own(local
     await local.until_ready("a", 2)
 
 
-async def test_l10_several_replicas_of_one_model_on_one_node(local: ReplicaFleet) -> None:
+async def test_several_replicas_of_one_model_on_one_node(local: ReplicaFleet) -> None:
     barn = await local.worker("barn", has="llama-cpp", max_replicas_per_model=2)
     await local.define("m")
     await local.schedule("m", min_replicas=2)
@@ -41,7 +41,7 @@ async def test_l10_several_replicas_of_one_model_on_one_node(local: ReplicaFleet
     assert {each.replica for each in again} == {0, 1}, "the lowest number that is free"
 
 
-async def test_q11_a_node_nobody_listens_on_is_left_alone_until_it_is_heard_of(local: ReplicaFleet) -> None:
+async def test_a_node_nobody_listens_on_is_left_alone_until_it_is_heard_of(local: ReplicaFleet) -> None:
     barn = await local.worker("barn", has="llama-cpp")
     shed = await local.worker("shed", has="llama-cpp", total_ram=32 << 30, available_ram=30 << 30)
     await local.define("m")
@@ -54,7 +54,7 @@ async def test_q11_a_node_nobody_listens_on_is_left_alone_until_it_is_heard_of(l
     assert len(shed.started) == 1
 
 
-async def test_d8_a_model_brings_its_backend_nowhere_until_it_is_loaded(local: ReplicaFleet) -> None:
+async def test_a_model_brings_its_backend_nowhere_until_it_is_loaded(local: ReplicaFleet) -> None:
     await local.worker("barn")
     await local.worker("shed")
     await local.define("m")

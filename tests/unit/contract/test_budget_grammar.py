@@ -1,4 +1,4 @@
-"""The VRAM budget as the contract has it (http.md §2.6)."""
+"""The VRAM budget (docs/reference/wire/budgets-and-labels.md#vram-budget)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller concludes about a node that sent no capability (contract: gallery.md §3, http.md §2.1)."""
+"""What a controller concludes about a node that sent no capability (docs/reference/wire/gallery.md#capability)."""
 
 from __future__ import annotations
 

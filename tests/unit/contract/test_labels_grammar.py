@@ -1,4 +1,4 @@
-"""Labels and selectors (contract: http.md §2.5)."""
+"""Labels and selectors (docs/reference/wire/budgets-and-labels.md#labels)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gallery that comes with Corral (DESIGN §11)."""
+"""The gallery that comes with Corral (docs/explanation/design.md#built-in-parts)."""
 
 from __future__ import annotations
 

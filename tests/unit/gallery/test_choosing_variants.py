@@ -1,4 +1,4 @@
-"""DESIGN §5: variants are chosen by capability and platform, and the choice says why."""
+"""Variants are chosen by capability and platform, and the choice says why (docs/explanation/design.md#variants)."""
 
 from __future__ import annotations
 

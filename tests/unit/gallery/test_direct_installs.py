@@ -1,4 +1,4 @@
-"""Installs from a URI of somebody's own (contract: gallery.md §8)."""
+"""Installs from a URI of somebody's own (docs/reference/wire/gallery.md#direct-installs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URI forms of the contract (gallery.md §5), in their own words."""
+"""URI forms (docs/reference/wire/gallery.md#uri-forms), in their own words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upgrades: version, digest, drift by majority (contract: gallery.md §9, http.md §3.3)."""
+"""Upgrades: version, digest, drift by majority (docs/reference/wire/gallery.md#upgrades)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's capability, row by row of the contract's table (gallery.md §3)."""
+"""The worker's capability, row by row of the table (docs/reference/wire/gallery.md#capability)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Progress as the contract has it (nats.md §6): at once, then at most one in 250 ms, the latest, and always a last."""
+"""Progress (docs/reference/wire/progress.md#publishing): at once, then at most one in 250 ms, the latest, and always a
+last."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_success_is_a_full_bar() -> None:
         ([row("success"), row("queued", waits=True)], "waiting", True),
         ([row("error"), row("queued", waits=True)], "failing", True),
         ([row("error"), row("downloading")], "under_way", False),
-        ([row("error"), row("running_on_worker")], "failing", False),  # row Q15 of the seeds
+        ([row("error"), row("running_on_worker")], "failing", False),  # a failure outranks what is still running
         ([row("running_on_worker"), row("error"), row("queued", waits=True), row("success")], "failing", False),
         ([row("error"), row("running_on_worker"), row("downloading")], "under_way", False),
         ([row("running_on_worker"), row("queued", waits=True)], "under_way", False),

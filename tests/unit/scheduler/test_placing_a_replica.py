@@ -102,7 +102,8 @@ def test_the_lowest_free_number() -> None:
     assert placed(world([node], [of], there), of).index == 2
 
 
-# Contract, http.md §2.6: known size → size + max(5 %, 1 GiB); unknown → 2 GiB; total_disk 0 always passes.
+# docs/reference/wire/budgets-and-labels.md#disk-headroom: known size → size + max(5 %, 1 GiB); unknown → 2 GiB;
+# total_disk 0 always passes.
 @pytest.mark.parametrize(
     ("files", "total", "available", "fits"),
     [

@@ -1,6 +1,7 @@
-"""Backends on a node: install, upgrade, list, delete, stop, progress, results (contract: nats.md §4.1–4.5, §6).
+"""Backends on a node: install, upgrade, list, delete, stop, progress, results (docs/reference/wire/backends.md,
+docs/reference/wire/progress.md).
 
-Also what the admin API tells about upgrades (http.md §3.3). The additions are DESIGN §3."""
+Also what the admin API tells about upgrades (docs/reference/wire/http-backends.md#upgradeinfo)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files through an object store (contract: nats.md §4.11)."""
+"""Files through an object store (docs/reference/wire/files.md#object-store)."""
 
 from __future__ import annotations
 

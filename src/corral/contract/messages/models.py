@@ -1,4 +1,4 @@
-"""Models on a node: unload, stop, delete, what runs (contract: nats.md §4.6–4.9)."""
+"""Models on a node: unload, stop, delete, what runs (docs/reference/wire/models.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes: registration, heartbeats, credentials, leaving (contract: http.md §2, nats.md §4.10; DESIGN §3)."""
+"""Nodes: registration, heartbeats, credentials, leaving (docs/reference/wire/nodes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replicas on a node: start, stop, how it went, what runs (DESIGN §3). All since protocol 1, between Corral peers only.
+"""Replicas on a node: start, stop, how it went, what runs (docs/reference/wire/replicas.md). All since protocol 1,
+between Corral peers only.
 
 Controllers order with `accept`: fetching files and loading weights takes longer than any call may. `process_id` is the
 controller's name for the process it orders; a process the worker starts again by itself after a crash gets a fresh one,

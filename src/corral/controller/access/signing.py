@@ -1,4 +1,5 @@
-"""Tokens that open a worker's ingress: signed with the cluster's one key (DESIGN §4)."""
+"""Tokens that open a worker's ingress: signed with the cluster's one key
+(docs/reference/wire/files.md#access-tokens)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`/api/backends/…`: the same for pages and people (contract: http.md §3.3), and what the contract has not: the matrix
-of backends × nodes, rollback, every upgrade at once."""
+"""`/api/backends/…`: the same for pages and people (docs/reference/wire/http-backends.md#routes), and what LocalAI
+lacks: the matrix of backends × nodes, rollback, every upgrade at once."""
 
 from __future__ import annotations
 

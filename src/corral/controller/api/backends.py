@@ -1,4 +1,5 @@
-"""`/backends/…`: backends of the whole fleet, as LocalAI's own API has them (contract: http.md §3.3)."""
+"""`/backends/…`: backends of the whole fleet, as LocalAI's own API has them
+(docs/reference/wire/http-backends.md#routes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`/ws/nodes/:id/backend-logs/:model`: a WebSocket passed through to the node's own (contract: http.md §3.1).
+"""`/ws/nodes/:id/backend-logs/:model`: a WebSocket passed through to the node's own
+(docs/reference/wire/http-nodes.md#backend-logs).
 
 The bytes are the worker's and the client's; of the worker's, user and password of URLs are hidden. So uvicorn is given
 this in place of a library for WebSockets: who may come in, and where the connection leads, is all that is decided.

@@ -1,6 +1,7 @@
 """`/api/nodes/:id/backend-logs…`: what a node's backends wrote, asked of the node itself.
 
-Contract: http.md §3.1, files.md §7. A node nobody knows is 404; one that does not answer, or not with that, is 502.
+See docs/reference/wire/http-nodes.md#backend-logs. A node nobody knows is 404; one that does not answer, or not with
+that, is 502.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/api/node/…`: what workers ask for themselves (contract: http.md §2)."""
+"""`/api/node/…`: what workers ask for themselves (docs/reference/wire/nodes.md#node-api)."""
 
 from __future__ import annotations
 

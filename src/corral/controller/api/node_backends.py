@@ -1,4 +1,4 @@
-"""`/api/nodes/:id/backends…`: backends of one node (contract: http.md §3.1)."""
+"""`/api/nodes/:id/backends…`: backends of one node (docs/reference/wire/http-nodes.md#routes)."""
 
 from __future__ import annotations
 

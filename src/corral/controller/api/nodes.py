@@ -1,4 +1,5 @@
-"""`/api/nodes/…`: nodes as people see and steer them (contract: http.md §3.1). `:id` may be an id or a name."""
+"""`/api/nodes/…`: nodes as people see and steer them (docs/reference/wire/http-nodes.md#routes). `:id` may be an id or
+a name."""
 
 from __future__ import annotations
 

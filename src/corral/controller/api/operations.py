@@ -1,4 +1,5 @@
-"""`/api/operations/…`: what was asked of backends, how far it is on each node, and the levers (contract: http.md §3.2).
+"""`/api/operations/…`: what was asked of backends, how far it is on each node, and the levers
+(docs/reference/wire/operations.md#routes).
 
 The same from every controller: what is said here is in the database, and progress is heard by all.
 """

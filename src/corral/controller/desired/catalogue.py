@@ -62,7 +62,8 @@ class Catalogue(Protocol):
         """How the build for such a machine is run, as galleries say; no registry is asked. None: they do not."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
-        """Entries as the contract shows them (gallery.md §2), that a machine of one of these kinds can use."""
+        """Entries in LocalAI's form (docs/reference/wire/gallery.md#backend-entry), that a machine of one of these
+        kinds can use."""
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
         """By backend: what the galleries have that the nodes have not."""

@@ -1,4 +1,5 @@
-"""Whether what a LocalAI worker reports is the build it was asked for. Pure (DESIGN §3, "Peers that are LocalAI").
+"""Whether what a LocalAI worker reports is the build it was asked for. Pure
+(docs/reference/wire/README.md#localai-peers).
 
 Such a worker looks the build up itself, in an index that it reads at most once an hour, and answers "success" also when
 it has reinstalled what was there. So the version or the digest that it reports decides. Where it reports neither, only

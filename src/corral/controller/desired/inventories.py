@@ -1,4 +1,5 @@
-"""Keeps what the nodes say they have: from heartbeats of Corral workers, by asking LocalAI workers (DESIGN §3).
+"""Keeps what the nodes say they have: from heartbeats of Corral workers, by asking LocalAI workers
+(docs/reference/wire/nodes.md#bus-heartbeat).
 
 Most heartbeats bring nothing new; what does is written, and raises the counter that wakes the reconciler wherever it
 runs. A LocalAI worker is asked every minute; a Corral worker only if it has never told.

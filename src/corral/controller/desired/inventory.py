@@ -1,4 +1,4 @@
-"""What a node's inventory says about one backend. Pure (contract: gallery.md §8 "Listing", nats.md §4.3).
+"""What a node's inventory says about one backend. Pure (docs/reference/wire/backends.md#list).
 
 A backend may be there under its own name, as the build a meta entry stands for, or by its alias. A LocalAI worker does
 not say which build its meta rows stand for; then the build we resolved for it is looked for, and the meta row itself

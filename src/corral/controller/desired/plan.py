@@ -1,4 +1,4 @@
-"""From what should be and what is to what to do next, per node and backend. Pure (DESIGN §5).
+"""From what should be and what is to what to do next, per node and backend. Pure (docs/explanation/design.md#intents).
 
 `plan` looks at one node's world and says what comes next for each backend that is not as it should be. It never counts
 on having been called before: an intent in the world tells what was already tried, the inventory tells what came of it.

@@ -1,4 +1,5 @@
-"""Brings about what the rules say: reads the world, asks `decide`, writes, and sends (DESIGN §5).
+"""Brings about what the rules say: reads the world, asks `decide`, writes, and sends
+(docs/explanation/design.md#rules).
 
 One controller does it at a time, under a lease; every write is fenced by it. A pass is one transaction: what was heard
 since the last one, what it changes, and the claims of the orders that follow. The orders go out after the commit; if we

@@ -1,4 +1,4 @@
-"""How the processes of a backend are replaced when its version changes (DESIGN §5, Upgrade). Pure.
+"""How the processes of a backend are replaced when its version changes (docs/explanation/design.md#upgrades). Pure.
 
 Where memory holds both, the new one starts beside the old one and nobody notices. Where it does not, the old one has to
 end first. What a process needs is what was reserved for it; one of which nobody said is taken to need nothing.

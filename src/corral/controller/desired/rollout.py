@@ -1,4 +1,4 @@
-"""Which nodes of an upgrade may switch now. Pure (DESIGN §5).
+"""Which nodes of an upgrade may switch now. Pure (docs/explanation/design.md#upgrades).
 
 All fetch at once. Then one node per variant switches first; when it has what it should, the others follow, so many at a
 time. The first switch that fails stops the rest (the node itself went back to what it had); when it is tried again and

@@ -1,4 +1,4 @@
-"""Rules: what people want, for all nodes, some, or one. Pure (DESIGN §5).
+"""Rules: what people want, for all nodes, some, or one. Pure (docs/explanation/design.md#rules).
 
 A rule never changes; a later one says otherwise, or it is withdrawn. What holds on a node is found by folding the rules
 that match it in the order they were made. So a node that was off for a month, or joins tomorrow, comes to the same.

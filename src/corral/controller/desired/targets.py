@@ -1,4 +1,4 @@
-"""Finds out what a target comes to on each kind of machine, once, and keeps it (DESIGN §5).
+"""Finds out what a target comes to on each kind of machine, once, and keeps it (docs/explanation/design.md#rules).
 
 Usually that happens when a request is accepted. What nobody could say then (a registry that was away, a kind of machine
 that joined later) is looked up here, again and again with growing pauses, and told to people meanwhile.

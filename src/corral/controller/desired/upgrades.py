@@ -1,4 +1,5 @@
-"""Which installed backends have something newer (contract: http.md §3.3): every few hours, on demand, after changes.
+"""Which installed backends have something newer (docs/reference/wire/http-backends.md#upgradeinfo): every few hours, on
+demand, after changes.
 
 What counts as newer is the galleries' word, given what the nodes report. One controller asks and writes the answer
 down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked; but not where the only

@@ -1,4 +1,5 @@
-"""One order on its way to one worker, and what its answer means (contract: nats.md §3, §4, §7; DESIGN §3, §5).
+"""One order on its way to one worker, and what its answer means (docs/reference/wire/backends.md,
+docs/reference/wire/subjects.md#call-errors).
 
 Corral workers answer at once whether they accept, and report later. LocalAI workers answer when they are done: their
 call may take as long as an install, and no answer in that time is no failure.
@@ -140,7 +141,7 @@ class WorkerCalls:
         """Raises Unreachable only when nobody listens twice; Failed when the node says that it cannot tell.
 
         A LocalAI worker lists only the build of what was installed by a name that builds share, and does not tell that
-        name (nats.md §4.3, gallery.md §14): it is the gallery's."""
+        name (docs/reference/wire/backends.md#list): it is the gallery's."""
 
         async def ask() -> BackendList:
             return await self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)

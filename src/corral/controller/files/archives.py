@@ -1,5 +1,5 @@
 """Archives among a model's files are unpacked on the controller, so that workers get the files inside (contract:
-gallery.md §11, "Archives").
+docs/reference/wire/gallery.md#downloads).
 
 The members lie next to where the archive would: `it/model.onnx` in `voices/it.tar.gz` is `voices/it/model.onnx`. Each
 member is a blob of its own. The list of them is a blob too, named in the database under the archive's path and a

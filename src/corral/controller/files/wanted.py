@@ -31,8 +31,8 @@ _ARCHIVE = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|tbz2?|txz|tzst|zip)
 
 
 def wanted_snapshots(definition: Definition, folder: Path | None = None) -> tuple[HubSnapshot, ...]:
-    """Repositories of the hub: those that are named, and the one a bare name stands for (contract: gallery.md §13)
-    where the engine reads folders and nobody has put one there."""
+    """Repositories of the hub: those that are named, and the one a bare name stands for
+    (docs/reference/wire/gallery.md#model-definition) where the engine reads folders and nobody has put one there."""
     if definition.snapshots or definition.files:
         return definition.snapshots
     weights, backend = definition.weights, definition.backend.lower()
@@ -96,7 +96,8 @@ def _inside(path: Path, folder: Path) -> Iterator[ModelFile]:
 
 
 def is_archive(definition: Definition, file: ModelFile) -> bool:
-    """Whether it is unpacked next to itself: what a definition lists is, by its ending (contract: gallery.md §11)."""
+    """Whether it is unpacked next to itself: what a definition lists is, by its ending
+    (docs/reference/wire/gallery.md#downloads)."""
     return _ARCHIVE.search(file.path) is not None and file in definition.files
 
 

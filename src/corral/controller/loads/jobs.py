@@ -1,4 +1,5 @@
-"""One load, from the asking until a replica answers or all tries have failed. Pure (contract: http.md §6.4, §7).
+"""One load, from the asking until a replica answers or all tries have failed. Pure
+(docs/reference/wire/routing.md#load-job).
 
 Its state is what its replica's is: `pending` while a place is looked for, then whatever that place still lacks. So
 there is nothing to resume: whoever looks next sees the same.

@@ -1,4 +1,4 @@
-"""Schedules: `/api/nodes/scheduling` (contract: http.md §3.1), and those given at start."""
+"""Schedules: `/api/nodes/scheduling` (docs/reference/wire/http-nodes.md#schedules), and those given at start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the galleries have, as lists and pages show it: with what is installed and what is under way (http.md §3.3).
-Pure."""
+"""What the galleries have, as lists and pages show it: with what is installed and what is under way
+(docs/reference/wire/http-backends.md#routes). Pure."""
 
 from __future__ import annotations
 

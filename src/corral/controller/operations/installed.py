@@ -1,4 +1,4 @@
-"""What is installed where, as the contract lists it (http.md §3.1, §3.3)."""
+"""What is installed where, in LocalAI's form (docs/reference/wire/http-backends.md#installed-backends)."""
 
 from __future__ import annotations
 

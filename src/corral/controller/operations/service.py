@@ -1,4 +1,5 @@
-"""Operations as people steer them: look, cancel, retry, withdraw, dismiss, history (DESIGN §5).
+"""Operations as people steer them: look, cancel, retry, withdraw, dismiss, history
+(docs/explanation/design.md#operations).
 
 What is said here is only written down; the reconciler carries it out. So a cancel survives the controller that took it.
 """

@@ -1,4 +1,4 @@
-"""An operation's state is a function of its node rows. Pure (DESIGN §5)."""
+"""An operation's state is a function of its node rows. Pure (docs/explanation/design.md#operations)."""
 
 from __future__ import annotations
 

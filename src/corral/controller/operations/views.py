@@ -1,4 +1,4 @@
-"""Operations as people see them: the contract's shapes from stored rows (http.md §3.2). Pure."""
+"""Operations as people see them: LocalAI's shapes from stored rows (docs/reference/wire/operations.md). Pure."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def record_view(operation: Operation) -> OperationRecord:
 
 
 def op_status(view: OperationView) -> dict[str, object]:
-    """The contract's OpStatus (nats.md §8, http.md §3.3)."""
+    """LocalAI's OpStatus (docs/reference/wire/http-backends.md#opstatus)."""
     status: dict[str, object] = {
         "deletion": view.is_deletion,
         "file_name": next((node.file_name for node in view.nodes if node.file_name), ""),

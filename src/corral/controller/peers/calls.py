@@ -1,4 +1,5 @@
-"""What a LocalAI worker is asked over the bus about its processes (contract: nats.md §4.1, §4.5–4.9, §7.2)."""
+"""What a LocalAI worker is asked over the bus about its processes
+(docs/reference/wire/backends.md#loads-of-localai)."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ class WorkerCalls:
         return await self._gone(node_id, (model, replica))
 
     async def tell_to_stop(self, node_id: str, model: str, replica: int) -> None:
-        """At once, and nobody waits: what a load that is given up leaves behind (contract: nats.md §7.2)."""
+        """At once, and nobody waits: what a load that is given up leaves behind
+        (docs/reference/wire/backends.md#loads-of-localai)."""
         try:
             await self._bus.publish(
                 STOP_BACKEND, StopBackend(backend=process_key(model, replica), force=True), node=node_id

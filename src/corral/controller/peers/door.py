@@ -1,6 +1,6 @@
-"""`/replicas/<process_id>/…` on the controller: the ingress of nodes that have none. As at any other (DESIGN §4), who
-comes in shows a token of the cluster's for that node; what is asked goes through `inference` to exactly that process,
-or is refused.
+"""`/replicas/<process_id>/…` on the controller: the ingress of nodes that have none. As at any other
+(docs/reference/wire/files.md#access-tokens), who comes in shows a token of the cluster's for that node; what is asked
+goes through `inference` to exactly that process, or is refused.
 """
 
 from __future__ import annotations

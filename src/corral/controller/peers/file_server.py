@@ -1,4 +1,4 @@
-"""The file server of a LocalAI worker, as its client (contract: files.md §2–6, §9).
+"""The file server of a LocalAI worker, as its client (docs/reference/wire/files.md#transfer-client).
 
 A file is sent under a key, resumed where an earlier try stopped, and verified there by its SHA-256 before it counts.
 What upstream's own client gets wrong is done right here: keys are percent-encoded, an upload that was complete but

@@ -1,4 +1,5 @@
-"""What a LocalAI worker calls its processes, and where they are (contract: nats.md §4.1, §5.2). Pure."""
+"""What a LocalAI worker calls its processes, and where they are (docs/reference/wire/processes.md#process-key).
+Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """How many requests the processes of LocalAI workers have under way: each controller counts its own and tells the
-others; whoever leads adds up and tells gateways, in the node's name, as an ingress would (DESIGN §3)."""
+others; whoever leads adds up and tells gateways, in the node's name, as an ingress would
+(docs/reference/wire/replicas.md#in-flight-report)."""
 
 from __future__ import annotations
 

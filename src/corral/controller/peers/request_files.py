@@ -1,9 +1,9 @@
 """Files of a request for a backend on a LocalAI worker: sent there, fetched from there, and removed.
 
-The contract's own way (files.md §10: `ephemeral/…`, `temp`) has no way to remove anything, and upstream never does. So
-these files lie in a folder of their own below the models folder, which `model.delete` removes whole; the backend writes
-into an empty file put there for it. A folder's name begins with when it was made: what a controller that died has left
-behind is swept up by that.
+LocalAI's own way (docs/reference/wire/files.md#staging-keys: `ephemeral/…`, `temp`) has no way to remove anything, and
+upstream never does. So these files lie in a folder of their own below the models folder, which `model.delete` removes
+whole; the backend writes into an empty file put there for it. A folder's name begins with when it was made: what a
+controller that died has left behind is swept up by that.
 """
 
 from __future__ import annotations

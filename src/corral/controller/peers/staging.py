@@ -1,4 +1,5 @@
-"""A model's files on a LocalAI worker, and what LoadModel is then told of them (contract: files.md §10, §11).
+"""A model's files on a LocalAI worker, and what LoadModel is then told of them
+(docs/reference/wire/files.md#staging-a-model).
 
 Files go under the keys `models/<model>/<which set of files>/<path>`: the worker's own models folder, where deleting the
 model removes them. Names of the definition are then looked up among what is really there, so that a hub's name is never
@@ -119,7 +120,7 @@ def options_of(definition: Mapping[str, Any], model: str, backend: str, place: P
 
 
 def load_timeout_s(size_bytes: int) -> float:
-    """5 min and 20 s for each GiB of weights, at most 6 h (contract: grpc.md §8)."""
+    """5 min and 20 s for each GiB of weights, at most 6 h (docs/reference/wire/routing.md#load-timeouts)."""
     return min(300.0 + 20.0 * size_bytes / GIB, 6 * 3600.0)
 
 

@@ -1,4 +1,5 @@
-"""One replica on a LocalAI worker, from the order to a process that answers (contract: http.md §6.5, nats.md §7.2):
+"""One replica on a LocalAI worker, from the order to a process that answers
+(docs/reference/wire/backends.md#loads-of-localai):
 
     what has its key ends ─▶ backend.install: an address ─▶ files there ─▶ LoadModel ─▶ on the list
 

@@ -1,4 +1,4 @@
-"""What workers ask for themselves: joining, credentials, heartbeats, leaving (contract: http.md §2; DESIGN §4).
+"""What workers ask for themselves: joining, credentials, heartbeats, leaving (docs/reference/wire/nodes.md).
 
 Deciding is done by `identity`, `offers` and `transitions`; this part reads, claims and writes.
 """

@@ -1,4 +1,4 @@
-"""Who is knocking? Pure: decides from what was presented and what is on file (DESIGN §4).
+"""Who is knocking? Pure: decides from what was presented and what is on file (docs/reference/wire/nodes.md#identity).
 
 The worker makes an `enrolment` secret before its first try. So when the reply to that try is lost, the second try is
 recognised, and a single-use token is not spent twice.

@@ -1,4 +1,5 @@
-"""What a registration says, made into what is stored. Pure: validation order and merge rules of contract http.md §2."""
+"""What a registration says, made into what is stored. Pure: validation order and merge rules of
+docs/reference/wire/nodes.md#registration."""
 
 from __future__ import annotations
 

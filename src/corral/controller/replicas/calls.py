@@ -1,5 +1,5 @@
-"""Orders about replicas on their way to one worker, and what the answers mean (DESIGN §3). Corral workers only; for
-others `controller/peers` fits the same `Orders`."""
+"""Orders about replicas on their way to one worker, and what the answers mean (docs/reference/wire/replicas.md). Corral
+workers only; for others `controller/peers` fits the same `Orders`."""
 
 from __future__ import annotations
 

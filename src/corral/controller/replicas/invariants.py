@@ -1,5 +1,6 @@
-"""What must hold of replicas whatever happens (DESIGN §9), as functions of what the store says at one moment, or at
-two, the earlier first. Pure; each gives one line per breach. The rest is in `controller/invariants.py`."""
+"""What must hold of replicas whatever happens (docs/explanation/invariants.md), as functions of what the store says at
+one moment, or at two, the earlier first. Pure; each gives one line per breach. The rest is in
+`controller/invariants.py`."""
 
 from __future__ import annotations
 

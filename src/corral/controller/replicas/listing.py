@@ -1,4 +1,5 @@
-"""Replicas as people and the contract see them (http.md §3.1): rows of what is wanted, and how each is by its node."""
+"""Replicas as people and LocalAI's API see them (docs/reference/wire/http-nodes.md#replica-row): rows of what is
+wanted, and how each is by its node."""
 
 from __future__ import annotations
 

@@ -493,6 +493,7 @@ def _changes_routing(before: Intended | None, after: Intended) -> bool:
 
 
 def _since_newest_s(model: str, rows: list[Intended], read: Read) -> float:
-    """Whatever led to the newest replica is mended by it: it must not lead to another (contract: http.md §6.7)."""
+    """Whatever led to the newest replica is mended by it: it must not lead to another
+    (docs/reference/wire/routing.md#scaling)."""
     newest = max((row.created_at for row in rows if row.model == model), default=None)
     return math.inf if newest is None else max(0.0, (read.now - newest).total_seconds())

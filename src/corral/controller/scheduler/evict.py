@@ -2,8 +2,8 @@
 
 Only where nothing but other replicas is in the way (their memory, or a concurrency group), on one node, and no more of
 them than it takes: rather one of several of a model than its last, and the least recently used first. Never one that is
-busy, pinned, or needed by what people asked for (DESIGN §9, invariant 8): what keeps each is told. If it is only a
-question of time, the answer is to wait.
+busy, pinned, or needed by what people asked for (docs/explanation/invariants.md#8-automation-is-limited): what keeps
+each is told. If it is only a question of time, the answer is to wait.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from corral.controller.scheduler.world import MIB, Memory
 
 # llama.cpp works on so many tokens at a time, and keeps their results for the whole vocabulary as 32-bit numbers.
 BATCH = 512
-DEFAULT_CONTEXT = 4096  # contract, gallery.md §13
+DEFAULT_CONTEXT = 4096  # docs/reference/wire/gallery.md#model-definition
 OWN_BYTES = 128 * MIB  # code, libraries, the driver's context on a device
 # What is kept of finished prompts, in RAM: as much as two full contexts, and no more than our llama-cpp is told.
 KEPT_PROMPTS = 2

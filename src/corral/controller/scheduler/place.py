@@ -1,7 +1,8 @@
 """Which node gets a replica: every node is filtered and scored, and says why, with the numbers used. Pure.
 
-The order is the contract's (http.md §6.5) with what it lacks: devices one by one, builds that exist, files that are
-there, groups that keep apart also without a selector. Making room by ending others is `evict.py`'s.
+The order is LocalAI's (docs/reference/wire/routing.md#placement) with what it lacks: devices one by one, builds that
+exist, files that are there, groups that keep apart also without a selector. Making room by ending others is
+`evict.py`'s.
 """
 
 from __future__ import annotations
@@ -244,7 +245,8 @@ def _group_checks(world: World, model: Model, rivals_there: Sequence[Replica]) -
 
 
 def _check_disk(model: Model, node: Node, policy: Policy) -> Check:
-    """Contract, http.md §2.6: what has to be fetched and some room to breathe. A node that tells no disk passes."""
+    """What has to be fetched and some headroom (docs/reference/wire/budgets-and-labels.md#disk-headroom). A node that
+    tells no disk passes."""
     missing = missing_files_bytes(model, node, policy)
     if missing == 0:
         return Check("disk", True, "needs nothing more there")

@@ -1,4 +1,5 @@
-"""How many replicas of a model there should be: one step at a time, and why. Pure (contract: http.md §6.7).
+"""How many replicas of a model there should be: one step at a time, and why. Pure
+(docs/reference/wire/routing.md#scaling).
 
 What is counted are replicas of the present revision on healthy nodes that the selector still picks. Others of it that
 live are *leaving*: of an old revision, on a node that is being drained, where the labels no longer fit, or beside a

@@ -96,7 +96,7 @@ class Replica:
 
     @property
     def busy(self) -> bool:
-        """It cannot take another request now (DESIGN §6)."""
+        """It cannot take another request now (docs/explanation/design.md#devices-and-slots)."""
         return self.heard and self.in_flight >= max(1, self.slots)
 
     @property
@@ -143,7 +143,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What people said about one model's replicas (contract: http.md §3.1); the default where they said nothing."""
+    """What people said about one model's replicas (docs/reference/wire/http-nodes.md#schedules); the default where they
+    said nothing."""
 
     selector: Selector = field(default_factory=Selector)
     min_replicas: int = 0
@@ -230,7 +231,8 @@ def _grouped(replicas: Sequence[Replica], key: Callable[[Replica], str]) -> dict
 
 
 def budget_of(text: str) -> Budget:
-    """A node's budget as its row has it. One that cannot be read is none (contract: http.md §2.6)."""
+    """A node's budget as its row has it. One that cannot be read is none
+    (docs/reference/wire/budgets-and-labels.md#vram-budget)."""
     try:
         return parse_budget(text)
     except ValueError:

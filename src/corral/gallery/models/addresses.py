@@ -1,4 +1,5 @@
-"""Whom an index written by somebody else may send us to: not into our own network (contract: gallery.md §12)."""
+"""Whom an index written by somebody else may send us to: not into our own network
+(docs/reference/wire/gallery.md#model-entry)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""YAML with definitions of models in it: one mapping, or a list of them (contract: gallery.md §13). Pure."""
+"""YAML with definitions of models in it: one mapping, or a list of them
+(docs/reference/wire/gallery.md#model-definition). Pure."""
 
 from __future__ import annotations
 

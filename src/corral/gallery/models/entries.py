@@ -1,4 +1,4 @@
-"""A model as an index has it, and reading an index (contract: gallery.md §12). Pure."""
+"""A model as an index has it, and reading an index (docs/reference/wire/gallery.md#model-entry). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an entry and its base document to a definition (contract: gallery.md §12). Pure.
+"""From an entry and its base document to a definition (docs/reference/wire/gallery.md#model-entry). Pure.
 
 Ours keeps in the definition what LocalAI puts beside it on a disk: files go into `download_files`, templates are
 written out where they are named. So a definition is all there is to know, on any controller.

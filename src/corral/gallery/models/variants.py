@@ -1,4 +1,4 @@
-"""Which of an entry's variants suits a fleet (contract: gallery.md §12). Pure.
+"""Which of an entry's variants suits a fleet (docs/reference/wire/gallery.md#model-entry). Pure.
 
 LocalAI chooses for the one machine it runs on. Here a model is for the whole fleet, so a variant fits when there is a
 machine that can hold it, and is preferred as the best such machine prefers it.

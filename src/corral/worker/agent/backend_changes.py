@@ -1,8 +1,9 @@
 """What orders about backends come to on this machine: have a build, replace what runs of it, or have none of it.
 
-`install`, `upgrade` and `delete` are DESIGN's: new processes beside old ones, nothing stopped before its successor
-serves. `serve_install` and `serve_upgrade` are the contract's own (nats.md §5.3, §5.4), for those who call without
-`accept`; they differ in that nothing is stopped before its successor is on the disk. Answering is `backend_orders`'s.
+`install`, `upgrade` and `delete` are between Corral peers: new processes beside old ones, nothing stopped before its
+successor serves. `serve_install` and `serve_upgrade` are LocalAI's
+(docs/reference/wire/backends.md#install-without-accept), for those who call without `accept`; they differ in that
+nothing is stopped before its successor is on the disk. Answering is `backend_orders`'s.
 """
 
 from __future__ import annotations

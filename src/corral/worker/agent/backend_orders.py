@@ -1,4 +1,4 @@
-"""Orders about backends: one function per subject (contract: nats.md §4.1–4.5, §6; DESIGN §3).
+"""Orders about backends: one function per subject (docs/reference/wire/backends.md).
 
 With `accept` and an operation they are answered at once and reported later; without, when they are done. What they
 come to is `backend_changes.py`'s.

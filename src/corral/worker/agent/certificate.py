@@ -1,4 +1,4 @@
-"""The ingress's own key and certificate (DESIGN §1 `--lan`, §4).
+"""The ingress's own key and certificate (docs/explanation/design.md#tls).
 
 The key is made here and never leaves the machine. A signing request goes with each registration; where the cluster has
 a CA, the answer carries a certificate, which is stored and put into the context that is already serving: connections

@@ -1,4 +1,5 @@
-"""The node self-service API as calls (contract: http.md §2). Sends and reads; what an answer means is `answers.py`."""
+"""The node self-service API as calls (docs/reference/wire/nodes.md#node-api). Sends and reads; what an answer means is
+`answers.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bus credentials of a node, as the bus asks for them (contract: nats.md §10; DESIGN §4, §8).
+"""The bus credentials of a node, as the bus asks for them (docs/reference/wire/subjects.md#authentication).
 
 The bus asks at every connect and when three quarters of a lifetime are over. What is at hand is given again only while
 it is young, or while the controller cannot be asked: the bus may be asking because it was refused.

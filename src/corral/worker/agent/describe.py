@@ -1,4 +1,4 @@
-"""The registration of this machine, out of settings and hardware (contract: http.md §2.1, §2.5). Pure."""
+"""The registration of this machine, out of settings and hardware (docs/reference/wire/nodes.md#registration). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saying "I live" (contract: http.md §2.2, nats.md §9; DESIGN §3, §8).
+"""Saying "I live" (docs/reference/wire/nodes.md#http-heartbeat, #bus-heartbeat).
 
 Over the bus at every interval, because that is cheap. Over HTTP while the bus is down, saying so, and now and then
 anyway: only there can the controller answer that it does not know this node, and what time it is.

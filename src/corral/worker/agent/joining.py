@@ -1,5 +1,6 @@
-"""Becoming a node: register until the controller answers, then wait until a person has approved (contract: http.md
-§2.1, §2.4; DESIGN §4). Comes back with a node that may work, or raises `CannotGoOn` with the line a person needs."""
+"""Becoming a node: register until the controller answers, then wait until a person has approved
+(docs/reference/wire/nodes.md#identity). Comes back with a node that may work, or raises `CannotGoOn` with the line a
+person needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving in order (contract: http.md §2.7, nats.md §5.8): no new work, let requests end, stop backends, say goodbye.
+"""Leaving in order (docs/reference/wire/nodes.md#leaving): no new work, let requests end, stop backends, say goodbye.
 
 Every step is bounded and none is essential: a controller that cannot be told notices by the silence.
 """

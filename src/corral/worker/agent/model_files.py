@@ -1,4 +1,4 @@
-"""Removing a model's staged files (contract: nats.md §4.8). Blocking."""
+"""Removing a model's staged files (docs/reference/wire/models.md#delete). Blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders about models: one function per subject (contract: nats.md §4.6–4.9)."""
+"""Orders about models: one function per subject (docs/reference/wire/models.md)."""
 
 from __future__ import annotations
 

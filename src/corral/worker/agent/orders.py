@@ -1,5 +1,6 @@
-"""Orders from the bus: the list of subjects (contract: nats.md §2). A new subject is its line here and its function in
-the module of its noun. Decoding, refusing what cannot be decoded, and answering are the bus's part.
+"""Orders from the bus: the list of subjects (docs/reference/wire/subjects.md#subject-list). A new subject is its line
+here and its function in the module of its noun. Decoding, refusing what cannot be decoded, and answering are the bus's
+part.
 
 Installs and upgrades run side by side, one after another for the same backend: that is the installer's part.
 """

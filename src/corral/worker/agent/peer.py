@@ -1,4 +1,5 @@
-"""Whom this worker works for, as far as backend processes are concerned (DESIGN §3). Pure.
+"""Whom this worker works for, as far as backend processes are concerned (docs/reference/wire/README.md#localai-peers).
+Pure.
 
 A Corral controller reaches processes through the ingress, so they listen on loopback with a token of their own. A
 LocalAI controller calls them itself: on every interface, in the contract's range of ports, with the shared token."""

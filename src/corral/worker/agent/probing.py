@@ -1,4 +1,5 @@
-"""One request to a process that is to take over from another (DESIGN §5): some break only when they are first asked."""
+"""One request to a process that is to take over from another (docs/explanation/design.md#upgrades): some break only
+when they are first asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing the processes of a backend by ones of another version, without a gap (DESIGN §5, Upgrade).
+"""Replacing the processes of a backend by ones of another version, without a gap (docs/explanation/design.md#upgrades).
 
 The new ones are started beside the old ones. Only when every one of them serves does anything change; when one does
 not, all of them go and the old ones serve on. Which version is the current one on the disk is the installer's.

@@ -1,4 +1,4 @@
-"""Orders about replicas: one function per subject (DESIGN §3). Between Corral peers only.
+"""Orders about replicas: one function per subject (docs/reference/wire/replicas.md). Between Corral peers only.
 
 Starting one means: its backend's version is on the disk, its files are there, the process serves and, for gRPC, has
 its model loaded. Where a replica should be is the controller's to say.

@@ -1,5 +1,6 @@
 """From an order to exactly one build. A Corral controller has resolved it already; where it has not, and for LocalAI's
-controllers, which never do, the worker looks in the galleries itself, for its own machine (DESIGN §3)."""
+controllers, which never do, the worker looks in the galleries itself, for its own machine
+(docs/reference/wire/backends.md#install)."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Resolving:
         try:
             parse_uri(order.uri)
         except Invalid:
-            # The contract reads what is no source as the name of a gallery's entry (gallery.md §8).
+            # LocalAI reads what is no source as a gallery entry's name
+            # (docs/reference/wire/gallery.md#direct-installs).
             if "/" in order.uri or ":" in order.uri:
                 raise
             if order.name or order.alias:

@@ -1,4 +1,5 @@
-"""Whom the worker believes to be the controller: the system's roots, a PEM file, or a pinned CA (DESIGN §1, §4).
+"""Whom the worker believes to be the controller: the system's roots, a PEM file, or a pinned CA
+(docs/explanation/design.md#tls).
 
 The pin comes with the join line, by hand or by copy and paste. So `GET /ca.pem` may be asked of anybody: only the
 certificate whose SHA-256 is the pin is taken, and from then on it is the only root.

@@ -1,4 +1,5 @@
-"""The worker's capability: the detection table of the contract (gallery.md §3) as a pure function over facts.
+"""The worker's capability: LocalAI's detection table (docs/reference/wire/gallery.md#capability) as a pure function
+over facts.
 
 Who gathers the facts is `probe.py`. The table is the contract's; ours are the `CORRAL_` twins, which win over the
 `LOCALAI_` names, and that no CUDA is named that the driver is too old for: the contract goes by the toolkit's folder.

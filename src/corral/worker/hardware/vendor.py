@@ -1,8 +1,9 @@
 """Whose GPU the node reports, and how much memory that is. Pure, except for `sightings`, which looks.
 
-The contract's order of detection (gallery.md §3) names the first maker seen, which may be the maker of a display chip
-beside the card that does the work. So a maker whose devices have memory worth using comes first; only without one does
-the plain order decide. And only that maker's memory is summed: builds for one maker cannot use another's cards.
+LocalAI's order of detection (docs/reference/wire/gallery.md#gpu-vendor) names the first maker seen, which may be the
+maker of a display chip beside the card that does the work. So a maker whose devices have memory worth using comes
+first; only without one does the plain order decide. And only that maker's memory is summed: builds for one maker cannot
+use another's cards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes of the worker's one port (contract: http.md §4; DESIGN §2.2, §4).
+"""The routes of the worker's one port (docs/reference/wire/files.md#the-workers-http-port).
 
 `/healthz` and `/readyz` are open and say nothing secret. Everything else needs a token of the controller's, and what
 is behind a door is not even said to exist to those without one.

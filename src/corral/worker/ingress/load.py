@@ -1,4 +1,5 @@
-"""Telling gateways how many requests each process has under way (DESIGN §3): soon after a change, never too often."""
+"""Telling gateways how many requests each process has under way (docs/reference/wire/replicas.md#in-flight-report):
+soon after a change, never too often."""
 
 from __future__ import annotations
 

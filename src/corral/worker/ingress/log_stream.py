@@ -1,4 +1,4 @@
-"""The WebSocket of a backend's log: the lines there are, then each new one (contract: files.md §7).
+"""The WebSocket of a backend's log: the lines there are, then each new one (docs/reference/wire/files.md#backend-logs).
 
 The relay tunnels WebSockets and speaks none, so they end at a small server on a unix socket in a folder only this user
 can enter. It is there from the first follower on: a worker nobody follows does not pay for it.

@@ -1,4 +1,5 @@
-"""What backends wrote, for whoever may read it (contract: files.md §7): names, lines, and lines as they come.
+"""What backends wrote, for whoever may read it (docs/reference/wire/files.md#backend-logs): names, lines, and lines as
+they come.
 
 `GET /v1/backend-logs`, `GET /v1/backend-logs/{model or model#N}`, and its `/ws`, exactly as the contract has them. Ours
 beside it: `?tail=N` gives the last so many, `?follow=true` goes on line by line as JSON, for those without WebSockets.

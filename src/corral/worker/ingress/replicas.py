@@ -1,6 +1,6 @@
-"""`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another (DESIGN §3, §6, §9.2).
-A process that speaks gRPC is reached through `inference/` instead, which translates, and so is `/v1/responses`, whose
-streams some engines leave incomplete.
+"""`/replicas/<process_id>/…`: relayed to exactly that process, or refused; never to another
+(docs/explanation/invariants.md#2-one-routable-process-per-replica). A process that speaks gRPC is reached through
+`inference/` instead, which translates, and so is `/v1/responses`, whose streams some engines leave incomplete.
 
 Whoever comes in has shown a token of the controller's at the door. It ends here: the process sees the token of its own,
 which nobody else knows. A process that is gone, or is being replaced, answers 410, and the gateway picks again.

@@ -1,5 +1,6 @@
-"""May this caller come in? Tokens are signed by the controller (DESIGN §4); here they are verified once and remembered
-until they expire, so that a warm request costs a dict lookup. Their clock is the controller's, not this machine's."""
+"""May this caller come in? Tokens are signed by the controller (docs/reference/wire/files.md#access-tokens); here they
+are verified once and remembered until they expire, so that a warm request costs a dict lookup. Their clock is the
+controller's, not this machine's."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class TokenCheck:
         self._shared = b""
 
     def share(self, token: str) -> None:
-        """A LocalAI controller signs nothing: it shows the fleet's registration token (contract: files.md §3). Empty,
-        as with a controller of ours, opens nothing."""
+        """A LocalAI controller signs nothing: it shows the fleet's registration token
+        (docs/reference/wire/files.md#authentication). Empty, as with a controller of ours, opens nothing."""
         self._shared = token.encode()
 
     def trust(self, signing_key: str, node_id: str) -> None:

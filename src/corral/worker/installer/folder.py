@@ -84,7 +84,7 @@ class BackendFolder:
     def begin(self, content_digest: str) -> str:
         """A new empty folder for this content; the id to finish it under."""
         if self.path.is_file():
-            self.path.unlink()  # a stray file at that path (contract: gallery.md §8)
+            self.path.unlink()  # a stray file at that path (docs/reference/wire/gallery.md#installation)
         self._versions.mkdir(parents=True, exist_ok=True)
         build = 1
         while True:

@@ -444,7 +444,7 @@ def _find_version(folder: BackendFolder, digest: str) -> InstalledBackend | None
 
 def _write_meta(folder: Path, meta: Metadata) -> None:
     if folder.is_file():
-        folder.unlink()  # a stray file at that path (contract: gallery.md §8)
+        folder.unlink()  # a stray file at that path (docs/reference/wire/gallery.md#installation)
     folder.mkdir(exist_ok=True)
     write_metadata(folder, meta)
 

@@ -119,7 +119,8 @@ def _digests(records: Iterable[VersionRecord]) -> tuple[str, ...]:
 
 
 def find_loose_program(name: str, *roots: Path | None) -> InstalledBackend | None:
-    """A program without any folder around it, or alone in one of its own name (contract: nats.md §5.3, step 4)."""
+    """A program without any folder around it, or alone in one of its own name
+    (docs/reference/wire/backends.md#install-without-accept, step 4)."""
     if not is_name(name):
         return None
     for root in roots:

@@ -12,7 +12,7 @@ LEFTOVERS = (".install-tmp", ".install-backup", ".upgrade-tmp", ".backup")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,127}\Z")
 
-# Contract: gallery.md §3, "Picking one of several installed builds that share an alias".
+# Which of several builds an alias means: docs/reference/wire/gallery.md#builds-with-one-alias
 _TOKENS = (
     ("nvidia", ("cuda", "vulkan", "cpu")),
     ("amd", ("rocm", "hip", "vulkan", "cpu")),

@@ -1,4 +1,5 @@
-"""Progress of an order as events (contract: nats.md §6): at most one each 250 ms, the latest, and always a last one.
+"""Progress of an order as events (docs/reference/wire/progress.md#publishing): at most one each 250 ms, the latest, and
+always a last one.
 
 `Window` and `PhaseScale` decide, purely, with the time handed in; `ProgressPublisher` owns the timer and the bytes of
 an event. Those count within a phase; the percentage is one over all phases.

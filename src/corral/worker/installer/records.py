@@ -20,7 +20,7 @@ _VERSION_ID = re.compile(r"sha256-[0-9a-f]{64}(?:\.[1-9][0-9]{0,5})?\Z")
 
 
 class Metadata(Message, frozen=True):
-    """metadata.json (contract: gallery.md §8). Empty fields are left out."""
+    """metadata.json (docs/reference/wire/gallery.md#metadatajson). Empty fields are left out."""
 
     name: str = ""
     alias: str = ""

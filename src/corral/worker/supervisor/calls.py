@@ -1,4 +1,5 @@
-"""The few calls the worker makes to a `grpc` backend itself: Health, LoadModel, Free (contract: grpc.md §7, §8).
+"""The few calls the worker makes to a `grpc` backend itself: Health, LoadModel, Free
+(docs/reference/wire/grpc.md#starting-a-process).
 
 Each on a channel of its own: one opened before the port listened can stay unusable for a minute. Importing gRPC costs
 as much memory as a quarter of the worker, so only a worker with such a backend loads this module.

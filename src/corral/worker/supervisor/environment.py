@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from corral.contract.messages.replicas import ReplicaDevice
 
-TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"  # the contract's name (grpc.md §7); ours speak it on both protocols
+TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"  # docs/reference/wire/grpc.md#authentication; ours use it on both protocols
 PYTHON = "CORRAL_PYTHON"  # the worker's own interpreter, for backends that bring none
 
 ALLOWED = (

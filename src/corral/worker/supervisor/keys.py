@@ -1,4 +1,5 @@
-"""Names of processes: `<model, or backend when there is none>#<replica>` (contract: nats.md §5.2, §4.5). Pure."""
+"""Names of processes: `<model, or backend when there is none>#<replica>`
+(docs/reference/wire/processes.md#process-key). Pure."""
 
 from __future__ import annotations
 

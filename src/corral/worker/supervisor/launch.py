@@ -72,7 +72,8 @@ def plan_run(
 
 
 def _places(spec: ProcessSpec, directory: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Where the build's own programs, the models and its Vulkan drivers are (contract: grpc.md §8)."""
+    """Where the build's own programs, the models and its Vulkan drivers are
+    (docs/reference/wire/grpc.md#starting-a-process)."""
     places = {}
     own = directory / "venv" / "bin"
     if own.is_dir():

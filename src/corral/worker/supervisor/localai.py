@@ -1,4 +1,4 @@
-"""The contract's own orders on processes, answered to the letter (nats.md §4.6, §4.7, §4.9, §5.2).
+"""LocalAI's own orders on processes, answered to the letter (docs/reference/wire/models.md).
 
 What comes in over the bus is decoded and answered by the agent; here is what it means.
 """
@@ -37,7 +37,7 @@ def list_running(supervisor: Supervisor) -> RunningModels:
 
 async def stop_model(supervisor: Supervisor, order: StopModel, hosts: Collection[str]) -> ModelStopped:
     """An exact, acknowledged stop. `hosts` are those under which this worker is known: controllers store the advertised
-    address, workers know the local one, and upstream compares the two (nats.md §12, weakness 4)."""
+    address, workers know the local one, and upstream compares the two (docs/reference/wire/models.md#stop)."""
     key = order.process_key
     running = supervisor.find_key(key)
     if running is None:

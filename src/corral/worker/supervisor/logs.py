@@ -1,4 +1,5 @@
-"""What backends wrote lately, in memory, for whoever reads or follows it over the ingress (contract: files.md §7).
+"""What backends wrote lately, in memory, for whoever reads or follows it over the ingress
+(docs/reference/wire/files.md#backend-logs).
 
 Lines are kept per process key, across restarts: what a process said before it crashed is what people come for. The
 files on disk hold more. Serving them over HTTP is the ingress's business.

@@ -1,4 +1,5 @@
-"""Which port the next process gets (contract: nats.md §5.7). Pure: the time and the look at the machine are handed in.
+"""Which port the next process gets (docs/reference/wire/processes.md#ports). Pure: the time and the look at the machine
+are handed in.
 
 A released port rests, because a client may still be sending to whoever had it; and it stays reserved for a while for
 the key that held it, so that an address somebody remembers leads to the same model or to nobody, never to another's.

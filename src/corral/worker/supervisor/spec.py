@@ -69,7 +69,8 @@ class ProcessSpec(Message, frozen=True, kw_only=True):
 
 
 def load_timeout_s(weights_bytes: int) -> float:
-    """How long LoadModel may take: 5 min and 20 s for each GiB of weights, at most 6 h (contract: grpc.md §8)."""
+    """How long LoadModel may take: 5 min and 20 s for each GiB of weights, at most 6 h
+    (docs/reference/wire/routing.md#load-timeouts)."""
     return min(300.0 + 20.0 * weights_bytes / GIB, 6 * 3600.0)
 
 

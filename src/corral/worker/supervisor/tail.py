@@ -11,7 +11,7 @@ BACKLOG_BYTES = 1024 * 1024
 
 
 class LogLine(Message, frozen=True):
-    """As the contract has it (files.md §7)."""
+    """A line as docs/reference/wire/files.md#backend-logs has it."""
 
     timestamp: str = always(str)  # RFC 3339 with a fraction
     stream: str = always(str)  # stdout | stderr
