@@ -103,7 +103,7 @@ async def test_speech_is_what_the_backend_wrote(
     backend.script.says["TTS"] = speak
     told = {"input": "ciao", "params": {"warmth": 0.5}, "speed": 2, "instructions": "softly", **asked}
     async with aiohttp.ClientSession() as session, session.post(f"{backend.url}/v1/audio/speech", json=told) as answer:
-        assert (answer.status, answer.content_type) == (200, kind)
+        assert (answer.status, answer.content_type) == (200, kind), await answer.read()
         assert await answer.read() == body
     heard = backend.script.last("TTS")
     assert (heard.text, heard.voice, heard.instructions, heard.ModelIdentity) == ("ciao", "bob", "softly", "weights")
