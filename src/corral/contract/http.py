@@ -122,6 +122,7 @@ class Responder(Protocol):
         upgrade: bool = False,
         patience: Patience | None = None,
         unwanted: Unwanted | None = None,
+        reads_unwanted: bool = False,
     ) -> RelayResult:
         """Send the request to `target` and pass the answer's bytes back as they come.
 
@@ -130,7 +131,8 @@ class Responder(Protocol):
         what is behind it must stay); one the handler has `read` is sent again as it was. `response_headers` are added
         to the answer's head, in place of upstream ones of the same name. `upgrade` lets a WebSocket through as a
         tunnel. `patience` replaces the pool's own. `unwanted` is asked about answers of 400 and more before anything of
-        them is passed on; where it says so, they count as `UpstreamFailed`.
+        them is passed on; where it says so, they count as `UpstreamFailed`, at once or, with `reads_unwanted`, when the
+        body of a short one is complete.
 
         Raises `UpstreamFailed` while nothing has been sent to the client, so the handler may pick another target;
         after the first byte a failure closes the client's connection and is told in the result. A client that leaves
@@ -291,6 +293,6 @@ class UpstreamFailed(RelayError):
         self.unresponsive = unresponsive  # the request was sent, then the target stopped responding altogether
         self.refused = refused  # connecting failed, so certainly nothing was sent; or the answer was `unwanted`
         self.status = status  # of an answer that was unwanted
-        self.answer = answer  # its body, where it has a length and is not too long
+        self.answer = answer  # its body, where that came along, or was waited for (`reads_unwanted`)
         self.timed_out = timed_out
         self.resendable = resendable  # False: part of a streamed body is spent, no other target can have it

@@ -48,6 +48,7 @@ class Exchange(Answer):
     # Of the relay under way.
     tap: Tap | None
     unwanted: Unwanted | None
+    reads_unwanted: bool
     patience: Patience
     sent_method: bytes
     sends_chunks = False
@@ -143,6 +144,7 @@ class Exchange(Answer):
         upgrade: bool = False,
         patience: Patience | None = None,
         unwanted: Unwanted | None = None,
+        reads_unwanted: bool = False,
     ) -> RelayResult:
         if (self.progress != OPEN and self._joins is None) or self.relaying:
             raise RuntimeError("this request has been answered already")
@@ -151,6 +153,7 @@ class Exchange(Answer):
         request_head = self.request_head
         self.tap = tap
         self.unwanted = unwanted
+        self.reads_unwanted = reads_unwanted
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0

@@ -281,10 +281,11 @@ class Upstream(asyncio.Protocol):
                     return
                 head, length, _ = pool.heads.read(raw)
                 if head.status >= 400 and exchange.unwanted is not None and exchange.is_unwanted(head):
-                    if length is None or not len(rest) < length <= pool.limits.head_bytes:
-                        self._throw_away(exchange, head, rest if length == len(rest) else None)
+                    if exchange.reads_unwanted and length and len(rest) < length <= pool.limits.head_bytes:
+                        self._buffer = data  # until all of it is here
+                        self._deadline = self._wheel.deadline(self._idle_s)
                     else:
-                        self._buffer = data  # until all of it is here: the handler may want to read it
+                        self._throw_away(exchange, head, rest if length == len(rest) else None)
                     return
                 if length == len(rest) and head.simple and exchange.sent_method != b"HEAD":
                     self._pass_whole(exchange, head, length, rest)

@@ -419,6 +419,34 @@ async def test_an_answer_that_is_unwanted_is_not_passed_on(whole: bool) -> None:
         assert len(r.upstream.connections) == 1
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_the_body_of_an_unwanted_answer_is_waited_for_only_where_it_is_read(reads: bool) -> None:
+    """A worker explains the errors of its engine and needs their text; a gateway only has to ask another replica."""
+    failed, complete = asyncio.Event(), asyncio.Event()
+
+    async def gone(served: Served) -> None:
+        await served.request()
+        await served.send(b"HTTP/1.1 410 Gone\r\nContent-Length: 5\r\n\r\ngo")
+        if not reads:
+            await failed.wait()
+        with contextlib.suppress(ConnectionError):
+            await served.send(b"ne!")
+        complete.set()
+
+    class Reader(Everything):
+        async def handle(self, request: Request, responder: Responder) -> None:
+            with pytest.raises(UpstreamFailed) as failure:
+                await responder.relay(self.target, unwanted=lambda *_: True, reads_unwanted=reads)
+            failed.set()
+            assert failure.value.answer == (b"gone!" if reads else b"")
+            await responder.send(503, (), b"nobody")
+
+    async with rig(gone, handler=Reader()) as r:
+        answer = await (await r.client()).ask(GET)
+        assert (answer.status, answer.body) == (503, b"nobody")
+        await asyncio.wait_for(complete.wait(), 30)
+
+
 async def test_a_body_may_be_handed_over_as_a_view() -> None:
     async with rig(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as r:
         body = bytes(range(256)) * 40_000

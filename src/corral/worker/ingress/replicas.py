@@ -73,7 +73,13 @@ class Replicas:
             way = self.way(running)
             path = slash + rest or b"/"
             result = await responder.relay(
-                way.target, path=path, strip=OURS, add=way.add, upgrade=True, unwanted=is_explained
+                way.target,
+                path=path,
+                strip=OURS,
+                add=way.add,
+                upgrade=True,
+                unwanted=is_explained,
+                reads_unwanted=True,
             )
         except UpstreamFailed as failure:
             return await self.failed(responder, running, failure)

@@ -117,7 +117,12 @@ class Shortcut:
         assert isinstance(running, Running)
         try:
             result = await responder.relay(
-                errand.target, path=errand.path, strip=errand.strip, add=errand.add, unwanted=is_explained
+                errand.target,
+                path=errand.path,
+                strip=errand.strip,
+                add=errand.add,
+                unwanted=is_explained,
+                reads_unwanted=True,
             )
             status = result.status
         except UpstreamFailed as failure:
