@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import datetime
 
 from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
 from corral.controller.demand import Demand
@@ -13,7 +14,7 @@ from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store import api_keys, receipts
 from corral.store.api import Store
-from corral.store.receipts import NamedReceipt, StoredReceipt
+from corral.store.receipts import NamedReceipt, ReceiptRow
 
 log = get_log(__name__)
 
@@ -21,6 +22,7 @@ _NOTE_EVERY_S = 60.0
 _MOST_NOTED = 10_000
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
+_LATEST_S = 2.0**33
 
 
 class ReceiptBook:
@@ -39,7 +41,7 @@ class ReceiptBook:
             log.warning("a gateway had no room for receipts", dropped=batch.dropped)
         if batch.receipts:
             async with self._store.write() as tx:
-                await receipts.insert(tx, [_stored(receipt) for receipt in batch.receipts])
+                await receipts.insert(tx, rows_of(batch.receipts))
                 for key_id in self._keys_to_note(batch):
                     await api_keys.note_use(tx, key_id)
 
@@ -83,44 +85,48 @@ def _read_place(text: str) -> tuple[datetime, str]:
     return at, request_id
 
 
-def _stored(told: Receipt) -> StoredReceipt:
-    return StoredReceipt(
-        at=datetime.fromtimestamp(min(max(told.at, 0.0), 2**33), UTC),
-        id=_text(told.id),
-        key_id=_text(told.key_id),
-        model=_text(told.model),
-        path=_text(told.path),
-        served_by=_text(told.served_by),
-        node_id=_text(told.node_id),
-        process_id=_text(told.process_id),
-        revision=_text(told.revision),
-        digest=_text(told.digest),
-        ending=_text(told.ending),
-        status=_number(told.status),
-        replica=_number(told.replica),
-        queue_us=_us(told.queue_ms),
-        load_us=_us(told.load_ms),
-        first_byte_us=_us(told.first_byte_ms),
-        total_us=_us(told.total_ms),
-        prompt_tokens=_number(told.prompt_tokens),
-        completion_tokens=_number(told.completion_tokens),
-        tries=_number(told.tries),
-        estimated=told.estimated,
-        streamed=told.streamed,
+def rows_of(told: Iterable[Receipt]) -> list[ReceiptRow]:
+    """As the store takes them: what a gateway says is made to fit, never refused."""
+    # Most receipts of a batch differ in few texts: those that are the same in many are looked at once.
+    seen: dict[tuple[str, ...], tuple[str, ...]] = {}
+    return [_row(receipt, seen) for receipt in told]
+
+
+def _row(told: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> ReceiptRow:
+    texts = (
+        told.key_id,
+        told.model,
+        told.path,
+        told.served_by,
+        told.node_id,
+        told.process_id,
+        told.revision,
+        told.digest,
+        told.ending,
     )
+    clean = seen.get(texts)
+    if clean is None:
+        clean = seen[texts] = tuple(map(_text, texts))
+    numbers: tuple[int, ...] = (
+        told.status,
+        told.replica,
+        round(told.queue_ms * 1000) if told.queue_ms else 0,
+        round(told.load_ms * 1000) if told.load_ms else 0,
+        round(told.first_byte_ms * 1000) if told.first_byte_ms else 0,
+        round(told.total_ms * 1000),
+        told.prompt_tokens,
+        told.completion_tokens,
+        told.tries,
+    )
+    if min(numbers) < 0 or max(numbers) > _LARGEST:
+        numbers = tuple(min(max(number, 0), _LARGEST) for number in numbers)
+    at_us = round(min(max(told.at, 0.0), _LATEST_S) * 1_000_000)
+    return (at_us, _text(told.id), *clean, *numbers, told.estimated, told.streamed)
 
 
 def _text(value: str) -> str:
     # PostgreSQL takes no NUL in a text.
     return value[:_LONGEST].replace("\0", "")
-
-
-def _number(value: int) -> int:
-    return min(max(value, 0), _LARGEST)
-
-
-def _us(ms: float) -> int:
-    return _number(round(ms * 1000))
 
 
 def _view(named: NamedReceipt) -> RequestView:

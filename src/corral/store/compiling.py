@@ -34,7 +34,7 @@ class Plan:
     def __init__(self, statement: Executable, dialect: Dialect) -> None:
         compiled = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
         self._compiled = cast(SQLCompiler, compiled)
-        self._text = str(compiled)
+        self.text = str(compiled)
         self._names = tuple(self._compiled.positiontup or ())
         self._expands = any(bind.expanding for bind in self._compiled.binds.values())
         self._writers = {
@@ -49,7 +49,7 @@ class Plan:
     def bind(self, parameters: Parameters) -> tuple[str, tuple[Any, ...]]:
         """Text and arguments. Raises `Invalid` where a value cannot be stored."""
         if not self._expands:
-            return self._text, self._arguments(parameters)
+            return self.text, self._arguments(parameters)
         state = self._compiled.construct_expanded_state(parameters)
         writers = self._writers | dict(state.processors)
         names = state.positional_parameters if state.positiontup is None else state.positiontup
@@ -58,7 +58,7 @@ class Plan:
     def bind_many(self, rows: Sequence[Parameters]) -> tuple[str, list[tuple[Any, ...]]]:
         """The same for several rows of one shape."""
         if not self._expands:
-            return self._text, [self._arguments(row) for row in rows]
+            return self.text, [self._arguments(row) for row in rows]
         bound = [self.bind(row) for row in rows]
         return bound[0][0], [arguments for _, arguments in bound]
 
@@ -75,7 +75,7 @@ class Plan:
             if writer is None and type(value) is str and value.isascii() and "\0" not in value:
                 values.append(value)  # most of what there is
             elif value is _MISSING:
-                raise LookupError(f"no value for {key!r} in: {self._text}")
+                raise LookupError(f"no value for {key!r} in: {self.text}")
             else:
                 values.append(_written(value, writer))
         return tuple(values)

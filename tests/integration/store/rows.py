@@ -7,6 +7,8 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import BackendResult, NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
@@ -23,8 +25,9 @@ from corral.store.nodes import Node
 from corral.store.operation_nodes import OperationNode
 from corral.store.operations import Operation, OperationRequest
 from corral.store.peer_processes import PeerProcess
-from corral.store.receipts import StoredReceipt
+from corral.store.receipts import ReceiptRow, StoredReceipt
 from corral.store.replicas import Replica
+from corral.store.types import to_us
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -198,6 +201,12 @@ def a_receipt(**known: Any) -> StoredReceipt:
     defaults |= dict.fromkeys(("served_by", "node_id", "process_id", "revision", "digest", "ending"), "") | defaults
     numbers = ("replica", "queue_us", "load_us", "first_byte_us", "prompt_tokens", "completion_tokens")
     return StoredReceipt(**(dict.fromkeys(numbers, 0) | defaults | known))
+
+
+def row_of(receipt: StoredReceipt) -> ReceiptRow:
+    """As `receipts.insert` takes it."""
+    at, *others = msgspec.structs.astuple(receipt)
+    return (to_us(at), *others)
 
 
 def a_peer_process(node_id: str, process_id: str = "p1", **known: Any) -> PeerProcess:

@@ -65,6 +65,7 @@ from tests.integration.store.rows import (
     an_inventory,
     an_op_row,
     an_operation,
+    row_of,
 )
 from tests.support.postgres import Postgres
 
@@ -107,7 +108,7 @@ async def fill(store: Store) -> None:
             await backend_rules.insert(tx, a_rule(generation=number, excluded=(node.id,), withdrawn_at=NOON))
             await backend_targets.add(tx, [a_target(capability=f"c{number}")])
             await operations.insert(tx, an_operation(id=f"op{number}"))
-            await receipts.insert(tx, [a_receipt(node_id=node.id, total_us=2**40)])
+            await receipts.insert(tx, [row_of(a_receipt(node_id=node.id, total_us=2**40))])
             await models.put(tx, a_model(f"model-{number}"))
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])

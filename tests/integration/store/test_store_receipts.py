@@ -7,7 +7,7 @@ from typing import Any
 
 from corral.store import Store, api_keys, nodes, receipts
 from corral.store.api_keys import ApiKey
-from tests.integration.store.rows import NOON, a_node, a_receipt
+from tests.integration.store.rows import NOON, a_node, a_receipt, row_of
 
 
 async def ids(store: Store, limit: int = 10, **wanted: Any) -> list[str]:
@@ -21,8 +21,9 @@ async def test_a_receipt_comes_back_whole_and_with_names(store: Store) -> None:
     async with store.write() as tx:
         await nodes.insert(tx, node)
         await api_keys.insert(tx, ApiKey("k1", "notebook", "h", "inference", NOON))
-        await receipts.insert(tx, [told])
-        await receipts.insert(tx, [told, a_receipt(id="orphan", at=NOON - timedelta(seconds=1))])  # a batch told twice
+        await receipts.insert(tx, [row_of(told)])
+        orphan = a_receipt(id="orphan", at=NOON - timedelta(seconds=1))
+        await receipts.insert(tx, [row_of(told), row_of(orphan)])  # a batch told twice
     async with store.read() as tx:
         first, second = await receipts.list_(tx, limit=10)
     assert (first.receipt, first.node, first.key) == (told, "barn", "notebook")
@@ -40,7 +41,7 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
     async with store.write() as tx:
         await nodes.insert(tx, node)
         await api_keys.insert(tx, ApiKey("k2", "guests", "h", "inference", NOON))
-        await receipts.insert(tx, rows)
+        await receipts.insert(tx, [row_of(row) for row in rows])
     assert await ids(store) == ["c", "d", "b", "a"]
     assert await ids(store, limit=2) == ["c", "d"]
     assert await ids(store, before=NOON + timedelta(seconds=2), before_id="c") == ["d", "b", "a"]
@@ -53,6 +54,7 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
 
 async def test_old_ones_are_forgotten(store: Store) -> None:
     async with store.write() as tx:
-        await receipts.insert(tx, [a_receipt(id="old"), a_receipt(id="new", at=NOON + timedelta(days=1))])
+        old, new = a_receipt(id="old"), a_receipt(id="new", at=NOON + timedelta(days=1))
+        await receipts.insert(tx, [row_of(old), row_of(new)])
         assert await receipts.prune(tx, NOON + timedelta(hours=1)) == 1
     assert await ids(store) == ["new"]
