@@ -77,6 +77,7 @@ class FieldReader:
 
 _plain = msgspec.json.Decoder(Fields).decode
 _MODEL_KEY = b'"model"'
+_BACKSLASH = 0x5C
 _ESCAPED_LETTER = b"\\u006"  # each letter of `model` is escaped as \\u006x
 
 
@@ -94,8 +95,8 @@ def read_plainly(body: bytes) -> Fields | None:
             body.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    # Searched from behind, where that is all: half the price of `in`.
-    if body.find(_MODEL_KEY) != body.rfind(_MODEL_KEY) or body.rfind(_ESCAPED_LETTER) >= 0:
+    # Searched from behind, where that is all: half the price of `in`. One byte is found much faster than several.
+    if body.find(_MODEL_KEY) != body.rfind(_MODEL_KEY) or (_BACKSLASH in body and body.rfind(_ESCAPED_LETTER) >= 0):
         return None
     return fields if fields.model else None
 

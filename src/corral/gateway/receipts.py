@@ -68,7 +68,8 @@ class Tag:
 Flown: TypeAlias = tuple[Tag, bytes, int, float, float, bytes | StreamSummary]
 
 
-_FORM = b'%b,"id":"%b","at":%.6f,"status":%d,"total_ms":%.3f,"prompt_tokens":%d,"completion_tokens":%d}'
+# Microseconds with an exponent: whole numbers are written in a fraction of the time that decimal places take.
+_FORM = b'%b,"id":"%b","at":%de-6,"status":%d,"total_ms":%de-3,"prompt_tokens":%d,"completion_tokens":%d}'
 _STREAM_FORM = _FORM[:-1] + b"%b%b%b}"
 
 
@@ -81,9 +82,9 @@ def receipt_of(flown: Flown, wall_minus_monotonic: float) -> bytes:
         return _STREAM_FORM % (
             tag.start(),
             request_id,
-            started + wall_minus_monotonic,
+            int((started + wall_minus_monotonic) * 1e6),
             status,
-            (ended - started) * 1000,
+            int((ended - started) * 1e6),
             usage.prompt,
             usage.completion,
             b',"first_byte_ms":%.3f' % (first_s * 1000) if first_s is not None else b"",
@@ -94,9 +95,9 @@ def receipt_of(flown: Flown, wall_minus_monotonic: float) -> bytes:
     return _FORM % (
         tag.start(),
         request_id,
-        started + wall_minus_monotonic,
+        int((started + wall_minus_monotonic) * 1e6),
         status,
-        (ended - started) * 1000,
+        int((ended - started) * 1e6),
         prompt,
         completion,
     )

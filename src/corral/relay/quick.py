@@ -230,23 +230,28 @@ class QuickUpstream(Upstream):
             stream.bytes_sent += len(data)
             conn.outbox.write(conn.transport, data)  # last: a client that takes no more sends the rest the general way
             return
-        shape, tail = self._shape, None
+        conn, errand, _, request_id, started = flight
+        shape, tail, out = self._shape, None, b""
         if shape is not None and data.startswith(shape.before):
-            if shape.with_id:
-                tail = shape.expect_with_id(data)
-            else:
+            if shape.is_ours:
+                tail = shape.tails.get(len(data) - len(request_id))
+                if tail is not None and data.startswith(tail[1] + request_id + END_OF_HEAD, shape.at):
+                    out = data  # the next hop has answered with the id that it got
+                else:
+                    tail = None
+            elif not shape.with_id:
                 tail = shape.tails.get(len(data))
                 if tail is not None and not data.startswith(tail[1], shape.at):
                     tail = None
         if tail is None:
             shape, tail = self._pool.shapes.recognise(data, shape)
             self._shape = shape
-        conn, errand, _, request_id, started = flight
         server = conn.server
         if shape is not None and tail is not None and not conn.paused and not server.draining:
-            digits, _, body_at, _ = tail
             head = shape.head
-            out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
+            if not out:
+                digits, _, body_at, _ = tail
+                out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
             outbox = conn.outbox
             if outbox.queue:
                 outbox.queue.append((conn.transport, out))

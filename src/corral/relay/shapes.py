@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeAlias
 
 from corral.relay.fields import MOST_LENGTH_DIGITS, Malformed
-from corral.relay.head import END_OF_HEAD, ID_LINE, H, HeadMemo, is_sane_request_id, take_out_id
+from corral.relay.head import END_OF_HEAD, ID_LINE, AnswerHead, H, HeadMemo, is_sane_request_id, take_out_id
 
 _LENGTH_LINES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as `HeadMemo` takes them out, in this order
 # Together these bound the memory, whatever strangers send: longer heads are read every time.
@@ -33,10 +33,12 @@ class Shape(Generic[H]):
     """One head but for its length, and its request's id where that follows. `before` ends where the digits begin, at
     `at`."""
 
-    __slots__ = ("_after", "_id_size", "_kept", "at", "before", "head", "tails", "with_id")
+    __slots__ = ("_after", "_id_size", "_kept", "at", "before", "head", "is_ours", "tails", "with_id")
 
     def __init__(self, head: H, before: bytes, after: bytes, kept: Kept) -> None:
         self.with_id = after is ID_LINE
+        # An answer from a relay like this one: with its id in it, it is what we would write.
+        self.is_ours = self.with_id and isinstance(head, AnswerHead) and head.start == before
         self._id_size = 0  # of the last one: a peer's are nearly always as long
         self.head = head
         self.before = before

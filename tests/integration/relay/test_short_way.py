@@ -128,6 +128,43 @@ async def test_any_answer_is_passed_on_as_on_the_general_way(name: str, pieces: 
     assert seen[0] == seen[1]
 
 
+FROM_A_RELAY = {
+    "ours": b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 2\r\nx-request-id: %b\r\n\r\nhi",
+    "written otherwise": b"HTTP/1.1 200 OK\r\nx-a: b\r\nContent-Length: 2\r\nx-request-id: %b\r\n\r\nhi",
+    "with a line for us alone": b"HTTP/1.1 200 OK\r\nKeep-Alive: 5\r\nx-a: b\r\ncontent-length: 2\r\n"
+    b"x-request-id: %b\r\n\r\nhi",
+    "with more behind the id": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-request-id: %b\r\nx-a: b\r\n\r\nhi",
+}
+_IDS: dict[str, Callable[[bytes], bytes]] = {
+    "the same": lambda own: own,
+    "as long": lambda own: b"z" * len(own),
+    "longer": lambda own: own + b"1",
+    "shorter": lambda own: own[:-1],
+}
+
+
+@pytest.mark.parametrize("form", list(FROM_A_RELAY))
+@pytest.mark.parametrize("other_id", list(_IDS))
+async def test_an_answer_with_an_id_of_its_own_gets_ours(form: str, other_id: str, way: bool) -> None:
+    """What comes from a relay like this one may be passed on as it is, but only where that makes no difference."""
+
+    async def serve(served: Served) -> None:
+        for turn in range(6):  # forms are known after the first; in between one that is ours
+            own = (await served.request()).get(b"x-request-id") or b""
+            form_now, id_now = (form, _IDS[other_id](own)) if turn % 3 else ("ours", own)
+            await served.send(FROM_A_RELAY[form_now] % id_now)
+
+    async with rig(serve, quick_way=way) as r:
+        client = await r.client()
+        for _ in range(6):
+            answer = await client.ask(POST)
+            sent = r.upstream.connections[0].requests[-1].get(b"x-request-id")
+            assert answer.headers == [(b"x-a", b"b"), (b"content-length", b"2"), (b"x-request-id", sent)]
+            assert (answer.status, answer.raw_body) == (200, b"hi")
+        if way:
+            assert r.handler.flights == 5
+
+
 def mask(head: bytes) -> bytes:
     return re.sub(rb"(x-request-id: )[^\r]+", rb"\1id", head)
 
