@@ -1,14 +1,25 @@
 """Requests for models, all the way: gateway and ingress in front of a fast fake engine, beside what others put there.
 
-    scripts/bench models [--seconds 1] [--rounds 8] [--streams N] [--without NAME ...]
+    scripts/bench models [--seconds 1] [--rounds 8] [--streams N] [--without NAME ...] [--only-whole-system]
 
-The way is the real one: the gateway's door with keys, limits, choice of a replica and receipts; the worker's ingress
-with signed tokens and its table of processes. Beside it: nginx → nginx, two hops of the leanest proxy there is;
-sglang-router, a router for engines in Rust, and LiteLLM's proxy, in Python as we are, each one hop. Systems take turns,
-many short ones, because machines are not equally fast all the time, and medians are shown. CPU is that of all hops of a
-system, per request or per chunk. Targets: 0.7 of nginx → nginx, 1.5 of sglang-router. LiteLLM gets plain requests over
-32 connections only: with 256 it answers hardly any of them in time, and it reads streams, which these here are not
-written for. Then a thousand open streams: what gateway and ingress hold in memory; the target is below 300 MB.
+Three parts. Systems take turns, many short ones, because machines are not equally fast all the time, and medians are
+shown.
+
+1. The whole system: `corral up`, where a controller takes a receipt of every request and writes it to SQLite, beside
+nginx → nginx, with an engine and a client in Python, one process each (`support/chat.py`). Plain chat requests with
+four headers and small bodies, and streams of 64 chunks, each written by itself, over 1, 32 and 256 connections.
+"gateway + ingress" is the same without a controller. The target is 0.8 of nginx → nginx in every row. Then the CPU of
+each process per request.
+
+2. The proxies alone: the gateway's door with keys, limits, choice of a replica and receipts that nobody takes, and the
+worker's ingress with signed tokens and its table of processes; the client is wrk, the upstream of plain requests nginx.
+Beside them nginx → nginx, two hops of the leanest proxy there is; sglang-router, a router for engines in Rust, and
+LiteLLM's proxy, in Python as we are, each one hop. CPU is that of all hops of a system, per request or per chunk.
+Targets: 0.7 of nginx → nginx, 1.5 of sglang-router. LiteLLM gets plain requests over 32 connections only: with 256 it
+answers hardly any of them in time, and it reads streams, which these here are not written for. These rows look better
+than those of the first part; docs/reference/performance.md says why, with numbers.
+
+3. A thousand open streams: what gateway and ingress hold in memory; the target is below 300 MB.
 
 On a machine that does other things too only the CPU means something.
 """
@@ -44,9 +55,11 @@ from bench.support.systems import (
     warm_up,
 )
 from bench.support.traffic import KEY, MODEL
+from bench.support.whole_system import Whole, corral_up, two_doors, two_nginx
 
 OURS, NGINX, ROUTER, LITELLM = "gateway + ingress", "nginx → nginx", "sglang-router", "LiteLLM"
 MOST_FOR_LITELLM = 32
+WHOLE_TARGET = "≥ 0.8"
 RATIOS = ((NGINX, "≥ 0.7"), (ROUTER, "≥ 1.5"), (LITELLM, ""))
 LITELLM_CONFIG = """model_list:
 - model_name: {model}
@@ -180,6 +193,40 @@ def measure_memory(root: Path, count: int) -> None:
     print(f"| both | {sum(before):.0f} MB | {sum(held):.0f} MB | < 300 MB |\n", flush=True)
 
 
+def measure_whole_system(root: Path, seconds: float, rounds: int) -> None:
+    with contextlib.ExitStack() as stack:
+        found: list[Whole] = []
+        for start in (two_nginx, two_doors, corral_up):
+            place = root / start.__name__
+            place.mkdir()
+            found.append(stack.enter_context(start(place)))
+        time.sleep(4)  # until each has settled its memory
+        for turn in range(rounds):
+            for kind, unit in (("plain", "req/s"), ("stream", "streams/s")):
+                for connections in (1, 32, 256):
+                    for system in found if turn % 2 else reversed(found):
+                        system.measure(f"{unit}, {connections} conn.", connections, seconds, kind)
+        show_whole_system(found)
+
+
+def show_whole_system(found: list[Whole]) -> None:
+    theirs, ours = found[0], found[-1]
+    print(f"| measure | {' | '.join(each.name for each in found)} | {ours.name} ÷ {theirs.name} | target |")
+    print("|---|" + "---:|" * (len(found) + 2))
+    for label in ours.rates:
+        rates = [statistics.median(each.rates[label]) for each in found]
+        cells = " | ".join(f"{rate:,.0f}" for rate in rates)
+        print(f"| {label} | {cells} | {rates[-1] / rates[0]:.2f} | {WHOLE_TARGET} |")
+    print("\nCPU per answer of each process, in µs. `÷`: all of them together, as nginx → nginx over the system.\n")
+    print("| measure | system | all | ÷ | processes |\n|---|---|---:|---:|---|")
+    for label in ours.rates:
+        together = [sum(each.median_cpu_us(label).values()) for each in found]
+        for each, micros in zip(found, together, strict=True):
+            told = ", ".join(f"{role} {spent:.1f}" for role, spent in each.median_cpu_us(label).items())
+            print(f"| {label} | {each.name} | {micros:.1f} | {together[0] / micros:.2f} | {told} |")
+    print(flush=True)
+
+
 def _mb(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 1e6
 
@@ -195,7 +242,12 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=int, default=1000, help="open at once while memory is looked at")
     parser.add_argument("--without", action="append", default=[], choices=[ROUTER, LITELLM], help="leave it out")
+    parser.add_argument("--only-whole-system", action="store_true", help="leave the second and third part out")
     chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
+        measure_whole_system(Path(folder), chosen.seconds, chosen.rounds)
+    if chosen.only_whole_system:
+        return
     with tempfile.TemporaryDirectory(prefix="corral-bench-") as folder:
         root = Path(folder)
         others = Others(
