@@ -20,7 +20,7 @@ WORKERS = """
 
     folder, moment = Path(sys.argv[1]), sys.argv[2]
 
-    async def serve(settings, *, stopped, hurry, succeeds):
+    async def serve(settings, *, stopped, hurry, succeeds, given):
         if succeeds:
             (folder / "serves").touch()
             await stopped.wait()
