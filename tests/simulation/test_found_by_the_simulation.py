@@ -13,7 +13,11 @@ import pytest
 from corral.contract.messages.backends import BackendList, ListBackends
 from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
+from corral.store import models
 from corral.store.backend_rules import Asked
+from tests.simulation.house_worker import HouseWorker
+from tests.simulation.leftovers import add_leftover
+from tests.simulation.model_traffic import Clients, ModelPeople
 from tests.simulation.simulation import Plan, Simulation, simulate
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
@@ -42,6 +46,15 @@ async def ask(house: Simulation, kind: str, **more: Any) -> str:
     accepted = await controller.backends.operations.accept(wish)
     house.accepted[accepted.operation_id] = kind
     return accepted.operation_id
+
+
+async def define(house: Simulation, name: str, **more: Any) -> models.Model:
+    controller = house.some_controller()
+    assert controller is not None
+    people = ModelPeople(house, house.chance("people"))
+    await people.put(controller, {"name": name, "backend": "vllm", "memory": "4GiB", **more})
+    async with house.store.read() as tx:
+        return (await models.list_(tx, [name]))[0]
 
 
 @pytest.mark.parametrize("kind", [CorralWorker, LocalAIWorker])
@@ -202,3 +215,26 @@ def test_a_node_of_a_rollout_does_not_wait_for_itself(template: Path) -> None:
         house.luck.takes_s = (0.2, 0.3)
 
     told(template, story)
+
+
+def test_a_load_whose_node_turns_out_to_have_a_rival_ends_before_another_begins(template: Path) -> None:
+    """The files were still on their way when a process of the same exclusive group was found running there. The load
+    went on, and a second one of the same model began elsewhere (seeds 0 and 450)."""
+    rivals: list[set[str]] = []
+
+    async def story(house: Simulation) -> None:
+        workers = await begin(house, HouseWorker, HouseWorker)
+        await ask(house, "install")
+        await asyncio.sleep(60)
+        ant = await define(house, "ant", concurrency_groups=["big"])
+        await define(house, "bee", concurrency_groups=["big"])
+        house.luck.takes_s = (40.0, 41.0)  # of a process to become ready
+        await Clients(house, house.chance("clients")).ask_for("bee")
+        await asyncio.sleep(30)
+        (worker,) = [one for one in workers if one.disk.processes]
+        add_leftover(house, worker, ant, ant.revision, replica=0, takes_s=100.0)
+        await asyncio.sleep(200)
+        rivals.extend({process.order.model for process in one.disk.processes.values()} for one in workers)
+
+    told(template, story)
+    assert sorted(map(sorted, rivals)) == [["ant"], ["bee"]]

@@ -124,3 +124,14 @@ def test_one_that_was_used_lately_moves_before_it_leaves() -> None:
     assert isinstance(step, Up)
     assert isinstance(step.decision, Placed)
     assert step.decision.node == "b"
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_one_that_has_never_served_leaves_before_another_begins(waiting: int) -> None:
+    """It went on starting beside its rival until its successor answered: two loads at once (seeds 0 and 450)."""
+    asked = replace(NEW, waiting=waiting)
+    there = seen(*together(state=ReplicaState.STARTING, ready_at=None), nodes=(A, B), models=(asked, OLD))
+    step = plan_scale(there, asked)
+    assert isinstance(step, Down)
+    assert step.replica.node_id == A.id
+    assert isinstance(plan_scale(there, OLD), Hold)

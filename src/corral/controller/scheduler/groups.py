@@ -39,7 +39,8 @@ def why_it_must_leave(world: World, model: Model, replica: Replica) -> str:
     """Why this replica has to leave its node; empty: no rival there has precedence.
 
     Placement never makes two members meet. They meet when a group is added to the definition of a running model, or
-    when a node returns with a process that was believed dead. Both sides make the same comparison, so one stays.
+    when a node lists a process that was believed dead or that nobody has ordered. Both sides make the same comparison,
+    so one stays.
     """
     node = world.nodes.get(replica.node_id)
     if node is None or not world.policy.exclusive_groups:

@@ -4,8 +4,8 @@
 What is counted are replicas of the present revision on healthy nodes that the selector still picks. Others of it that
 live are *leaving*: of an old revision, on a node that is being drained, where the labels no longer fit, or beside a
 model of the same concurrency group that has precedence there. They answer until enough of the counted ones do, and go
-then. The first replica of a model nobody scheduled is not decided here: it comes when somebody asks for it
-(`controller/loads`).
+then; one that must not come up beside such a model goes before its successor begins. The first replica of a model
+nobody scheduled is not decided here: it comes when somebody asks for it (`controller/loads`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ def plan_scale(world: World, model: Model) -> Step:
     if model.disabled:
         return _first(look, look.living, "is disabled") or Hold("is disabled")
     return (
-        _missing(look) or _leave(look) or _grow(look) or _trim(look) or Hold(look.told, len(look.counted) >= look.least)
+        _give_way(look)
+        or _missing(look)
+        or _leave(look)
+        or _grow(look)
+        or _trim(look)
+        or Hold(look.told, len(look.counted) >= look.least)
     )
 
 
@@ -151,6 +156,16 @@ class _Look:
     def _has_build(self, node: Node) -> bool:
         build = node.builds.get(self.model.backend)
         return build is not None and build.state not in (BuildState.MISSING, BuildState.FORBIDDEN)
+
+
+def _give_way(look: _Look) -> Down | None:
+    """One that has never served, on a node where another model of its group has precedence by now. Nobody is served by
+    it, and come up it must not: it goes at once, and only then another one begins elsewhere."""
+    never_served = [replica for replica in look.leaving if replica.ready_at is None and not replica.in_flight]
+    for replica in never_served:
+        if why := why_it_must_leave(look.world, look.model, replica):
+            return Down(replica, why)
+    return None
 
 
 def _missing(look: _Look) -> Step | None:
