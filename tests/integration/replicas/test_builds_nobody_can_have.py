@@ -64,3 +64,16 @@ async def test_one_that_has_it_anyway_serves_with_what_it_has(store: Store) -> N
     read = await look(store)
     assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.INSTALLED)}
     assert read.backends[("n1", "llama-cpp")].backend
+
+
+async def test_nothing_is_started_of_one_that_shall_be_deleted_though_it_is_still_there(store: Store) -> None:
+    """A replica that was placed before was started while the worker removed its backend (seed 596)."""
+    async with store.write() as tx:
+        await nodes.insert(tx, a_node(id="n1", **MACHINE))
+        await models.put(tx, a_model())
+        await load_jobs.put(tx, [a_job(state="pending", error="")])
+        await backend_rules.insert(tx, a_rule(backend="llama-cpp", want="absent"))
+        await node_backends.put(tx, an_inventory("n1", backends=(NodeBackend("llama-cpp", False, True),)))
+    read = await look(store)
+    assert read.nodes["n1"].builds == {"llama-cpp": Build(BuildState.FORBIDDEN, "somebody deleted it there")}
+    assert read.backends[("n1", "llama-cpp")] == Ready(backend=True, trouble="llama-cpp was deleted there")

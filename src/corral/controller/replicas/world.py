@@ -277,6 +277,8 @@ def _node(
         brings_itself = node.protocol == 0 and not isinstance(want, Unwanted)
         read.backends[(node.id, backend)] = Ready(backend=there or brings_itself)
         if isinstance(want, Unwanted):
+            # Also while the node still lists it: nothing is started from files that are about to go.
+            read.backends[(node.id, backend)] = Ready(backend=there, trouble=f"{backend} was deleted there")
             builds[backend] = Build(BuildState.FORBIDDEN, "somebody deleted it there")
             continue
         builds[backend] = installed_build(backend, machine) if there else build(backend, machine)
@@ -321,10 +323,8 @@ async def _read_backends(tx: Transaction, read: Read) -> None:
     progress = await operation_nodes.list_for(tx, operations)
     for row in lacking:
         intent = intents.get((row.node_id, row.backend))
-        want = read.wanted.get((row.node_id, row.backend))
-        if isinstance(want, Unwanted):
-            read.backends[(row.node_id, row.backend)] = Ready(trouble=f"{row.backend} was deleted there")
-        elif intent is not None and intent.failures and intent.stage in ("waiting", "parked"):
+        is_unwanted = isinstance(read.wanted.get((row.node_id, row.backend)), Unwanted)
+        if intent is not None and not is_unwanted and intent.failures and intent.stage in ("waiting", "parked"):
             trouble = f"{row.backend} could not be installed: {intent.reason}"
             read.backends[(row.node_id, row.backend)] = Ready(trouble=trouble)
         if intent is not None:
