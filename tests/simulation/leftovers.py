@@ -1,5 +1,6 @@
 """Processes that serve on a machine and that no controller has ordered: left by another fleet, or by a database that
-was lost. Some are of a revision that may answer, some of none, and some have requests of their own."""
+was lost. Some are of a revision that may answer, some of none, and some have requests of their own. Each runs from
+files on its machine: where its backend is not installed there is none, for a worker removes nothing that is in use."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ def leave_behind(simulation: Simulation, chance: Random) -> None:
     """On some machine that runs, of some model."""
     known = at_once(_models(simulation))
     running = [worker for _, worker in sorted(simulation.workers.items()) if _can_have(worker)]
-    if not known or not running:
+    pairs = [(worker, model) for worker in running for model in known if has_backend(worker, model)]
+    if not pairs:
         return
-    worker, model = chance.choice(running), chance.choice(known)
+    worker, model = chance.choice(pairs)
     if worker.lock(str(model.definition["backend"])).locked():
         return  # a worker that installs or deletes a backend starts no process of that backend meanwhile
     revision = chance.choice((FOREIGN, FOREIGN, model.revision, *model.formers))
@@ -38,6 +40,7 @@ def add_leftover(
     simulation: Simulation, worker: Worker, model: Model, revision: str, *, replica: int, takes_s: float
 ) -> Process:
     assert worker.stall is not None
+    assert has_backend(worker, model), "a process runs from files"
     backend = str(model.definition["backend"])
     order = StartReplica(
         op_id="leftover",
@@ -54,6 +57,10 @@ def add_leftover(
     if takes_s:
         simulation.spawn(worker.stall.serve_alone(process.process_id, takes_s))
     return process
+
+
+def has_backend(worker: Worker, model: Model) -> bool:
+    return str(model.definition["backend"]) in worker.disk.installed
 
 
 def _can_have(worker: Worker) -> bool:

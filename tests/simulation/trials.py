@@ -22,7 +22,7 @@ from corral.store.backend_rules import Asked
 from corral.store.models import Model
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
-from tests.simulation.leftovers import FOREIGN, add_leftover
+from tests.simulation.leftovers import FOREIGN, add_leftover, has_backend
 from tests.simulation.model_traffic import ModelPeople
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.workers import Worker
@@ -159,9 +159,10 @@ class Trials:
         """The idle one ends, the busy one when its request has ended; neither ever answers."""
         known = await self._models()
         machines = [worker for worker in self._workers() if worker.stall is not None and worker.bus is not None]
-        if not known or not machines:
+        pairs = [(model, worker) for model in known for worker in machines if has_backend(worker, model)]
+        if not pairs:
             return
-        model, worker = self._chance.choice(known), self._chance.choice(machines)
+        model, worker = self._chance.choice(pairs)
         add_leftover(self._house, worker, model, FOREIGN, replica=6, takes_s=0.0)
         busy = add_leftover(self._house, worker, model, FOREIGN, replica=7, takes_s=240.0)
         await asyncio.sleep(230)
