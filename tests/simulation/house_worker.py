@@ -16,7 +16,7 @@ from corral.bus.local import LocalBus
 from corral.contract.messages import backends as wire
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
-from corral.kit.errors import CorralError, Failed
+from corral.kit.errors import Conflict, CorralError, Failed
 from corral.kit.tasks import Wake
 from corral.worker.agent import outcomes as outcomes_module
 from corral.worker.agent import replica_orders
@@ -139,6 +139,8 @@ class _Changes:
             if worker.fails():
                 raise Failed("it does not go")
             await worker.stall.stop_all_of(name)
+            if worker.stall.is_in_use(name):  # by one that was started meanwhile
+                raise Conflict(f"{name} is in use")
             worker.change("delete", name, "", "")
 
     async def _have(

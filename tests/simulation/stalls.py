@@ -291,6 +291,8 @@ class Stall:
                     return rival
                 case _:
                     raise Conflict(f"one of {rival.order.revision} runs already, not of {order.revision}")
+        if order.backend not in self._worker.disk.installed:
+            raise Failed("the folder of its backend is gone")  # since the order found it there
         process_id = order.process_id
         if not process_id or process_id in self._worker.disk.process_ids:
             process_id = uuid.uuid4().hex
@@ -376,6 +378,13 @@ class Stall:
         return Stopped(process_id, str(process.key), "")
 
     # When a backend changes.
+
+    def is_in_use(self, backend: str) -> bool:
+        """Whether something runs from its files. The installer looks before it removes them, and refuses then:
+        between the end of what ran and the delete, an order may have started another."""
+        return any(
+            each.order.backend == backend and each.state is not ReplicaState.FAILED for each in self._rows.values()
+        )
 
     async def stop_all_of(self, backend: str) -> None:
         for process in [each for each in self._rows.values() if each.order.backend == backend]:

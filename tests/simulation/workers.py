@@ -376,6 +376,8 @@ class CorralWorker(Worker):
             return {"success": True, "fetched": True, "digest": digest}
         if kind == "delete":
             await self.stall.stop_all_of(order.backend)
+            if self.stall.is_in_use(order.backend):  # by one that was started meanwhile
+                return {"success": False, "error": f"{order.backend} is in use"}
         if kind == "delete" or not quick or there is None or there["digest"] != digest:
             self.change(kind, order.backend, digest, getattr(order, "version", ""), getattr(order, "variant", ""))
         return {"success": True, "digest": digest}
