@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import pytest
 
 from corral.blobs.contents import Contents
 from corral.blobs.errors import BadArchive, WrongDigest
+from corral.blobs.folders import remove_tree
 from corral.blobs.progress import Progress
 from corral.blobs.sources.means import Means
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source, TextFile
 from corral.kit.errors import Conflict, Denied, Invalid, NotFound, Unreachable
+from corral.worker.installer import remove
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.requests import InstallFolders, InstallRequest
 from tests.support.blob_server import BlobServer
@@ -364,6 +368,35 @@ async def test_delete_while_something_runs_from_it(installer: Installer, running
     assert await names(installer) == ["demo", "meta"]
     running.folders.clear()
     await installer.delete("meta")
+
+
+async def test_what_is_started_while_it_is_deleted_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs was looked at before a thread went to remove the files: a start in between lost its own."""
+    started: set[Path] = set()
+    build: list[Path] = []
+    loop = asyncio.get_running_loop()
+
+    def start() -> None:
+        started.update(folder for folder in build if folder.exists())  # else it fails to start
+
+    def in_use() -> Collection[Path]:
+        found = set(started)
+        loop.call_soon_threadsafe(start)  # as soon as anybody else has a turn
+        return found
+
+    def slowly(path: Path) -> None:
+        time.sleep(0.05)
+        remove_tree(path)
+
+    monkeypatch.setattr(remove, "remove_tree", slowly)
+    async with open_installer(tmp_path, in_use=in_use) as (installer, _):
+        build.append((await installer.install(request("demo"))).directory)
+        started.clear()
+        with contextlib.suppress(Conflict):
+            await installer.delete("demo")
+    assert [folder for folder in started if not folder.exists()] == []
 
 
 async def test_a_build_another_meta_needs_stays(installer: Installer) -> None:

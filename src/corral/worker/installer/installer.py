@@ -37,7 +37,7 @@ from corral.worker.installer.locks import NameLocks
 from corral.worker.installer.names import check_name
 from corral.worker.installer.records import METADATA, Metadata, VersionRecord, write_metadata
 from corral.worker.installer.recover import Recovered, import_flat, recover
-from corral.worker.installer.remove import remove_backend
+from corral.worker.installer.remove import plan_removal, remove_aside, set_aside
 from corral.worker.installer.requests import Deleted, InstallFolders, InstallRequest
 from corral.worker.installer.sequence import SEQUENCE, Sequence
 from corral.worker.installer.settle import settle
@@ -222,7 +222,11 @@ class Installer:
                 raise NotFound(f"backend not found: {name}")
             if build is not None and build.is_system:
                 raise Denied(f"{build.name} came with the system and is not ours to delete")
-            gone = await to_the_end(remove_backend, self._folders.backends, inventory, name, build, self._running())
+            gone = plan_removal(inventory, name, build)
+            await to_the_end(remove_aside, self._folders.backends, gone)
+            # Not in a thread: between the look at what runs and the rename nothing can be started from it.
+            set_aside(self._folders.backends, gone, self._running())
+            await to_the_end(remove_aside, self._folders.backends, gone)
             await self._changed()
             log.info("backend deleted", backend=name, names=", ".join(gone))
             return Deleted(gone)

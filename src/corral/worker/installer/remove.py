@@ -1,4 +1,5 @@
-"""Deleting a backend: which folders go (pure), and how they go so that a crash leaves all or nothing. Blocking."""
+"""Deleting a backend: which folders go (pure), and how they go so that a crash leaves all or nothing. `remove_aside`
+blocks for as long as it takes; `set_aside` is a rename each."""
 
 from __future__ import annotations
 
@@ -23,25 +24,24 @@ def plan_removal(inventory: Inventory, name: str, build: InstalledBackend | None
     return (*sorted(metas), build.name)
 
 
-def remove_backend(
-    backends: Path, inventory: Inventory, name: str, build: InstalledBackend | None, in_use: Collection[Path]
-) -> tuple[str, ...]:
-    """Raises Conflict, with nothing touched, while something runs from what would go."""
-    gone = plan_removal(inventory, name, build)
-    for each in gone:
+def set_aside(backends: Path, names: Collection[str], in_use: Collection[Path]) -> None:
+    """From here on they are not installed, however long removing their files takes. Raises Conflict, with nothing
+    touched, while something runs from what would go."""
+    for each in names:
         folder = (backends / each).resolve()
         running = [path for path in in_use if path.is_relative_to(folder)]
         if running:
             raise Conflict(f"{each} is in use: something runs from {running[0]}")
-    for each in gone:
-        _remove(backends, each)
-    return gone
+    for each in names:
+        (backends / each).rename(_aside(backends, each))
 
 
-def _remove(backends: Path, name: str) -> None:
-    """Renamed first: from then on it is not installed, however long removing its files takes."""
-    aside = backends / f"{DELETING}{name}"
-    remove_tree(aside)
-    (backends / name).rename(aside)
+def remove_aside(backends: Path, names: Collection[str]) -> None:
+    """What was set aside, now or before a crash."""
     sync_folder(backends)
-    remove_tree(aside)
+    for each in names:
+        remove_tree(_aside(backends, each))
+
+
+def _aside(backends: Path, name: str) -> Path:
+    return backends / f"{DELETING}{name}"
