@@ -93,6 +93,7 @@ class Simulation:
         self._lately = Lately(loop.time, self._seen)
         self._taken_out: list[TakenOut] = []
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._healed = False
         self._leaving = False
         self._lives = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -228,6 +229,11 @@ class Simulation:
     def later(self, seconds: float, what: Callable[[], None]) -> None:
         self.loop.call_later(seconds, lambda: None if self._leaving else what())
 
+    def while_failing(self, seconds: float, what: Callable[[], None]) -> None:
+        """The next step or the end of one fault. `heal` ends every fault at once: a timer of the time of trouble that
+        fired after it would break a connection at rest, or undo the outage of a trial."""
+        self.later(seconds, lambda: None if self._healed else what())
+
     def buses(self) -> list[LocalBus]:
         found = [one.bus for one in self.controllers.values() if one is not None]
         return found + [worker.bus for worker in self.workers.values() if worker.bus is not None]
@@ -324,6 +330,7 @@ class Simulation:
     def heal(self) -> None:
         """From here on nothing fails any more."""
         self.note("all faults end")
+        self._healed = True
         self.bus_trouble_at = self.loop.time()
         self.hub.faults = Faults()
         self.luck.fails = self.luck.dies = self.luck.slow = 0.0
@@ -332,6 +339,8 @@ class Simulation:
         self.catalogue.away = self.files.away = False
         self.files.fails = 0.0
         for bus in self.buses():
+            if bus.hushed:  # what was sent meanwhile is lost, so it never just goes on: it is found silent and replaced
+                bus.lose_connection("found silent")
             bus.restore_connection()
         for name, controller in list(self.controllers.items()):
             if controller is None:

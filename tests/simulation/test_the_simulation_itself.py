@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from corral.store.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
 from tests.simulation.trials import Trials
-from tests.simulation.trouble import chaos
+from tests.simulation.trouble import Trouble, chaos
 from tests.simulation.workers import CorralWorker
 
 _SEEDS = range(1000, 1040)
@@ -62,6 +63,32 @@ def test_a_run_does_not_depend_on_the_process(template: Path) -> None:
         surroundings = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": "."}
         there = subprocess.run(words, env=surroundings, capture_output=True, text=True, check=True, timeout=60)
         assert there.stdout.split() == here
+
+
+@pytest.mark.parametrize("fault", [Trouble._bus_breaks, Trouble._bus_falls_silent, Trouble._database_away])
+def test_no_timer_of_a_fault_outlives_the_time_of_trouble(template: Path, fault: Callable[[Trouble], None]) -> None:
+    """One reconnected the machine that a trial had made silent, another gave a controller a new grace period: seeds
+    245 and 1369 said that a silent node was not offline, and that two of three were."""
+    seen: list[tuple[bool, bool]] = []
+
+    async def story(house: Simulation) -> None:
+        house.add_worker(CorralWorker(house, "w0", house.chance("w0")))
+        house.start_controller("c0")
+        await asyncio.sleep(30)
+        buses, trouble = house.buses(), Trouble(house, house.chance("trouble"))
+        for _ in range(10):
+            fault(trouble)
+        house.heal()
+        since = [bus.connected_since for bus in buses]
+        for bus in buses:
+            bus.hushed = True
+        house.store_luck.away = True
+        await asyncio.sleep(100)
+        is_as_healed = [bus.connected_since for bus in buses] == since and all(bus.hushed for bus in buses)
+        seen.append((is_as_healed, house.store_luck.away))
+
+    simulate(0, template, chaos=story)
+    assert seen == [(True, True)]
 
 
 def break_something(template: Path, *patches: Any) -> str:

@@ -99,7 +99,7 @@ class Trouble:
             self._leftover,
             self._leftover,
         ]
-        house.later(0.0, self._controllers_return)
+        house.while_failing(0.0, self._controllers_return)
         while True:
             await asyncio.sleep(chance.expovariate(1 / every_s))
             chance.choice(happenings)()
@@ -121,7 +121,7 @@ class Trouble:
         """Somebody looks after the controllers: those that died are started again."""
         for name in self.house.controllers:
             self.house.start_controller(name)
-        self.house.later(self.chance.uniform(1, 40), self._controllers_return)
+        self.house.while_failing(self.chance.uniform(1, 40), self._controllers_return)
 
     def _controller_dies(self) -> None:
         self.house.kill_controller(self.chance.choice(sorted(self.house.controllers)))
@@ -138,7 +138,7 @@ class Trouble:
         self.house.note(bus.name, "is cut off")
         self.house.bus_trouble_at = self.house.loop.time()
         bus.lose_connection("cut off")
-        self.house.later(self.chance.uniform(0.1, 90), lambda: self._reconnected(bus))
+        self.house.while_failing(self.chance.uniform(0.1, 90), lambda: self._reconnected(bus))
 
     def _bus_falls_silent(self) -> None:
         """Nobody knows of it until the connection is given up."""
@@ -148,7 +148,7 @@ class Trouble:
         self.house.note(bus.name, "falls silent")
         self.house.bus_trouble_at = self.house.loop.time()
         bus.hushed = True
-        self.house.later(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
+        self.house.while_failing(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
 
     def _some_bus(self) -> LocalBus | None:
         buses = self.house.buses()
@@ -166,7 +166,7 @@ class Trouble:
     def _database_away(self) -> None:
         self.house.note("the database goes away")
         self.house.store_luck.away = True
-        self.house.later(self.chance.uniform(1, 60), self._database_back)
+        self.house.while_failing(self.chance.uniform(1, 60), self._database_back)
 
     def _database_back(self) -> None:
         self.house.store_luck.away = False
@@ -176,17 +176,17 @@ class Trouble:
         if controller is not None:
             self.house.note(controller.name, "loses the database")
             controller.store_away = True
-            self.house.later(self.chance.uniform(1, 60), lambda: setattr(controller, "store_away", False))
+            self.house.while_failing(self.chance.uniform(1, 60), lambda: setattr(controller, "store_away", False))
 
     def _gallery_away(self) -> None:
         self.house.note("the gallery goes away")
         self.house.catalogue.away = True
-        self.house.later(self.chance.uniform(5, 120), lambda: setattr(self.house.catalogue, "away", False))
+        self.house.while_failing(self.chance.uniform(5, 120), lambda: setattr(self.house.catalogue, "away", False))
 
     def _files_away(self) -> None:
         self.house.note("the files of models go away")
         self.house.files.away = True
-        self.house.later(self.chance.uniform(5, 90), lambda: setattr(self.house.files, "away", False))
+        self.house.while_failing(self.chance.uniform(5, 90), lambda: setattr(self.house.files, "away", False))
 
     def _machine_reboots(self) -> None:
         self.house.reboot(self.chance.choice(sorted(self.house.workers)), self.chance.choice((5.0, 30.0, 150.0)))
@@ -205,7 +205,7 @@ class Trouble:
         used = worker.stall.used_bytes if worker.stall is not None else 0
         worker.others_bytes = max(0, int(worker.known["total_ram"]) - used - left)
         self.house.note(worker.name, "has other programs that take", worker.others_bytes)
-        self.house.later(self.chance.uniform(20, 120), lambda: setattr(worker, "others_bytes", 0))
+        self.house.while_failing(self.chance.uniform(20, 120), lambda: setattr(worker, "others_bytes", 0))
 
     def _leftover(self) -> None:
         leave_behind(self.house, self.chance)
