@@ -44,6 +44,7 @@ class ReplicaTruth:
         self._is_surely_busy = is_surely_busy
         self._lately = Lately(now, ReplicaFacts())
         self._allowed: dict[str, dict[str, float]] = {}  # by model and revision: when it was last allowed
+        self._evictions: list[tuple[float, Key, str]] = []  # when, which replica, for which model
 
     def breaches(self, tables: frozenset[str]) -> list[str]:
         """After a commit that wrote these."""
@@ -54,8 +55,19 @@ class ReplicaTruth:
         if "replicas" in tables:
             wrong += broken_lately(self._lately.until_now(), found)
             wrong += self._busy_that_give_way(before, found)
+            self._note_evictions(before, found)
         self._lately.add(found)
         return [*wrong, *broken(before, found)]
+
+    def evicted_for(self, wanted: Collection[str], since: float) -> set[Key]:
+        """Replicas that had to make room, from then on, for one of these models."""
+        return {key for at, key, model in self._evictions if at >= since and model in wanted}
+
+    def _note_evictions(self, before: ReplicaFacts, after: ReplicaFacts) -> None:
+        for key, row in after.rows.items():
+            was_leaving = key in before.rows and before.rows[key].stage == "leaving"
+            if row.stage == "leaving" and not was_leaving and row.reason.startswith(ROOM):
+                self._evictions.append((self._now(), key, row.reason.removeprefix(ROOM)))
 
     def _busy_that_give_way(self, before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
         """5: what has to make room for another model is idle."""
@@ -190,7 +202,7 @@ async def unsettled(simulation: Simulation) -> list[str]:
         stall = by_node[replica.node_id].stall
         if stall is None or stall.ingress.serving(replica.process_id) is None:
             left.append(f"{replica.process_id} of {replica.model} is shown, and refuses every request")
-    return left + await not_parted(simulation) + await lacking(simulation)
+    return [*left, *await not_parted(simulation), *(await lacking(simulation)).values()]
 
 
 async def not_parted(simulation: Simulation) -> list[str]:
@@ -216,23 +228,38 @@ async def not_parted(simulation: Simulation) -> list[str]:
     ]
 
 
-async def lacking(simulation: Simulation) -> list[str]:
-    """Models that do not answer as somebody wants them to, though they could."""
+async def lacking(simulation: Simulation) -> dict[str, str]:
+    """By model, why it does not answer as somebody wants it to, though it could."""
+    wanting = await wanting_more(simulation)
+    return {name: why for name, why in wanting.items() if await _could_be_placed(simulation, name)}
+
+
+async def wanting_more(simulation: Simulation) -> dict[str, str]:
+    """By model, why it does not answer as somebody wants it to, whether there is room for it or not."""
     async with simulation.store.read() as tx:
         known = {row.id: row for row in await models.list_(tx)}
         shown, _ = await read_routing(tx)
         active = [job.model for job in await load_jobs.list_(tx) if job.state != "failed"]
         schedules = {row.model: row for row in await model_schedules.list_(tx)}
-    left = []
+    left = {}
     for name, row in sorted(known.items()):
         answers = [replica for replica in shown if replica.model == name]
         schedule = schedules.get(name)
         least = schedule.min_replicas if schedule is not None else 0
         asked = name in simulation.asked and "idle_unload" not in row.definition
         lacks = _lacking(name, row.revision, answers, max(least, asked), name in active)
-        if lacks and not row.definition.get("disabled") and await _could_be_placed(simulation, name):
-            left.append(lacks)
+        if lacks and not row.definition.get("disabled"):
+            left[name] = lacks
     return left
+
+
+async def spread_thin(simulation: Simulation) -> set[str]:
+    """Models that belong on every node and are not on every one: each may still need room somewhere."""
+    async with simulation.store.read() as tx:
+        everywhere = {row.model for row in await model_schedules.list_(tx) if row.spread_all}
+        shown, _ = await read_routing(tx)
+        here = {node.id for node in await nodes.list_(tx) if node.protocol}
+    return {name for name in everywhere if not {one.node_id for one in shown if one.model == name} >= here}
 
 
 def _lacking(name: str, revision: str, answers: list[ViewReplica], least: int, active: bool) -> str:

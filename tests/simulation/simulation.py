@@ -18,7 +18,7 @@ import random
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ from corral.contract.messages.nodes import HttpHeartbeat, NodeStatus
 from corral.controller import invariants
 from corral.controller.invariants import Facts, TakenOut
 from corral.controller.registry.transitions import NodeEvent
+from corral.controller.replicas.invariants import Key
 from corral.kit.errors import Unavailable
 from corral.store import node_labels, node_tombstones, nodes, revisions
 from corral.store.api import Store
@@ -153,6 +154,10 @@ class Simulation:
         worker = next((one for one in self.workers.values() if one.node_id == node_id), None)
         stall = worker.stall if worker is not None and worker.bus is not None else None
         return stall is not None and self.is_load_known() and stall.busy_for_s(process_id) > BUSY_IS_KNOWN_S
+
+    def evicted_for(self, wanted: Collection[str], since: float) -> set[Key]:
+        """Replicas that had to make room, from then on, for one of these models."""
+        return self._replicas.evicted_for(wanted, since)
 
     def node_row(self, node_id: str) -> Node | None:
         return at_once(self._node_row(node_id))
