@@ -269,7 +269,7 @@ def _node(
     folded = fold(rules, node_id=node.id, labels=labels if needs_labels else {}, installed=names_in(installed))
     machine = MachineKind(node.capability, f"{node.os}/{node.arch}" if node.os else "", node.python)
     builds: dict[str, Build] = {}
-    for backend in backends:
+    for backend in sorted(backends):  # builds are looked up in this order, whatever the order of a set
         want = folded.get(backend)
         read.wanted[(node.id, backend)] = want
         there = find_installed(installed, backend) is not None
