@@ -238,3 +238,27 @@ def test_a_load_whose_node_turns_out_to_have_a_rival_ends_before_another_begins(
 
     told(template, story)
     assert sorted(map(sorted, rivals)) == [["ant"], ["bee"]]
+
+
+def test_two_edited_models_of_one_group_do_not_wait_for_each_other(template: Path) -> None:
+    """Each answered as before the edit, and its own load kept it from making room for the other's (seed 2330)."""
+    running: list[set[str]] = []
+
+    async def story(house: Simulation) -> None:
+        (worker,) = await begin(house, HouseWorker)
+        await ask(house, "install")
+        await asyncio.sleep(60)
+        clients = Clients(house, house.chance("clients"))
+        for name in ("ant", "bee"):
+            await define(house, name)
+            await clients.ask_for(name)
+        await asyncio.sleep(10)  # both have only just been loaded: neither gives way at once
+        running.append({process.order.model for process in worker.disk.processes.values()})
+        edit = {"concurrency_groups": ["big"], "context_size": 4096}
+        await asyncio.gather(*(define(house, name, **edit) for name in ("ant", "bee")))
+        await asyncio.sleep(120)
+        running.append({process.order.model for process in worker.disk.processes.values()})
+
+    told(template, story)
+    assert running[0] == {"ant", "bee"}
+    assert len(running[1]) == 1

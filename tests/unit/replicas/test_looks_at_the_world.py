@@ -85,6 +85,12 @@ def test_what_gateways_tell_of_those_who_wait_is_looked_at() -> None:
     assert {name: model.waiting for name, model in facts.world.models.items()} == {"m": 3, "other": 0}
 
 
+def test_a_load_is_told_from_requests_that_wait() -> None:
+    models = {name: Model(name, "b", "r", Memory(), waiting=1, only_load_waits=True) for name in ("m", "other")}
+    facts = a_loop(waiting=lambda: {"m": 1})._facts(Read(NOON, models=models), [], {})
+    assert {name: model.only_load_waits for name, model in facts.world.models.items()} == {"m": False, "other": True}
+
+
 def test_pressure_counts_from_the_newest_replica_on() -> None:
     """What led to that one is mended by it, and must not lead to another."""
     models = {name: Model(name, "b", "r", Memory()) for name in ("m", "other")}

@@ -135,3 +135,45 @@ def test_one_that_has_never_served_leaves_before_another_begins(waiting: int) ->
     assert isinstance(step, Down)
     assert step.replica.node_id == A.id
     assert isinstance(plan_scale(there, OLD), Hold)
+
+
+# Two that were edited to share a group, and still answer as before: seed 2330 of the simulation.
+
+
+def edited(requests: int = 0, *coming: Replica) -> World:
+    """Both loads are under way and look for a place; `requests` wait besides, for each."""
+    waits: dict[str, Any] = {"revision": "r2", "waiting": max(1, requests), "only_load_waits": not requests}
+    both = (replace(NEW, **waits), replace(OLD, **waits))
+    return seen(*together(), *coming, nodes=(A, B) if coming else (A,), models=both)
+
+
+@pytest.mark.parametrize(("name", "rival"), [("new", "old"), ("old", "new")])
+def test_a_load_without_a_place_does_not_keep_what_it_shall_replace(name: str, rival: str) -> None:
+    """Each waited for the other, whose load counted as a request that waited for what still ran."""
+    there = edited()
+    found = choose_place(there, there.models[name])
+    assert isinstance(found, MakeRoom), found
+    assert [(victim.model, victim.revision) for victim in found.victims] == [(rival, "r1")]
+    step = plan_scale(there, there.models[name])
+    assert isinstance(step, Up)
+    assert isinstance(step.decision, MakeRoom)
+
+
+def test_requests_that_wait_keep_also_one_of_an_earlier_revision() -> None:
+    there = edited(2)
+    found = choose_place(there, there.models["new"])
+    assert isinstance(found, WaitForRoom), found
+    assert found.text == "a: waits for room: old has 2 requests waiting for it"
+
+
+def test_one_of_an_earlier_revision_stays_while_its_successor_starts() -> None:
+    there = edited(0, replica(B, OLD, revision="r2", state=ReplicaState.STARTING, ready_at=None))
+    found = choose_place(there, there.models["new"], only={A.id})
+    assert isinstance(found, WaitForRoom), found
+    assert found.text == "a: waits for room: old has 1 request waiting for it"
+
+
+def test_the_load_of_its_own_revision_keeps_one_that_has_come_up() -> None:
+    asked = replace(OLD, waiting=1, only_load_waits=True)
+    found = choose_place(seen(replica(A, OLD), models=(NEW, asked)), NEW)
+    assert isinstance(found, WaitForRoom), found

@@ -287,6 +287,7 @@ class ReplicaLoop:
                 model,
                 busy_for_s=self._busy_for_s(name, rows, read),
                 waiting=max(model.waiting, waiting.get(name, 0)),
+                only_load_waits=model.only_load_waits and not waiting.get(name, 0),
                 pressure=self._pressure(name, _since_newest_s(name, rows, read)),
             )
             for name, model in read.models.items()

@@ -187,6 +187,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             schedule=_schedule(schedule) if schedule is not None else Schedule(),
             idle_unload_s=definition.idle_unload_s or idle_unload_s,
             waiting=1 if job is not None and job.active else 0,
+            only_load_waits=job is not None and job.active,
         )
 
 

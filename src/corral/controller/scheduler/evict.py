@@ -222,13 +222,23 @@ class Keeping:
         if not replica.idle:
             return f"is busy with {replica.in_flight} request{'s' if replica.in_flight > 1 else ''}"
         own = self.world.models.get(replica.model)
-        if own is not None and own.waiting and self._left(replica, with_them) < 1:
+        if own is not None and _is_waited_for(self.world, own, replica) and self._left(replica, with_them) < 1:
             return f"has {own.waiting} request{'s' if own.waiting > 1 else ''} waiting for it"
         if _within(replica.last_used_at, policy.evict_after_idle_s, now):
             return "was used a moment ago"
         if _within(replica.ready_at, policy.evict_after_ready_s, now):
             return "has only just been loaded"
         return ""
+
+
+def _is_waited_for(world: World, own: Model, replica: Replica) -> bool:
+    """By requests, or by a load that it ends. A load without a place is no reason to keep what it shall replace: two
+    edited models that are in each other's way would wait for each other for good. Once the new one starts, the earlier
+    one may answer until it is ready."""
+    if replica.revision == own.revision or not own.only_load_waits:
+        return own.waiting > 0
+    coming = (each for each in world.of_model.get(own.name, ()) if each.state is ReplicaState.STARTING)
+    return any(each.revision == own.revision for each in coming)
 
 
 def can_answer(world: World, replica: Replica) -> bool:

@@ -174,7 +174,8 @@ class Model:
     disabled: bool = False
     schedule: Schedule = Schedule()
     idle_unload_s: float = 0.0  # 0: never to zero by itself
-    waiting: int = 0  # requests that wait for a slot or for its load
+    waiting: int = 0  # requests that wait for a slot or for its load; the load under way counts as one
+    only_load_waits: bool = False  # that one is all: a replica of an earlier revision is not what is waited for
     busy_for_s: float = 0.0  # how long all its ready replicas have been busy
     pressure: int = 0  # times within the window that a request left the replica with its prefix because that was busy
     failed_on: Mapping[str, str] = field(default_factory=dict)  # by node: why its last start there failed
