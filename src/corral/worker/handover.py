@@ -34,6 +34,7 @@ YOURS, SERVING = b"yours\n", b"serving\n"
 MOST_SOCKETS = 16
 _PR_SET_PDEATHSIG = 1
 _TURNS = 10  # of the loop, by which it has done whatever signals asked for; two or three would do
+_THREAD_CHECKS = 2000  # a millisecond apart; the threads have been joined, so only the kernel is in the way
 
 
 # -- the successor ---------------------------------------------------------------------------------------------------
@@ -204,12 +205,30 @@ class Successors:
             return 1
         await asyncio.get_running_loop().shutdown_default_executor()  # its threads would take what waits for the keeper
         signal.pthread_sigmask(signal.SIG_BLOCK, keeper.HEARD)  # stays so through the change
+        await _last_thread_ended()
         for _ in range(_TURNS):
             await asyncio.sleep(0)  # what came before that is passed on from here
         words = [sys.executable, "-I", "-S", keeper.__file__, *map(str, self.pids), "--", *self.command]
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, words)
+
+
+async def _last_thread_ended() -> None:
+    """A thread that was joined may live on in the kernel for a moment, with no signal blocked: a signal that the main
+    thread blocks is delivered to it, and is lost if the program changes before the loop has heard of it."""
+    for _ in range(_THREAD_CHECKS):
+        if _thread_count() <= 1:
+            return
+        await asyncio.sleep(0.001)
+
+
+def _thread_count() -> int:
+    """As the kernel counts; 0 where it does not say."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
 
 
 # -- whoever asks for it ---------------------------------------------------------------------------------------------
