@@ -114,7 +114,7 @@ class FleetFiles:
             return Step(FleetChange("backend", name, "skip", reason=f"there is no node {wanted.node} yet"))
 
         async def install() -> str:
-            return (await self._operations.accept(await self._wish(wanted, by))).operation_id
+            return (await self._operations.accept(await self._request_for(wanted, by))).operation_id
 
         try:
             nodes = await self._plan_backend(wanted, present, labels, by)
@@ -127,20 +127,20 @@ class FleetFiles:
         self, wanted: WantedBackend, present: Present, labels: Mapping[str, Mapping[str, str]], by: str
     ) -> list[PlanNode]:
         """What it would do on each node it is for. Raises what an install would be refused with."""
-        wish = await self._wish(wanted, by)
+        request = await self._request_for(wanted, by)
         if not wanted.selector:
-            return list((await self._operations.plan(wish)).nodes)
+            return list((await self._operations.plan(request)).nodes)
         # Which nodes a selector means is decided with the labels the file is about to set.
-        everywhere = await self._operations.plan(dataclasses.replace(wish, scope=Scope(ScopeKind.ALL)))
+        everywhere = await self._operations.plan(dataclasses.replace(request, scope=Scope(ScopeKind.ALL)))
         return [
             node
             for node in everywhere.nodes
-            if wish.scope.matches(
+            if request.scope.matches(
                 node.node_id, present.nodes.get(node.node_name, {}) | dict(labels.get(node.node_name, {}))
             )
         ]
 
-    async def _wish(self, wanted: WantedBackend, by: str) -> Wish:
+    async def _request_for(self, wanted: WantedBackend, by: str) -> Wish:
         scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
         asked = Asked(wanted.backend, wanted.uri, wanted.alias)
         return make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
