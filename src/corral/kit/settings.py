@@ -3,6 +3,9 @@
 A field is declared with `setting(...)`. Its name gives the flag (`--heartbeat-interval`), the variable
 (`CORRAL_HEARTBEAT_INTERVAL`) and the key in the file; other variables may be aliases. Flags win over the environment,
 the environment over the file, the file over the default. Every setting of a process is declared in its `settings.py`.
+
+A field declared with `group(...)` holds a dataclass of settings that one part of the process receives whole. Groups
+have no name outside the code: flags, variables and keys are those of the settings inside.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union
@@ -78,6 +81,11 @@ def setting(
     return dataclasses.field(default=default, metadata={_DECLARED: declared})
 
 
+def group(kind: type[Any]) -> Any:
+    """Declare a field that holds a group of settings: a frozen dataclass whose settings all have defaults."""
+    return dataclasses.field(default_factory=kind)
+
+
 def read_settings(
     kind: type[T],
     *,
@@ -91,11 +99,10 @@ def read_settings(
     settings of earlier starts: anything given now wins over them."""
     faults: list[str] = []
     from_file = _read_file(file, faults)
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    names = {spelling for field in dataclasses.fields(_as_dataclass(kind)) for spelling in _spellings(field.name)}
+    names = {spelling for field, _ in _declared_fields(kind) for spelling in _spellings(field.name)}
     faults.extend(f"{file}: unknown setting {key!r}" for key in from_file if key not in names)
-    for field in dataclasses.fields(_as_dataclass(kind)):
+    values: dict[str, Any] = {}
+    for field, type_ in _declared_fields(kind):
         declared: Declared = field.metadata[_DECLARED]
         found = _find(field.name, declared, flags, env, from_file, file)
         if found is None and remembered is not None and field.name in remembered:
@@ -106,7 +113,7 @@ def read_settings(
             continue
         source, raw = found
         try:
-            value = _convert(raw, hints[field.name], declared)
+            value = _convert(raw, type_, declared)
         except ValueError as error:
             faults.append(f"{source}: {'cannot be used' if declared.secret else error}")
             continue
@@ -117,14 +124,43 @@ def read_settings(
         values[field.name] = value
     if faults:
         raise BadSettings(faults)
-    return kind(**values)
+    return build_settings(kind, values)
+
+
+def build_settings(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Build settings from values by name, each put into its group. Raises `BadSettings`: the faults of all groups."""
+    faults: list[str] = []
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(_as_dataclass(kind)):
+        if _DECLARED in field.metadata:
+            if field.name in values:
+                given[field.name] = values[field.name]
+            continue
+        try:
+            given[field.name] = build_settings(_group_kind(field), values)
+        except BadSettings as error:
+            faults.extend(error.faults)
+    if faults:
+        raise BadSettings(faults)
+    return kind(**given)
+
+
+def value_of(settings: Any, name: str) -> Any:
+    """The value of the setting with this name, in whichever group it is."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if _DECLARED in field.metadata:
+            if field.name == name:
+                return value
+        elif any(inner.name == name for inner, _ in _declared_fields(type(value))):
+            return value_of(value, name)
+    raise KeyError(name)
 
 
 def describe(kind: type[Any]) -> list[SettingDoc]:
     """Every setting, in the order of declaration: for `--help`, the reference page and the test that compares them."""
-    hints = typing.get_type_hints(kind)
     docs = []
-    for field in dataclasses.fields(kind):
+    for field, type_ in _declared_fields(kind):
         declared: Declared = field.metadata[_DECLARED]
         docs.append(
             SettingDoc(
@@ -132,7 +168,7 @@ def describe(kind: type[Any]) -> list[SettingDoc]:
                 flag=flag_of(field.name),
                 env=env_of(field.name),
                 aliases=declared.aliases,
-                kind=_kind_name(hints[field.name]),
+                kind=_kind_name(type_),
                 default="required" if field.default is dataclasses.MISSING else _show(field.default),
                 help=declared.help,
                 secret=declared.secret,
@@ -145,9 +181,9 @@ def describe(kind: type[Any]) -> list[SettingDoc]:
 def shown(settings: Any) -> dict[str, str]:
     """The settings for the log at start: secrets are only said to be set or not."""
     result = {}
-    for field in dataclasses.fields(settings):
+    for field, _ in _declared_fields(type(settings)):
         declared: Declared = field.metadata[_DECLARED]
-        value = getattr(settings, field.name)
+        value = value_of(settings, field.name)
         result[field.name] = ("set" if value else "not set") if declared.secret else _show(value)
     return result
 
@@ -163,6 +199,23 @@ def env_of(name: str) -> str:
 def _spellings(name: str) -> tuple[str, str]:
     """In a file a span may be called `interval` or `interval_s`."""
     return name.removesuffix("_s"), name
+
+
+def _declared_fields(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """Every setting with its type, in the order of declaration; those of a group where the group stands."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(_as_dataclass(kind)):
+        if _DECLARED in field.metadata:
+            yield field, hints[field.name]
+        else:
+            yield from _declared_fields(_group_kind(field))
+
+
+def _group_kind(field: dataclasses.Field[Any]) -> type[Any]:
+    kind: Any = field.default_factory
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{field.name} is declared neither with setting() nor with group()")
+    return kind  # type: ignore[return-value]
 
 
 def _as_dataclass(kind: type[Any]) -> Any:

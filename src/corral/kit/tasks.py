@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -16,6 +18,7 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class Wake:
@@ -123,3 +126,67 @@ def leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
+
+
+async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run the work until it ends or the event is set: its result, or None when the event comes first. The work is then
+    cancelled, and has ended when this returns."""
+    if event.is_set():
+        work.close()
+        return None
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await _cancel_all(working, waiting)
+
+
+@contextlib.asynccontextmanager
+async def background(*loops: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run loops that handle their own errors while the block runs; they have ended when the block is left. An error of
+    the block comes out as it is: a `TaskGroup` would wrap it."""
+    running = [asyncio.ensure_future(loop) for loop in loops]
+    try:
+        yield
+    finally:
+        await _cancel_all(*running)
+
+
+async def _cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    unfinished = set(tasks)
+    while unfinished:
+        for task in unfinished:
+            task.cancel()
+        # Cancelled again after a while: `asyncio.wait_for` of Python 3.11, in some library, can swallow a cancellation.
+        _, unfinished = await asyncio.wait(unfinished, timeout=1.0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_daemon_thread(work: Callable[[], T], *, name: str = "daemon") -> T:
+    """Run a blocking call that may hang. `asyncio.to_thread` would keep the process from ending while the call hangs; a
+    daemon thread does not."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # the caller was cancelled
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as failure:  # the caller gets every kind of error
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime: no caller is left
+            loop.call_soon_threadsafe(settle, result, error)
+
+    context = contextvars.copy_context()  # log lines of the thread carry the caller's fields
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    return await done

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.kit.settings import BadSettings, Seconds, describe, read_settings, setting, shown
+from corral.kit.settings import BadSettings, Seconds, describe, group, read_settings, setting, shown, value_of
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,49 @@ def test_the_description_has_flag_variable_kind_and_default() -> None:
     assert rows["interval_s"].kind == "duration"
     assert rows["interval_s"].default == "10s"
     assert rows["url"].default == "required"
+
+
+@dataclass(frozen=True)
+class Limits:
+    first: int = setting("lower limit", default=1)
+    last: int = setting("upper limit", default=9)
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise BadSettings(["last is less than first"])
+
+
+@dataclass(frozen=True)
+class Paths:
+    data: Path | None = setting("folder", default=None)
+    cache: Path | None = setting("folder of the cache", default=None)
+
+    def __post_init__(self) -> None:
+        if self.cache is not None and self.data is None:
+            raise BadSettings(["cache needs data"])
+
+
+@dataclass(frozen=True)
+class Grouped:
+    limits: Limits = group(Limits)
+    paths: Paths = group(Paths)
+    open: bool = setting("open", default=False)
+
+
+def test_a_group_is_read_by_the_names_of_its_settings() -> None:
+    settings = read_settings(Grouped, flags={"open": True, "last": "4"}, env={"CORRAL_DATA": "/d"})
+    assert settings == Grouped(Limits(last=4), Paths(data=Path("/d")), open=True)
+    assert [value_of(settings, name) for name in ("first", "last", "data", "open")] == [1, 4, Path("/d"), True]
+    with pytest.raises(KeyError):
+        value_of(settings, "limits")
+
+
+def test_groups_are_described_and_shown_setting_by_setting() -> None:
+    assert [doc.name for doc in describe(Grouped)] == ["first", "last", "data", "cache", "open"]
+    assert shown(Grouped())["last"] == "9"
+
+
+def test_faults_of_all_groups_are_told_at_once() -> None:
+    with pytest.raises(BadSettings) as caught:
+        read_settings(Grouped, flags={"last": "0", "cache": "/c"}, env={})
+    assert caught.value.faults == ("last is less than first", "cache needs data")
