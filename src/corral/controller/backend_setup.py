@@ -8,9 +8,9 @@ from corral.controller.desired.reconcile import Pace
 from corral.controller.desired.worker_calls import CallTimes
 from corral.controller.galleries import gallery_folder
 from corral.controller.settings import ControllerSettings
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.backends.library import LibraryOptions
 from corral.gallery.galleries import parse_galleries
-from corral.gallery.library import LibraryOptions
-from corral.gallery.opening import GalleryOptions
 
 
 def backend_options(settings: ControllerSettings) -> BackendOptions:

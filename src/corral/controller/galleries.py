@@ -24,17 +24,17 @@ from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
 from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI, Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
-from corral.gallery import upgrades as rules
-from corral.gallery.catalogue import AliasGroup, Unknown, split_query
-from corral.gallery.compatibility import is_hardware_specific
-from corral.gallery.direct import direct_entry, why_not_for_localai
-from corral.gallery.entries import BackendEntry
+from corral.gallery.backends import upgrades as rules
+from corral.gallery.backends.catalogue import AliasGroup, Unknown, split_query
+from corral.gallery.backends.compatibility import is_hardware_specific
+from corral.gallery.backends.direct import direct_entry, why_not_for_localai
+from corral.gallery.backends.entries import BackendEntry
+from corral.gallery.backends.factory import GalleryOptions, make_resolver
+from corral.gallery.backends.library import Library
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
-from corral.gallery.library import Library
-from corral.gallery.machine import Machine
-from corral.gallery.opening import GalleryOptions, make_resolver
-from corral.gallery.resolve import Resolver
-from corral.gallery.resolved import Refused, Resolved
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.kit.log import get_log

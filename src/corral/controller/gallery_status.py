@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from corral.contract.admin import GalleryView
-from corral.gallery.shelves import GalleryState
+from corral.gallery.index_cache import GalleryState
 
 BACKENDS, MODELS = "backends", "models"
 

@@ -17,10 +17,10 @@ from corral.blobs.remote import HttpTimes, open_session
 from corral.blobs.sources.means import Means
 from corral.blobs.store import BlobStore
 from corral.contract.hardware import HardwareReport
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.backends.library import LibraryOptions
+from corral.gallery.backends.machine import Machine
 from corral.gallery.galleries import parse_galleries
-from corral.gallery.library import LibraryOptions
-from corral.gallery.machine import Machine
-from corral.gallery.opening import GalleryOptions
 from corral.gallery.pypi.pip import own_python
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every

@@ -45,7 +45,7 @@ from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
 from corral.controller.replicas.calls import ReplicaCalls
 from corral.controller.replicas.life import Accepted, OrderId
-from corral.gallery.pypi.locking import Lock
+from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
 from corral.kit.settings import BadSettings

@@ -14,9 +14,9 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller.desired.catalogue import Catalogue, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.controller.galleries import Galleries, open_galleries
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.backends.library import LibraryOptions
 from corral.gallery.galleries import Gallery
-from corral.gallery.library import LibraryOptions
-from corral.gallery.opening import GalleryOptions
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.store.backend_rules import Asked

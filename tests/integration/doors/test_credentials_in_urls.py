@@ -9,7 +9,7 @@ import msgspec
 
 from corral.controller.gallery_status import GalleryStatus
 from corral.gallery.galleries import Gallery
-from corral.gallery.shelves import GalleryState
+from corral.gallery.index_cache import GalleryState
 from corral.store import models as model_rows
 from corral.store.models import Model
 from tests.support.backend_api import Api

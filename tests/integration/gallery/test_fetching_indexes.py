@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from corral.contract.sources import ImageIndex
-from corral.gallery.fetching import HttpDownload, IndexFetcher, follow_ref
+from corral.gallery.backends.factory import GalleryOptions, open_resolver
+from corral.gallery.backends.library import LibraryOptions
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved
 from corral.gallery.galleries import Gallery
-from corral.gallery.library import LibraryOptions
-from corral.gallery.machine import Machine
-from corral.gallery.opening import GalleryOptions, open_resolver
-from corral.gallery.resolved import Refused, Resolved
+from corral.gallery.index_fetcher import HttpDownload, IndexFetcher, follow_ref
 from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound, Unreachable
 

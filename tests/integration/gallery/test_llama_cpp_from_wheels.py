@@ -19,10 +19,10 @@ import pytest
 
 from corral.contract.manifest import Placeholders, fill_command
 from corral.contract.sources import ImageIndex, Wheel
-from corral.gallery.machine import Machine
-from corral.gallery.opening import GalleryOptions, open_resolver
+from corral.gallery.backends.factory import GalleryOptions, open_resolver
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Resolved
 from corral.gallery.pypi.pip import own_platform, own_python
-from corral.gallery.resolved import Resolved
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
 from tests.support.processes import free_port

@@ -18,8 +18,8 @@ import aiohttp
 import psutil
 import pytest
 
-from corral.gallery.pypi.finding import NoLocker, find_locker
-from corral.gallery.pypi.locking import NoWheels, WheelLocker
+from corral.gallery.pypi.find_locker import NoLocker, find_locker
+from corral.gallery.pypi.lock import NoWheels, WheelLocker
 from corral.gallery.pypi.pip import PipLocker, own_platform, own_python
 from corral.gallery.pypi.sizes import WheelSizes
 from corral.gallery.pypi.tools import run_tool, tool_environment

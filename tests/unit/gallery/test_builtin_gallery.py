@@ -11,10 +11,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from corral.contract.manifest import Needs, Placeholders, check_manifest, fill_command
-from corral.gallery.builtin import backends_folder, read_built_in
-from corral.gallery.catalogue import Catalogue
-from corral.gallery.entries import BackendEntry
-from corral.gallery.variants import Chosen, NoVariant, choose_variant
+from corral.gallery.backends.builtin import backends_folder, read_built_in
+from corral.gallery.backends.catalogue import Catalogue
+from corral.gallery.backends.entries import BackendEntry
+from corral.gallery.backends.variants import Chosen, NoVariant, choose_variant
 
 BACKENDS = Path(__file__).parents[3] / "backends"
 

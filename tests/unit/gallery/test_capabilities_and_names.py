@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from corral.gallery.catalogue import AliasGroup, Catalogue, Unknown
-from corral.gallery.compatibility import capability_chain, is_hardware_specific, is_listed, preference, why_incompatible
-from corral.gallery.entries import BackendEntry, read_index
+from corral.gallery.backends.catalogue import AliasGroup, Catalogue, Unknown
+from corral.gallery.backends.compatibility import (
+    capability_chain,
+    is_hardware_specific,
+    is_listed,
+    preference,
+    why_incompatible,
+)
+from corral.gallery.backends.entries import BackendEntry, read_index
 from corral.gallery.galleries import Gallery
 
 

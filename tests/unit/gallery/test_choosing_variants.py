@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gallery.catalogue import AliasGroup, Catalogue
-from corral.gallery.compatibility import capability_chain, why_incompatible
-from corral.gallery.direct import direct_entry
-from corral.gallery.entries import BackendEntry, read_index
+from corral.gallery.backends.catalogue import AliasGroup, Catalogue
+from corral.gallery.backends.compatibility import capability_chain, why_incompatible
+from corral.gallery.backends.direct import direct_entry
+from corral.gallery.backends.entries import BackendEntry, read_index
+from corral.gallery.backends.variants import Chosen, NoVariant, choose_variant
 from corral.gallery.galleries import Gallery
-from corral.gallery.variants import Chosen, NoVariant, choose_variant
 
 INDEX = """
 - name: engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.gallery.direct import direct_entry, why_not_for_localai
+from corral.gallery.backends.direct import direct_entry, why_not_for_localai
 from corral.kit.errors import Invalid
 
 

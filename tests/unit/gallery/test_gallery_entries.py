@@ -7,7 +7,7 @@ import pytest
 
 from corral.contract.manifest import LOCALAI, Manifest, Needs, Ready
 from corral.contract.sources import TextFile
-from corral.gallery.entries import Index, read_index
+from corral.gallery.backends.entries import Index, read_index
 from corral.gallery.galleries import BUILT_IN, DEFAULT_GALLERIES, Gallery, parse_galleries, write_galleries
 from corral.kit.errors import Invalid
 

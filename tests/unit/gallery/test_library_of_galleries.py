@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from corral.gallery.catalogue import AliasGroup, Unknown
-from corral.gallery.entries import BackendEntry, Index, read_index
-from corral.gallery.fetching import IndexFetcher
+from corral.gallery.backends.catalogue import AliasGroup, Unknown
+from corral.gallery.backends.entries import BackendEntry, Index, read_index
+from corral.gallery.backends.library import Library, LibraryOptions
 from corral.gallery.galleries import BUILT_IN, Gallery
-from corral.gallery.library import Library, LibraryOptions
+from corral.gallery.index_cache import usable_candidates
+from corral.gallery.index_fetcher import IndexFetcher
 from corral.gallery.sharing import SharedWork
-from corral.gallery.shelves import usable_candidates
 from corral.kit.errors import Failed, Unavailable, Unreachable
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from corral.contract.sources import TextFile, Wheel
 from corral.gallery.pypi import pip, uv
-from corral.gallery.pypi.locking import NoWheels
+from corral.gallery.pypi.lock import NoWheels
 from corral.gallery.pypi.tags import Floor, supported_tags
 from corral.gallery.pypi.tools import Ran
 from corral.gallery.pypi.wheels import choose_wheel, digest_of_files, digest_of_lock, parse_wheel_name

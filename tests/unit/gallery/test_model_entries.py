@@ -7,9 +7,9 @@ import pytest
 from corral.contract.models import Definition
 from corral.gallery.galleries import BUILT_IN, DEFAULT_MODEL_GALLERIES, Gallery, parse_galleries
 from corral.gallery.models.builtin import read_built_in_models
+from corral.gallery.models.definition import make_definition, merged, read_base
 from corral.gallery.models.documents import read_document, read_mapping
 from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
-from corral.gallery.models.merging import make_definition, merged, read_base
 from corral.gallery.models.variants import FleetMachine, choose_variant, needed_bytes
 from corral.kit.errors import Invalid
 

@@ -10,16 +10,16 @@ import pytest
 
 from corral.contract.codec import decode, encode
 from corral.contract.sources import ImageIndex, PlatformImage, TextFile, Wheel
-from corral.gallery.entries import read_index
+from corral.gallery.backends.entries import read_index
+from corral.gallery.backends.library import Library
+from corral.gallery.backends.locator import LocatingOptions, Locator
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolver import Resolver
+from corral.gallery.backends.upgrades import Available
 from corral.gallery.galleries import BUILT_IN, Gallery, Verification
-from corral.gallery.library import Library
-from corral.gallery.locating import LocatingOptions, Locator
-from corral.gallery.machine import Machine
-from corral.gallery.pypi.locking import Lock, NoWheels
+from corral.gallery.pypi.lock import Lock, NoWheels
 from corral.gallery.pypi.wheels import digest_of_lock
-from corral.gallery.resolve import Resolver
-from corral.gallery.resolved import Refused, Resolved
-from corral.gallery.upgrades import Available
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from tests.support.manual_clock import ManualClock
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from corral.contract.codec import encode
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.gallery.catalogue import Catalogue
-from corral.gallery.entries import read_index
+from corral.gallery.backends.catalogue import Catalogue
+from corral.gallery.backends.entries import read_index
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.upgrades import Available, NodeInventory, digests_to_look_up, is_proven, upgrades
 from corral.gallery.galleries import Gallery
-from corral.gallery.machine import Machine
-from corral.gallery.upgrades import Available, NodeInventory, digests_to_look_up, is_proven, upgrades
 
 INDEX = """
 - {name: imaged, uri: "oci://r.example/a:latest"}

@@ -18,7 +18,7 @@ from corral.controller.desired.catalogue import Catalogue, NodeInventory
 from corral.controller.desired.world import kind_of, takes_backends
 from corral.controller.leadership import Leadership
 from corral.controller.watch import Watch
-from corral.gallery.upgrades import is_proven
+from corral.gallery.backends.upgrades import is_proven
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log

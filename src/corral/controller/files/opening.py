@@ -26,7 +26,7 @@ from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
 from corral.controller.files.sizes import FileSizes
 from corral.controller.settings import ControllerSettings
-from corral.gallery.pypi.finding import find_locker
+from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
 from corral.gallery.pypi.sizes import WheelSizes
 from corral.kit.clock import Clock

@@ -22,7 +22,7 @@ from corral.blobs.remote import Page
 from corral.blobs.store import Blob, BlobStore
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Wheel, is_safe_path, parse_requirement
-from corral.gallery.pypi.locking import Lock
+from corral.gallery.pypi.lock import Lock
 from corral.kit.errors import Failed, Invalid, NotFound
 
 SCHEME = "pypi://"

@@ -13,10 +13,10 @@ from corral.contract.capability import DEFAULT
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.models import Definition
 from corral.controller.models.near import UnknownModel, near_it
+from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.models.entries import ModelEntry
 from corral.gallery.models.library import ModelLibrary, NotInGalleries, make_model_library
 from corral.gallery.models.variants import FleetMachine
-from corral.gallery.opening import GalleryOptions
 from corral.kit.clock import Clock
 from corral.store import nodes
 from corral.store.api import Store

@@ -22,8 +22,8 @@ from corral.controller.models.edits import Origin, check_alias, next_row
 from corral.controller.models.near import UnknownModel, misspelt, unknown_model
 from corral.controller.models.schedules import COUNTER as SCHEDULES
 from corral.controller.models.views import FilesMeasured, available_view, definition_of, model_view, ready_by_model
+from corral.gallery.models.definition import merged
 from corral.gallery.models.documents import read_mapping
-from corral.gallery.models.merging import merged
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore

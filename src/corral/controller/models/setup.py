@@ -18,10 +18,10 @@ from corral.controller.models.schedules import Schedules, read_given
 from corral.controller.models.service import BackendNames, FileSizes, Models
 from corral.controller.settings import ControllerSettings
 from corral.controller.watch import Watch
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.backends.library import LibraryOptions
 from corral.gallery.galleries import parse_galleries
-from corral.gallery.library import LibraryOptions
 from corral.gallery.models.library import ModelLibrary
-from corral.gallery.opening import GalleryOptions
 from corral.gallery.yaml_items import read_items
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid

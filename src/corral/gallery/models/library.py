@@ -13,14 +13,14 @@ import aiohttp
 
 from corral.contract.models import Definition
 from corral.contract.sources import github_url
-from corral.gallery.fetching import HttpDownload, IndexFetcher, Stamp, shown_url
 from corral.gallery.galleries import Gallery
-from corral.gallery.models.addresses import refuse_private, same_host
+from corral.gallery.index_cache import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves, stamps_of
+from corral.gallery.index_fetcher import HttpDownload, IndexFetcher, Stamp, shown_url
 from corral.gallery.models.builtin import read_built_in_models
+from corral.gallery.models.definition import Base, make_definition, read_base
 from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
-from corral.gallery.models.merging import Base, make_definition, read_base
+from corral.gallery.models.private_networks import refuse_private, same_host
 from corral.gallery.models.variants import FleetMachine, choose_variant
-from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves, stamps_of
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
 

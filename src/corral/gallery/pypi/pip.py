@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from corral.contract.sources import Wheel, normal_name
-from corral.gallery.pypi.locking import Lock, NoWheels
+from corral.gallery.pypi.lock import Lock, NoWheels
 from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from corral.contract.sources import Wheel, normal_name
-from corral.gallery.pypi.locking import Lock, NoWheels
+from corral.gallery.pypi.lock import Lock, NoWheels
 from corral.gallery.pypi.tags import FLOOR, Floor, supported_tags
 from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
 from corral.gallery.pypi.wheels import choose_wheel

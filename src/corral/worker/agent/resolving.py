@@ -12,11 +12,11 @@ import msgspec
 
 from corral.contract.messages.backends import InstallBackend, UpgradeBackend
 from corral.contract.sources import Registry, parse_uri
+from corral.gallery.backends.factory import GalleryOptions, open_resolver
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery, parse_galleries
-from corral.gallery.machine import Machine
-from corral.gallery.opening import GalleryOptions, open_resolver
-from corral.gallery.resolve import Resolver
-from corral.gallery.resolved import Refused, Resolved
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid
 from corral.worker.installer.names import check_name

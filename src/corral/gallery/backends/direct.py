@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from corral.contract.sources import DIRECTORY, FILE, HTTP, OCI, OCIFILE, PYPI, Source, parse_uri
-from corral.gallery.entries import BackendEntry
+from corral.gallery.backends.entries import BackendEntry
 from corral.gallery.galleries import Gallery
 from corral.kit.errors import Invalid
 

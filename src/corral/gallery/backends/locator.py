@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from corral.contract.sources import HTTP, INLINE, OCI, PYPI, ImageIndex, Registry, Source, Wheel, parse_uri
-from corral.gallery.entries import BUILTIN_SCHEME, DEVELOPMENT_SUFFIX, BackendEntry
-from corral.gallery.machine import Machine
-from corral.gallery.pypi.locking import Lock, WheelLocker
+from corral.gallery.backends.entries import BUILTIN_SCHEME, DEVELOPMENT_SUFFIX, BackendEntry
+from corral.gallery.backends.machine import Machine
+from corral.gallery.pypi.lock import Lock, WheelLocker
 from corral.gallery.pypi.wheels import digest_of_files, digest_of_lock
 from corral.gallery.sharing import SharedWork
 from corral.kit.clock import Clock

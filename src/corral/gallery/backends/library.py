@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from corral.gallery.builtin import read_built_in
-from corral.gallery.catalogue import AliasGroup, Catalogue, Unknown, split_query
-from corral.gallery.compatibility import capability_chain
-from corral.gallery.entries import BackendEntry, Index, read_index
+from corral.gallery.backends.builtin import read_built_in
+from corral.gallery.backends.catalogue import AliasGroup, Catalogue, Unknown, split_query
+from corral.gallery.backends.compatibility import capability_chain
+from corral.gallery.backends.entries import BackendEntry, Index, read_index
 from corral.gallery.galleries import Gallery
-from corral.gallery.shelves import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves
+from corral.gallery.index_cache import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves
 from corral.kit.clock import Clock
 
 __all__ = ["Library", "LibraryOptions"]

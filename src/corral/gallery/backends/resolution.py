@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from corral.contract.codec import Message, always
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source
-from corral.gallery.variants import Step
+from corral.gallery.backends.variants import Step
 
 
 class Resolved(Message, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import corral
 from corral.contract.sources import TextFile
-from corral.gallery.entries import BUILTIN_SCHEME, BackendEntry, Index, read_index
+from corral.gallery.backends.entries import BUILTIN_SCHEME, BackendEntry, Index, read_index
 from corral.gallery.galleries import BUILT_IN
 from corral.kit.errors import NotFound
 
@@ -21,7 +21,7 @@ _LEFT_OUT = ("__pycache__",)
 
 def read_built_in() -> Index:
     """Raises if the package itself is damaged: there is no use going on then."""
-    body = files("corral.gallery").joinpath("builtin.yaml").read_bytes()
+    body = files("corral.gallery.backends").joinpath("builtin.yaml").read_bytes()
     index = read_index(BUILT_IN, body)
     backends = backends_folder()
     return Index(BUILT_IN, tuple(_with_files(entry, backends) for entry in index.entries), index.problems)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInfo
-from corral.gallery.catalogue import Catalogue
-from corral.gallery.entries import DEVELOPMENT_SUFFIX, BackendEntry
-from corral.gallery.machine import Machine
+from corral.gallery.backends.catalogue import Catalogue
+from corral.gallery.backends.entries import DEVELOPMENT_SUFFIX, BackendEntry
+from corral.gallery.backends.machine import Machine
 
 PYPI_SCHEME = "pypi://"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from corral.gallery.fetching import Stamp, stamp_of
 from corral.gallery.galleries import BUILT_IN, Gallery
+from corral.gallery.index_fetcher import Stamp, stamp_of
 from corral.gallery.sharing import SharedWork
 from corral.gallery.yaml_items import Problem
 from corral.kit.clock import Clock

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from corral.contract.capability import DEFAULT, DISABLED
-from corral.gallery.catalogue import AliasGroup, Catalogue
-from corral.gallery.compatibility import capability_chain, contract_chain, preference, why_incompatible
-from corral.gallery.direct import NOWHERE
-from corral.gallery.entries import BackendEntry
+from corral.gallery.backends.catalogue import AliasGroup, Catalogue
+from corral.gallery.backends.compatibility import capability_chain, contract_chain, preference, why_incompatible
+from corral.gallery.backends.direct import NOWHERE
+from corral.gallery.backends.entries import BackendEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from corral.gallery.catalogue import AliasGroup, Catalogue, Unknown
-from corral.gallery.direct import direct_entry
-from corral.gallery.entries import BackendEntry
-from corral.gallery.library import Library
-from corral.gallery.locating import Located, Locator, NotBuilt
-from corral.gallery.machine import Machine
-from corral.gallery.pypi.locking import NoWheels
-from corral.gallery.resolved import Refused, Resolved, as_texts
-from corral.gallery.upgrades import Available
-from corral.gallery.variants import Chosen, NoVariant, choose_variant, no_build
+from corral.gallery.backends.catalogue import AliasGroup, Catalogue, Unknown
+from corral.gallery.backends.direct import direct_entry
+from corral.gallery.backends.entries import BackendEntry
+from corral.gallery.backends.library import Library
+from corral.gallery.backends.locator import Located, Locator, NotBuilt
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved, as_texts
+from corral.gallery.backends.upgrades import Available
+from corral.gallery.backends.variants import Chosen, NoVariant, choose_variant, no_build
+from corral.gallery.pypi.lock import NoWheels
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
 from corral.kit.log import get_log
 

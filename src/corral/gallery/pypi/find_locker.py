@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from corral.gallery.pypi.locking import Lock, WheelLocker
+from corral.gallery.pypi.lock import Lock, WheelLocker
 from corral.gallery.pypi.pip import PipLocker
 from corral.gallery.pypi.tags import FLOOR, Floor
 from corral.gallery.pypi.uv import UvLocker

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from corral.contract.capability import DEFAULT, DISABLED
-from corral.gallery.entries import BackendEntry
+from corral.gallery.backends.entries import BackendEntry
 
 _WORDS = re.compile(r"[^a-z0-9]+")
 

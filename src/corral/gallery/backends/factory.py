@@ -10,17 +10,17 @@ from pathlib import Path
 import aiohttp
 
 from corral.contract.sources import Registry
-from corral.gallery.builtin import read_built_in
-from corral.gallery.fetching import HttpDownload, IndexFetcher
+from corral.gallery.backends.builtin import read_built_in
+from corral.gallery.backends.library import Library, LibraryOptions
+from corral.gallery.backends.locator import LocatingOptions, Locator
+from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery
-from corral.gallery.library import Library, LibraryOptions
-from corral.gallery.locating import LocatingOptions, Locator
-from corral.gallery.pypi.finding import find_locker
-from corral.gallery.pypi.locking import WheelLocker
+from corral.gallery.index_fetcher import HttpDownload, IndexFetcher
+from corral.gallery.pypi.find_locker import find_locker
+from corral.gallery.pypi.lock import WheelLocker
 from corral.gallery.pypi.pip import own_python
 from corral.gallery.pypi.sizes import WheelSizes
 from corral.gallery.pypi.tags import Floor
-from corral.gallery.resolve import Resolver
 from corral.kit.clock import Clock
 
 

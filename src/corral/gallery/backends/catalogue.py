@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from corral.contract.capability import DISABLED
-from corral.gallery.compatibility import is_listed
-from corral.gallery.entries import BackendEntry, Index
+from corral.gallery.backends.compatibility import is_listed
+from corral.gallery.backends.entries import BackendEntry, Index
 
 _NEAREST = 5
 _NONE: Mapping[str, str] = MappingProxyType({})
