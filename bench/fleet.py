@@ -22,12 +22,13 @@ from corral.bus.api import FixedCredentials
 from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
-from corral.store import node_backends, nodes, open_store, operation_nodes, operations, revisions
-from corral.store.backend_rules import Asked
-from corral.store.node_backends import Inventory
-from corral.store.nodes import Node
-from corral.store.operation_nodes import OperationNode
-from corral.store.operations import Operation, OperationRequest
+from corral.store import open_store
+from corral.store.tables import node_backends, nodes, operation_nodes, operations, revisions
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import Node
+from corral.store.tables.operation_nodes import OperationNode
+from corral.store.tables.operations import Operation, OperationRequest
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
 

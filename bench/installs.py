@@ -35,7 +35,8 @@ import psutil
 
 from bench.fleet import add_nodes, cpu_seconds, new_ids, quantile
 from bench.support.simulated_workers import BOOT_ID
-from corral.store import node_backends, nodes, open_store
+from corral.store import open_store
+from corral.store.tables import node_backends, nodes
 from tests.support.cluster import Cluster
 from tests.support.fleet import SHORT
 from tests.support.fleet import http as ask

@@ -14,8 +14,8 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInfo
-from corral.store import node_backends, nodes, revisions
-from corral.store.node_backends import Inventory
+from corral.store.tables import node_backends, nodes, revisions
+from corral.store.tables.node_backends import Inventory
 from tests.support.backend_fleet import Fleet
 from tests.support.chromium import Watched, new_person, open_signed_in
 from tests.support.page import PageApp, made_node, open_backend_page, served

@@ -13,7 +13,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Route, expect
 
 from corral.contract.codec import encode
-from corral.store import nodes, revisions
+from corral.store.tables import nodes, revisions
 from tests.support.chromium import Watched, new_person, sign_in
 from tests.support.page import GIB, PageApp, made_node, open_page_app, served
 from tests.support.processes import free_port

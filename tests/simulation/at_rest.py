@@ -13,7 +13,7 @@ from corral.controller.invariants import Facts
 from corral.controller.operations.state import TERMINAL, RowStatus
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
-from corral.store import (
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,

@@ -11,8 +11,8 @@ from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.models.views import definition_of
 from corral.kit.errors import Failed, NotFound, Unavailable
-from corral.store import models
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import models
 
 
 class Cellar:

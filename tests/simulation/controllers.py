@@ -28,9 +28,9 @@ from corral.controller.scheduler.world import Policy
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
-from corral.store.api import Store
-from corral.store.inline import Between, Step
-from corral.store.nodes import Heartbeat
+from corral.store.engine.inline_sqlite import Between, Step
+from corral.store.engine.transactions import Store
+from corral.store.tables.nodes import Heartbeat
 from tests.simulation.catalogue import Known
 from tests.simulation.stalls import LOAD_AGAIN_S
 

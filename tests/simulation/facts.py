@@ -6,9 +6,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
 from corral.controller.invariants import Facts
-from corral.store import backend_intents, backend_rules, node_backends, nodes, operation_nodes, operations
-from corral.store.api import Transaction
-from corral.store.inline import InlineFile
+from corral.store.engine.inline_sqlite import InlineFile
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import (
+    backend_intents,
+    backend_rules,
+    node_backends,
+    nodes,
+    operation_nodes,
+    operations,
+)
 
 T = TypeVar("T")
 

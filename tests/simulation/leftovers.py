@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from corral.contract.messages.replicas import StartReplica
-from corral.store import models
-from corral.store.models import Model
+from corral.store.tables import models
+from corral.store.tables.models import Model
 from tests.simulation.facts import at_once
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from corral.controller.desired.inventories import REPLICAS
 from corral.controller.models.edits import Origin, next_row
 from corral.controller.replicas.reading import read_routing
 from corral.kit.errors import CorralError
-from corral.store import model_schedules, models, revisions
-from corral.store.model_schedules import Schedule
+from corral.store.tables import model_schedules, models, revisions
+from corral.store.tables.model_schedules import Schedule
 from tests.simulation.controllers import Controller, Died
 
 if TYPE_CHECKING:

@@ -21,10 +21,18 @@ from corral.controller.replicas.invariants import (
 from corral.controller.replicas.reading import read_routing
 from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
-from corral.store import load_jobs, model_schedules, models, node_backends, node_labels, nodes, replicas
-from corral.store.api import Transaction
-from corral.store.inline import InlineFile
-from corral.store.nodes import Node
+from corral.store.engine.inline_sqlite import InlineFile
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import (
+    load_jobs,
+    model_schedules,
+    models,
+    node_backends,
+    node_labels,
+    nodes,
+    replicas,
+)
+from corral.store.tables.nodes import Node
 from tests.simulation.controllers import Died
 from tests.simulation.facts import Lately, at_once
 

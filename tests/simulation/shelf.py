@@ -12,8 +12,8 @@ from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 
 BACKENDS = ("llama-cpp", "vllm", "piper")
 

@@ -36,10 +36,10 @@ from corral.controller.invariants import Facts, TakenOut
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.replicas.invariants import Key
 from corral.kit.errors import Unavailable
-from corral.store import node_labels, node_tombstones, nodes, revisions
-from corral.store.api import Store
-from corral.store.inline import Between, InlineFile
-from corral.store.nodes import Node
+from corral.store.engine.inline_sqlite import Between, InlineFile
+from corral.store.engine.transactions import Store
+from corral.store.tables import node_labels, node_tombstones, nodes, revisions
+from corral.store.tables.nodes import Node
 from tests.simulation import at_rest
 from tests.simulation.catalogue import Cellar
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Controller, Died, StoreLuck

@@ -9,7 +9,7 @@ import pytest
 
 from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
-from corral.store.backend_rules import Asked
+from corral.store.tables.backend_rules import Asked
 from tests.simulation.simulation import Plan, Simulation, simulate
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 

@@ -13,8 +13,8 @@ import pytest
 from corral.contract.messages.backends import BackendList, ListBackends
 from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
-from corral.store import models
-from corral.store.backend_rules import Asked
+from corral.store.tables import models
+from corral.store.tables.backend_rules import Asked
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import add_leftover
 from tests.simulation.model_traffic import Clients, ModelPeople

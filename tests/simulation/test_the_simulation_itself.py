@@ -24,7 +24,7 @@ from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import life
 from corral.controller.scheduler import evict, place
 from corral.controller.scheduler.world import ReplicaState
-from corral.store.nodes import Heartbeat
+from corral.store.tables.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
 from tests.simulation.trials import Trials
@@ -140,7 +140,7 @@ def test_orders_lost_with_their_controller_are_noticed(template: Path) -> None:
 
 
 def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
-    from corral.store import operation_nodes
+    from corral.store.tables import operation_nodes
 
     said = break_something(
         template,

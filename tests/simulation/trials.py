@@ -19,9 +19,9 @@ from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.replicas.invariants import Key
 from corral.controller.replicas.reading import read_routing
 from corral.kit.errors import CorralError
-from corral.store import model_schedules, models
-from corral.store.backend_rules import Asked
-from corral.store.models import Model
+from corral.store.tables import model_schedules, models
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.models import Model
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
 from tests.simulation.leftovers import FOREIGN, add_leftover, has_backend

@@ -12,8 +12,8 @@ from corral.controller.desired.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError
-from corral.store import node_labels, nodes, operations, revisions
-from corral.store.backend_rules import Asked
+from corral.store.tables import node_labels, nodes, operations, revisions
+from corral.store.tables.backend_rules import Asked
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import leave_behind

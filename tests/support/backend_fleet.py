@@ -35,10 +35,11 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock, SystemClock
-from corral.store import Store, backend_intents, node_backends, node_labels, nodes, open_store
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import Asked
-from corral.store.nodes import Node
+from corral.store import Store, open_store
+from corral.store.tables import backend_intents, node_backends, node_labels, nodes
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.nodes import Node
 from tests.support.buses import Yard
 from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedWorker

@@ -49,8 +49,9 @@ from corral.controller.settings import ControllerSettings
 from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies
 from corral.kit.clock import Clock, SystemClock
-from corral.store import Store, node_labels, nodes, open_store, revisions
-from corral.store.nodes import Node
+from corral.store import Store, open_store
+from corral.store.tables import node_labels, nodes, revisions
+from corral.store.tables.nodes import Node
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, sqlite_url
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.replica_fleet import ReplicaFleet, open_replica_fleet

@@ -47,9 +47,9 @@ from corral.controller.replicas.reconcile import Pace, ReplicaOptions
 from corral.controller.replicas.setup import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
-from corral.store import load_jobs, model_schedules, models, replicas, revisions
-from corral.store.model_schedules import Schedule
-from corral.store.replicas import Replica
+from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
+from corral.store.tables.model_schedules import Schedule
+from corral.store.tables.replicas import Replica
 from tests.support.backend_fleet import Controller, Fleet, open_fleet
 from tests.support.buses import Yard
 from tests.support.model_catalogue import models_of

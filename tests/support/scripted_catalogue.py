@@ -15,8 +15,8 @@ from corral.contract.sources import Source
 from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 
 
 def build(variant: str, digest: str = "", **more: Any) -> TargetBuild:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from corral.controller.settings import ControllerSettings
-from corral.store.options import StoreOptions
+from corral.store.engine.transactions import StoreOptions
 
 ROOT = Path(__file__).parents[2]
 

@@ -154,15 +154,16 @@ def find_bus_program() -> tuple[str, str]:
 
 def wanted_schema() -> tuple[str, str]:
     """The table that holds a database's schema version, and the version this program wants."""
-    from corral.store.migrate import VERSION_TABLE, head_of
+    from corral.store.engine.migrate import VERSION_TABLE, head_of
 
     return VERSION_TABLE, head_of()
 
 
 async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
     """Hosts of controllers that have used this database so lately. None where there is no database yet."""
-    from corral.store import controllers, open_store
-    from corral.store.opening import sqlite_path
+    from corral.store import open_store
+    from corral.store.engine.sqlite import sqlite_path
+    from corral.store.tables import controllers
 
     if store_url.startswith("sqlite:") and not sqlite_path(store_url.partition("://")[2]).exists():
         return []
@@ -172,7 +173,7 @@ async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
 
 async def copy_store(origin: str, target: str, step: Callable[[str, int, int], None]) -> list[tuple[str, int]]:
     """Everything from one database into another; tables and their rows. `step` hears table, copied, total."""
-    from corral.store.migrate_store import migrate_store
+    from corral.store.copy import migrate_store
 
     copied = await migrate_store(
         origin, target, on_progress=lambda progress: step(progress.table, progress.copied, progress.total)

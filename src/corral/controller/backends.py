@@ -24,8 +24,8 @@ from corral.controller.operations.service import Operations
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
-from corral.store.api import Store
-from corral.store.backend_rules import Asked
+from corral.store.engine.transactions import Store
+from corral.store.tables.backend_rules import Asked
 
 
 @dataclass(frozen=True)

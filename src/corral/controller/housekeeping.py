@@ -9,7 +9,8 @@ from corral.controller.desired.reconcile import RULES
 from corral.controller.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store import (
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
     backend_rules,
     backend_targets,
     bus_credentials,
@@ -19,7 +20,6 @@ from corral.store import (
     revisions,
     web_sessions,
 )
-from corral.store.api import Store, Transaction
 
 _LEASE = "housekeeping"
 _KEEP_TOMBSTONES_S = 90 * 86400.0

@@ -15,7 +15,7 @@ from yarl import URL
 from corral.contract.access import Scope
 from corral.controller.access.signing import IngressTokens
 from corral.kit.errors import Failed, NotFound, Unreachable, reason_of
-from corral.store.nodes import Node
+from corral.store.tables.nodes import Node
 
 _TOKEN_LIFE_S = 900.0  # a worker goes by the clock of whichever controller it heard last, and those differ too
 _LARGEST_METRICS = 4 * 1024 * 1024

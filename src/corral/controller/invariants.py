@@ -21,12 +21,12 @@ from corral.contract.view import ViewReplica
 from corral.controller.desired.inventory import find_installed
 from corral.controller.health.classify import Guard
 from corral.controller.operations.state import TERMINAL, RowStatus
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import BackendRule
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodePulse
-from corral.store.operation_nodes import OperationNode
-from corral.store.operations import Operation
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import BackendRule
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodePulse
+from corral.store.tables.operation_nodes import OperationNode
+from corral.store.tables.operations import Operation
 
 
 @dataclass(frozen=True)

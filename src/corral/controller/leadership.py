@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from corral.kit.errors import Conflict, CorralError
 from corral.kit.log import get_log
-from corral.store import leases
-from corral.store.api import Store, Transaction
-from corral.store.leases import Lease
+from corral.store.engine import leases
+from corral.store.engine.leases import Lease
+from corral.store.engine.transactions import Store, Transaction
 
 log = get_log(__name__)
 

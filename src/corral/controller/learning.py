@@ -18,11 +18,11 @@ from corral.controller.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.store import models, node_backends, node_files, process_peaks, replicas
-from corral.store.api import Store
-from corral.store.node_files import NodeFile
-from corral.store.process_peaks import Peak
-from corral.store.replicas import Replica
+from corral.store.engine.transactions import Store
+from corral.store.tables import models, node_backends, node_files, process_peaks, replicas
+from corral.store.tables.node_files import NodeFile
+from corral.store.tables.process_peaks import Peak
+from corral.store.tables.replicas import Replica
 
 log = get_log(__name__)
 

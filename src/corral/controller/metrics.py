@@ -13,8 +13,8 @@ from corral.contract.messages.nodes import NodeStatus
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.kit.errors import CorralError
-from corral.store import nodes
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
 
 
 class ControllerMetrics:

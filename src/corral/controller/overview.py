@@ -14,9 +14,9 @@ from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.revocations import Revocations
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.registry.views import read_node_views, rfc3339
-from corral.store import controllers
-from corral.store.api import Store
-from corral.store.controllers import Controller
+from corral.store.engine.transactions import Store
+from corral.store.tables import controllers
+from corral.store.tables.controllers import Controller
 
 
 class Overview:

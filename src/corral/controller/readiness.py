@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
 
 log = get_log(__name__)
 

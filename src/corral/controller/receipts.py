@@ -12,9 +12,9 @@ from corral.controller.registry.views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store import api_keys, receipts
-from corral.store.api import Store
-from corral.store.receipts import NamedReceipt, ReceiptRow
+from corral.store.engine.transactions import Store
+from corral.store.tables import api_keys, receipts
+from corral.store.tables.receipts import NamedReceipt, ReceiptRow
 
 log = get_log(__name__)
 

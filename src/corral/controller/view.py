@@ -16,10 +16,10 @@ from corral.controller.models.views import view_models
 from corral.controller.replicas.reading import read_routing
 from corral.controller.watch import WORK
 from corral.kit.clock import Clock
-from corral.store import api_keys, model_schedules, models, nodes, revisions
-from corral.store.api import Store
-from corral.store.api_keys import ApiKey
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store
+from corral.store.tables import api_keys, model_schedules, models, nodes, revisions
+from corral.store.tables.api_keys import ApiKey
+from corral.store.tables.nodes import Node
 
 _TOKEN_ROLLS_S = 900.0  # ingress tokens live an hour; every quarter the view counts as changed because of them
 _SIGNED_AT_ONCE = 256  # some milliseconds' worth

@@ -23,7 +23,7 @@ from corral.controller.scheduler.explain import explain_model, explain_node
 from corral.controller.scheduler.world import World
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
 
 _LOOK_AGAIN_S = 0.1
 

@@ -11,7 +11,8 @@ import pytest
 from corral.cli.folder import DataFolder
 from corral.cli.main import main
 from corral.cli.up.lock import hold
-from corral.store import controllers, open_store
+from corral.store import open_store
+from corral.store.tables import controllers
 
 
 def make_store(folder: DataFolder, *, controller_alive: bool) -> None:

@@ -14,8 +14,9 @@ from corral.contract.hardware import Device
 from corral.contract.messages.nodes import IngressOffer
 from corral.controller.registry.admission import AdmissionRules
 from corral.kit.errors import Conflict, Gone, Invalid, NoCapacity, Unauthenticated
-from corral.store import Store, bus_credentials, nodes
-from corral.store.nodes import Node
+from corral.store import Store
+from corral.store.tables import bus_credentials, nodes
+from corral.store.tables.nodes import Node
 from tests.support.postgres import Postgres, postgres
 from tests.support.registry import Registry, open_registry
 

@@ -8,7 +8,8 @@ import pytest
 
 from corral.controller.presence import Presence, hold_instance_id
 from corral.kit.clock import SystemClock
-from corral.store import Store, controllers, open_store
+from corral.store import Store, open_store
+from corral.store.tables import controllers
 
 
 async def start(store: Store, folder: Path) -> Presence:

@@ -11,7 +11,7 @@ from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.registry.views import node_view
 from corral.controller.replicas.quiet import Quietness
-from corral.store import replicas
+from corral.store.tables import replicas
 from tests.integration.store.rows import a_node, a_replica
 from tests.support.manual_clock import ManualClock
 from tests.support.registry import open_registry

@@ -49,8 +49,9 @@ from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
 from corral.kit.settings import BadSettings
-from corral.store import Store, controllers, model_files, models, nodes, open_store
-from corral.store.models import Model
+from corral.store import Store, open_store
+from corral.store.tables import controllers, model_files, models, nodes
+from corral.store.tables.models import Model
 from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import WorkerFiles
 from tests.integration.store.rows import a_node

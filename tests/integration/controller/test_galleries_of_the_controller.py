@@ -19,8 +19,8 @@ from corral.gallery.backends.library import LibraryOptions
 from corral.gallery.galleries import Gallery
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 from tests.support.image_registry import ImageRegistry, MadeImage, layer, make_image, push_image, run_file
 from tests.support.image_registry import running_registry as start_registry
 

@@ -13,8 +13,9 @@ from corral.controller.health.monitor import HealthMonitor
 from corral.controller.leadership import Leadership
 from corral.controller.presence import Presence
 from corral.kit.clock import SystemClock
-from corral.store import leases, nodes
-from corral.store.heartbeats import Heartbeat
+from corral.store.engine import leases
+from corral.store.tables import nodes
+from corral.store.tables.heartbeats import Heartbeat
 from tests.support.registry import Registry, open_registry
 
 SILENT_S = 600.0

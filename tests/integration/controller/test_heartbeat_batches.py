@@ -11,9 +11,9 @@ from corral.contract.hardware import Device
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, Unavailable
-from corral.store import nodes
-from corral.store.api import Transaction
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import nodes
+from corral.store.tables.nodes import Node
 from tests.support.registry import Registry, open_registry
 from tests.support.waiting import until
 

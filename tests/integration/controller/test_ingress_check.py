@@ -21,7 +21,7 @@ from corral.controller.ingress_client import IngressClient
 from corral.controller.leadership import Leadership
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Conflict
-from corral.store import nodes
+from corral.store.tables import nodes
 from tests.integration.store.rows import a_node
 from tests.support.registry import Registry, open_registry
 from tests.support.waiting import until

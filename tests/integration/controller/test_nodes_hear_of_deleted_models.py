@@ -15,7 +15,8 @@ from corral.contract.messages.models import KEEP_MODELS, KeepModels
 from corral.controller.files.deleted import Deleted
 from corral.controller.leadership import Leadership
 from corral.kit.errors import Unavailable
-from corral.store import Store, models, nodes, open_store
+from corral.store import Store, open_store
+from corral.store.tables import models, nodes
 from tests.integration.store.rows import a_model, a_node
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until

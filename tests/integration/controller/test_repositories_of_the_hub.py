@@ -25,8 +25,9 @@ from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, NotFound
-from corral.store import Store, models, open_store
-from corral.store.models import Model
+from corral.store import Store, open_store
+from corral.store.tables import models
+from corral.store.tables.models import Model
 from tests.support.hub import FakeHub, Repository
 
 WEIGHTS = os.urandom(300_000)

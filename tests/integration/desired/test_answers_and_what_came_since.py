@@ -10,8 +10,8 @@ import pytest
 
 from corral.contract.messages.backends import BackendList, NodeBackend
 from corral.controller.desired.worker_calls import WorkerCalls
-from corral.store import node_backends
-from corral.store.node_backends import Inventory
+from corral.store.tables import node_backends
+from corral.store.tables.node_backends import Inventory
 from tests.support.backend_fleet import Fleet
 from tests.support.waiting import until
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from corral.kit.errors import Conflict, Invalid, NotFound
-from corral.store import node_backends, operations
+from corral.store.tables import node_backends, operations
 from tests.support.backend_fleet import Fleet
 from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import promised, until

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from corral.store import open_store, operations
+from corral.store import open_store
+from corral.store.tables import operations
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, quick, sqlite_url
 from tests.support.waiting import until
 

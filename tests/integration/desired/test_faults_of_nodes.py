@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from corral.store import nodes
+from corral.store.tables import nodes
 from tests.support.backend_fleet import Fleet
 from tests.support.waiting import until
 
@@ -190,7 +190,7 @@ async def test_somebody_who_deletes_it_by_hand_gets_it_back(fleet: Fleet) -> Non
 
         import msgspec
 
-        from corral.store import backend_intents
+        from corral.store.tables import backend_intents
 
         (intent,) = await backend_intents.list_(tx, [barn.node_id])
         then = intent.updated_at - timedelta(minutes=5)

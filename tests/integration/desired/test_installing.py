@@ -8,7 +8,7 @@ import pytest
 
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import NotFound, Unreachable
-from corral.store import nodes, operations
+from corral.store.tables import nodes, operations
 from tests.support.backend_fleet import Fleet, wish
 from tests.support.scripted_catalogue import build
 from tests.support.waiting import until
@@ -196,7 +196,7 @@ async def test_one_node_or_some_by_label(fleet: Fleet) -> None:
         "c": ["vllm"],
     }
     async with fleet.store.write() as tx:
-        from corral.store import node_labels
+        from corral.store.tables import node_labels
 
         await node_labels.merge(tx, "id-of-b", {"tier": "fast"}, origin="admin")
     fleet.first.backends.reconciler.look_at_everybody()

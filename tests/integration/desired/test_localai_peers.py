@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.controller.desired.dispatch import Lines
-from corral.store import node_backends, nodes
+from corral.store.tables import node_backends, nodes
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, quick, sqlite_url
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from corral.contract.messages.backends import UpgradeInfo
-from corral.store import backend_rules, operations
+from corral.store.tables import backend_rules, operations
 from tests.support.backend_api import Answer, Api
 
 NEWER = UpgradeInfo("vllm", "1.0", "2.0", "sha256:old", "sha256:new")

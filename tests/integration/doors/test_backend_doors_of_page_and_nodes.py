@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.backends import UpgradeInfo
-from corral.store import backend_rules
+from corral.store.tables import backend_rules
 from tests.integration.doors.asking_for_backends import checked, has, installed_vllm, nothing_stored, sentence
 from tests.support.backend_api import Api, open_api
 from tests.support.waiting import until

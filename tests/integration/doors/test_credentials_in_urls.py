@@ -10,8 +10,8 @@ import msgspec
 from corral.controller.gallery_status import GalleryStatus
 from corral.gallery.galleries import Gallery
 from corral.gallery.index_cache import GalleryState
-from corral.store import models as model_rows
-from corral.store.models import Model
+from corral.store.tables import models as model_rows
+from corral.store.tables.models import Model
 from tests.support.backend_api import Api
 
 SECRET = "https://me:s3cret@files.example/m.gguf"

@@ -9,8 +9,9 @@ from typing import Any
 from corral.bus.local import LocalHub
 from corral.controller.watch import Watch
 from corral.kit.clock import SystemClock
-from corral.store import open_store, revisions
-from corral.store.api import Transaction
+from corral.store import open_store
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import revisions
 from tests.support.backend_api import Api, open_api
 from tests.support.backend_fleet import sqlite_url
 

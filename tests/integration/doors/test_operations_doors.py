@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corral.store import operations
+from corral.store.tables import operations
 from tests.support.backend_api import Api, open_api
 from tests.support.backend_fleet import sqlite_url
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from corral.store import backend_rules, operations
+from corral.store.tables import backend_rules, operations
 from tests.support.backend_api import Answer, Api, open_api
 
 DOORS = [

@@ -12,7 +12,8 @@ from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.service import Models
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Conflict, Unavailable
-from corral.store import Store, models
+from corral.store import Store
+from corral.store.tables import models
 from tests.integration.models.test_model_service import Told
 from tests.support.model_catalogue import models_of
 

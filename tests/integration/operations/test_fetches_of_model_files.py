@@ -32,8 +32,8 @@ from corral.controller.files.origins import Origins, OriginSettings
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound
 from corral.kit.tasks import run_every
-from corral.store import models, revisions
-from corral.store.models import Model
+from corral.store.tables import models, revisions
+from corral.store.tables.models import Model
 from tests.support.backend_fleet import Controller, Fleet
 from tests.support.blob_server import BlobServer
 from tests.support.waiting import until

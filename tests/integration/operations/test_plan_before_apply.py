@@ -13,7 +13,7 @@ from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.desired.plan import NoBuild
 from corral.kit.errors import Conflict, NotFound, Unavailable
-from corral.store import backend_rules, node_backends, operations
+from corral.store.tables import backend_rules, node_backends, operations
 from tests.support.backend_fleet import Fleet, wish
 from tests.support.scripted_catalogue import build
 from tests.support.scripted_worker import CorralWorker

@@ -9,7 +9,7 @@ import pytest
 
 from corral.contract.admin import OperationNodeView
 from corral.contract.messages.backends import InstallProgress
-from corral.store import operation_nodes
+from corral.store.tables import operation_nodes
 from tests.support.backend_fleet import QUICK, Controller, Fleet, quick
 from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import until

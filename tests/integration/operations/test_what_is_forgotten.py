@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from corral.controller.housekeeping import Housekeeping
-from corral.store import (
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,

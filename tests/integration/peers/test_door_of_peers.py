@@ -25,8 +25,9 @@ from corral.controller.watch import Watch
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
 from corral.kit.signing import Signer
-from corral.store import Store, nodes, open_store, peer_processes
-from corral.store.nodes import Node
+from corral.store import Store, open_store
+from corral.store.tables import nodes, peer_processes
+from corral.store.tables.nodes import Node
 from tests.integration.store.rows import a_node, a_peer_process
 from tests.support.processes import free_port
 from tests.support.scripted_catalogue import no_galleries

@@ -23,8 +23,9 @@ from corral.controller.peers.table import PeerTable
 from corral.controller.replicas.life import Accepted, Heard, NotSent, OrderId
 from corral.controller.watch import Watch
 from corral.kit.clock import SystemClock
-from corral.store import Store, nodes, open_store
-from corral.store.nodes import Node
+from corral.store import Store, open_store
+from corral.store.tables import nodes
+from corral.store.tables.nodes import Node
 from tests.integration.store.rows import a_node
 from tests.support.scripted_catalogue import no_galleries
 from tests.support.waiting import until

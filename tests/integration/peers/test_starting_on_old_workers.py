@@ -11,8 +11,9 @@ from corral.controller.peers.calls import PeerTimes, WorkerCalls
 from corral.controller.peers.orders import PeerOrders
 from corral.controller.peers.starting import Starting
 from corral.kit.clock import SystemClock
-from corral.store import nodes, open_store
-from corral.store.peer_processes import PeerProcess
+from corral.store import open_store
+from corral.store.tables import nodes
+from corral.store.tables.peer_processes import PeerProcess
 from tests.integration.store.rows import a_node, a_peer_process
 from tests.support.scripted_catalogue import no_galleries
 from tests.support.waiting import until

@@ -20,7 +20,8 @@ from corral.controller.peers.sweeping import Sweeping, unwanted_sets
 from corral.controller.peers.table import PeerTable
 from corral.controller.watch import Watch
 from corral.kit.clock import SystemClock
-from corral.store import Store, models, nodes, open_store, peer_processes
+from corral.store import Store, open_store
+from corral.store.tables import models, nodes, peer_processes
 from tests.compat.localai_files import LocalAIFiles
 from tests.integration.store.rows import a_model, a_node, a_peer_process
 from tests.support.scripted_catalogue import no_galleries

@@ -12,7 +12,15 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller.replicas.life import Quiet, Ready
 from corral.controller.replicas.world import Read, read_all
 from corral.controller.scheduler.world import Build, BuildState, Memory
-from corral.store import Store, backend_rules, backend_targets, load_jobs, models, node_backends, nodes, open_store
+from corral.store import Store, open_store
+from corral.store.tables import (
+    backend_rules,
+    backend_targets,
+    load_jobs,
+    models,
+    node_backends,
+    nodes,
+)
 from tests.integration.store.rows import a_job, a_model, a_node, a_rule, a_target, an_inventory
 
 WHY = "no linux/arm64 build"

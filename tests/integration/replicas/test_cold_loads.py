@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral.kit.errors import Failed, Unavailable
-from corral.store import load_jobs
+from corral.store.tables import load_jobs
 from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from corral.contract.hardware import Device
 from corral.controller.learning import Learning
 from corral.controller.why import Why
-from corral.store import model_files, node_files, process_peaks
-from corral.store.model_files import StoredFile
+from corral.store.tables import model_files, node_files, process_peaks
+from corral.store.tables.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 

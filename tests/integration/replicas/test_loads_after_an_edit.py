@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corral.contract.loads import LoadStatus
-from corral.store import model_files
-from corral.store.model_files import StoredFile
+from corral.store.tables import model_files
+from corral.store.tables.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from corral.store import backend_rules, nodes, operations
+from corral.store.tables import backend_rules, nodes, operations
 from tests.support.replica_fleet import ReplicaFleet
 from tests.support.waiting import until
 

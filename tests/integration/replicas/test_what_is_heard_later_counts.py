@@ -9,7 +9,7 @@ from corral.contract.messages.nodes import BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.desired.inventories import with_boot
 from corral.controller.desired.observations import Looked
-from corral.store import node_backends, nodes
+from corral.store.tables import node_backends, nodes
 from tests.support.replica_fleet import ReplicaFleet
 
 

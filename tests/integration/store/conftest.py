@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from corral.store import Store, StoreOptions, open_store
-from corral.store.inline import InlineFile, Step
+from corral.store.engine.inline_sqlite import InlineFile, Step
 from tests.support.postgres import Postgres, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]

@@ -6,7 +6,8 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 
-from corral.store import StoreOptions, open_store, settings_kv
+from corral.store import StoreOptions, open_store
+from corral.store.tables import settings_kv
 
 PATIENT = StoreOptions(busy_timeout_s=30.0, turn_wait_s=30.0, lock_timeout_s=30.0)  # SQLite keeps no order of turns
 

@@ -13,21 +13,21 @@ from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import BackendResult, NodeBackend, OrderReport
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.contract.sources import Source
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import Asked, BackendRule
-from corral.store.backend_targets import BackendTarget, TargetBuild
-from corral.store.load_jobs import LoadJob
-from corral.store.model_files import StoredFile
-from corral.store.model_schedules import Schedule
-from corral.store.models import Model
-from corral.store.node_backends import Inventory
-from corral.store.nodes import Node
-from corral.store.operation_nodes import OperationNode
-from corral.store.operations import Operation, OperationRequest
-from corral.store.peer_processes import PeerProcess
-from corral.store.receipts import ReceiptRow, StoredReceipt
-from corral.store.replicas import Replica
-from corral.store.types import to_us
+from corral.store.engine.types import to_us
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_targets import BackendTarget, TargetBuild
+from corral.store.tables.load_jobs import LoadJob
+from corral.store.tables.model_files import StoredFile
+from corral.store.tables.model_schedules import Schedule
+from corral.store.tables.models import Model
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import Node
+from corral.store.tables.operation_nodes import OperationNode
+from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.peer_processes import PeerProcess
+from corral.store.tables.receipts import ReceiptRow, StoredReceipt
+from corral.store.tables.replicas import Replica
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
 _numbers = itertools.count(1)

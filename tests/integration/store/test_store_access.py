@@ -11,10 +11,11 @@ import pytest
 
 from corral.contract.view import KeyLimits
 from corral.kit.errors import Conflict, NotFound
-from corral.store import Store, api_keys, bus_credentials, join_tokens, web_sessions
-from corral.store.api_keys import ApiKey
-from corral.store.join_tokens import JoinToken
-from corral.store.web_sessions import WebSession
+from corral.store import Store
+from corral.store.tables import api_keys, bus_credentials, join_tokens, web_sessions
+from corral.store.tables.api_keys import ApiKey
+from corral.store.tables.join_tokens import JoinToken
+from corral.store.tables.web_sessions import WebSession
 from tests.integration.store.rows import NOON
 
 HOUR = timedelta(hours=1)

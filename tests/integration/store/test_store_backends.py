@@ -11,8 +11,8 @@ import pytest
 
 from corral.contract.messages.backends import NodeBackend
 from corral.kit.errors import Conflict, NotFound
-from corral.store import (
-    Store,
+from corral.store import Store
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
@@ -21,7 +21,7 @@ from corral.store import (
     operation_nodes,
     operations,
 )
-from corral.store.backend_intents import BackendIntent
+from corral.store.tables.backend_intents import BackendIntent
 from tests.integration.store.rows import (
     NOON,
     a_node,

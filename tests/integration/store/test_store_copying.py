@@ -12,8 +12,11 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 from corral.contract.hardware import Device
 from corral.contract.view import KeyLimits
 from corral.kit.errors import Conflict, Failed, NotFound
-from corral.store import (
-    Store,
+from corral.store import Store, open_store
+from corral.store.copy import Progress, copy_store, migrate_store
+from corral.store.engine import leases
+from corral.store.tables import (
+    all_tables,
     api_keys,
     backend_intents,
     backend_rules,
@@ -22,7 +25,6 @@ from corral.store import (
     cluster_secrets,
     controllers,
     join_tokens,
-    leases,
     load_jobs,
     model_files,
     model_schedules,
@@ -32,7 +34,6 @@ from corral.store import (
     node_labels,
     node_tombstones,
     nodes,
-    open_store,
     operation_nodes,
     operations,
     peer_processes,
@@ -43,12 +44,10 @@ from corral.store import (
     settings_kv,
     web_sessions,
 )
-from corral.store.api_keys import ApiKey
-from corral.store.join_tokens import JoinToken
-from corral.store.migrate_store import Progress, copy_store, migrate_store
-from corral.store.process_peaks import Peak
-from corral.store.tables import all_tables
-from corral.store.web_sessions import WebSession
+from corral.store.tables.api_keys import ApiKey
+from corral.store.tables.join_tokens import JoinToken
+from corral.store.tables.process_peaks import Peak
+from corral.store.tables.web_sessions import WebSession
 from tests.integration.store.rows import (
     NOON,
     a_file,

@@ -15,9 +15,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from corral.kit.errors import Invalid, Unavailable
-from corral.store import Store, StoreOptions, node_labels, nodes, open_store
-from corral.store.migrate import SCRIPTS, VERSION_TABLE, head_of, revision_of
-from corral.store.schema import metadata
+from corral.store import Store, StoreOptions, open_store
+from corral.store.engine.migrate import SCRIPTS, VERSION_TABLE, head_of, revision_of
+from corral.store.engine.schema import metadata
+from corral.store.tables import node_labels, nodes
 from tests.integration.store import processes
 from tests.integration.store.rows import a_node
 
@@ -174,7 +175,7 @@ async def test_a_step_that_fails_leaves_everything_as_it_was(url: str, tmp_path:
         assert await revision(store) == "0902"
 
 
-async def test_somebody_elses_database_is_refused(empty_url: str, tmp_path: Path) -> None:
+async def test_a_database_of_another_program_is_refused(empty_url: str, tmp_path: Path) -> None:
     foreign = with_steps(tmp_path)
     first, *others = sorted((foreign / "versions").glob("[0-9]*.py"))
     for other in others:
@@ -185,7 +186,7 @@ async def test_somebody_elses_database_is_refused(empty_url: str, tmp_path: Path
     )
     async with open_store(empty_url, scripts=foreign) as store, store.write() as tx:
         await tx.execute(f"DROP TABLE {VERSION_TABLE}")
-    with pytest.raises(Invalid, match=r"somebody else's tables \(node_labels\)"):
+    with pytest.raises(Invalid, match=r"another program's tables \(node_labels\)"):
         async with open_store(empty_url):
             pass
 

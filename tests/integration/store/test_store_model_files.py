@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from corral.kit.errors import Conflict
-from corral.store import Store, model_files, models
+from corral.store import Store
+from corral.store.tables import model_files, models
 from tests.integration.store.rows import NOON, a_file, a_model
 
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from corral.kit.errors import NotFound
-from corral.store import Store, model_schedules, models
+from corral.store import Store
+from corral.store.tables import model_schedules, models
 from tests.integration.store.rows import NOON, a_model, a_schedule
 
 

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from corral.kit.errors import Conflict
-from corral.store import Store, node_files, nodes
+from corral.store import Store
+from corral.store.tables import node_files, nodes
 from tests.integration.store.rows import a_node
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from corral.contract.hardware import Device
 from corral.kit.errors import NotFound
-from corral.store import Store, node_labels, node_tombstones, nodes
-from corral.store.nodes import Heartbeat, Node
+from corral.store import Store
+from corral.store.tables import node_labels, node_tombstones, nodes
+from corral.store.tables.nodes import Heartbeat, Node
 from tests.integration.store.rows import NOON, a_node
 
 GPU = Device(index=0, vendor="nvidia", name="RTX 4090", total_bytes=24 << 30)

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from corral.kit.errors import Conflict, OutcomeUnknown, Unavailable
-from corral.store import Store, StoreOptions, nodes, open_store, revisions, settings_kv
+from corral.store import Store, StoreOptions, open_store
+from corral.store.tables import nodes, revisions, settings_kv
 from tests.integration.store import processes
 from tests.integration.store.rows import a_node
 from tests.support.postgres import Postgres

@@ -9,7 +9,8 @@ import pytest
 
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.kit.errors import Conflict
-from corral.store import Store, node_backends, nodes, peer_processes
+from corral.store import Store
+from corral.store.tables import node_backends, nodes, peer_processes
 from tests.integration.store.rows import NOON, a_node, a_peer_process, an_inventory
 
 

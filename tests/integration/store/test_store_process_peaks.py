@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from corral.kit.errors import Conflict
-from corral.store import Store, models, process_peaks
-from corral.store.process_peaks import Peak
+from corral.store import Store
+from corral.store.tables import models, process_peaks
+from corral.store.tables.process_peaks import Peak
 from tests.integration.store.rows import a_model
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

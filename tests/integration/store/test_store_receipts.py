@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from corral.store import Store, api_keys, nodes, receipts
-from corral.store.api_keys import ApiKey
+from corral.store import Store
+from corral.store.tables import api_keys, nodes, receipts
+from corral.store.tables.api_keys import ApiKey
 from tests.integration.store.rows import NOON, a_node, a_receipt, row_of
 
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from corral.kit.errors import Conflict
-from corral.store import Store, load_jobs, nodes, replicas
+from corral.store import Store
+from corral.store.tables import load_jobs, nodes, replicas
 from tests.integration.store.rows import a_job, a_node, a_replica
 
 

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from corral.kit.errors import Conflict
-from corral.store import Store, claims, cluster_secrets, controllers, leases, nodes, revisions, settings_kv
-from corral.store.leases import Lease
+from corral.store import Store
+from corral.store.engine import claims, leases
+from corral.store.engine.leases import Lease
+from corral.store.tables import cluster_secrets, controllers, nodes, revisions, settings_kv
 from tests.integration.store.rows import a_node
 
 LONG_S = 60.0

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from corral.kit.errors import Conflict, CorralError, Invalid, Unavailable
-from corral.store import Store, StoreOptions, Transaction, node_labels, nodes, open_store, revisions, settings_kv
+from corral.store import Store, StoreOptions, Transaction, open_store
+from corral.store.tables import node_labels, nodes, revisions, settings_kv
 from tests.integration.store.rows import a_node
 
 

@@ -12,12 +12,12 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller import invariants
 from corral.controller.health.classify import Guard
 from corral.controller.invariants import Facts, TakenOut
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import Asked, BackendRule
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodePulse
-from corral.store.operation_nodes import OperationNode
-from corral.store.operations import Operation, OperationRequest
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodePulse
+from corral.store.tables.operation_nodes import OperationNode
+from corral.store.tables.operations import Operation, OperationRequest
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

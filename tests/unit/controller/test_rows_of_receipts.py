@@ -7,9 +7,9 @@ import pytest
 
 from corral.contract.receipts import Receipt
 from corral.controller.receipts import rows_of
-from corral.store import receipts
-from corral.store.receipts import StoredReceipt
-from corral.store.types import from_us
+from corral.store.engine.types import from_us
+from corral.store.tables import receipts
+from corral.store.tables.receipts import StoredReceipt
 
 
 def stored(told: Receipt) -> StoredReceipt:

@@ -10,7 +10,7 @@ import pytest
 from corral.contract.models import read_definition
 from corral.controller.files.member_uris import MemberUri, member_uri
 from corral.controller.files.sizes import FileSizes
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 A, B = "https://a.test/a.gguf", "https://a.test/b.gguf"
 DIGEST = "sha256:" + "d" * 64

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from structlog.testing import capture_logs
 
 from corral.controller.models.views import definition_of, view_models
-from corral.store.models import Model
+from corral.store.tables.models import Model
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

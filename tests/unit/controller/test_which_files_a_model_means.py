@@ -23,7 +23,7 @@ from corral.controller.models.folder import with_local_files
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 
 def wanted(folder: Path | None = None, **words: Any) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from corral.controller.desired.catalogue import MachineKind
 from corral.controller.desired.targets import Targets
 from corral.controller.desired.world import TargetKey
 from corral.kit.errors import Unavailable
-from corral.store.backend_rules import Asked
+from corral.store.tables.backend_rules import Asked
 from tests.support.manual_clock import ManualClock
 
 KEY, OTHER = TargetKey("one", MachineKind("default")), TargetKey("two", MachineKind("default"))

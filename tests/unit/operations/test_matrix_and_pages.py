@@ -13,11 +13,11 @@ from corral.controller.operations.available import Busy, Query, available_entrie
 from corral.controller.operations.matrix import matrix_of, pending_of
 from corral.controller.operations.state import Row, RowStatus
 from corral.kit.errors import Invalid
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import Asked
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodeOutline
-from corral.store.operations import Operation, OperationRequest
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
+from corral.store.tables.operations import Operation, OperationRequest
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from corral.controller.peers.judging import IsGone, IsUseless, Judgement, Stays,
 from corral.controller.peers.keys import port_of, process_key, reachable_address
 from corral.inference.pulse import Pulse
 from corral.kit.errors import Failed
-from corral.store.peer_processes import PeerProcess
+from corral.store.tables.peer_processes import PeerProcess
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PROCESS = PeerProcess("p1", "n1", "m", 1, "r1", "engine", "w1:50052", "ready", "{}", {}, NOON, NOON)

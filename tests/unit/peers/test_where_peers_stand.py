@@ -20,8 +20,8 @@ from corral.gateway.prefixes import PrefixIndex
 from corral.gateway.replicas import ModelQueue, Way, place_replicas
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 from tests.support.scripted_catalogue import ScriptedCatalogue, build
 from tests.support.waiting import until
 

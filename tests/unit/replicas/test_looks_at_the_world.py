@@ -21,7 +21,7 @@ from corral.controller.replicas.world import Read, files_known, job_row_of
 from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from corral.controller.replicas import invariants
 from corral.controller.replicas.invariants import Memory, ReplicaFacts
-from corral.store.load_jobs import LoadJob
-from corral.store.replicas import Replica
+from corral.store.tables.load_jobs import LoadJob
+from corral.store.tables.replicas import Replica
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ import pytest
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.invariants import misrouted
 from corral.controller.replicas.routable import Listing, Served, routable, routing_facts
-from corral.store.node_backends import Inventory
+from corral.store.tables.node_backends import Inventory
 
 
 def a_process(process_id: str, model: str = "m", revision: str = "new", state: str = "ready", **known: Any) -> Any:

@@ -9,7 +9,11 @@ import msgspec
 import pytest
 from sqlalchemy import Table
 
-from corral.store import (
+from corral.store.engine import leases
+from corral.store.engine.migrate import SCRIPTS, head_of
+from corral.store.tables import (
+    MODULES,
+    all_tables,
     api_keys,
     backend_intents,
     backend_rules,
@@ -17,7 +21,6 @@ from corral.store import (
     bus_credentials,
     controllers,
     join_tokens,
-    leases,
     load_jobs,
     model_files,
     model_schedules,
@@ -33,9 +36,7 @@ from corral.store import (
     process_peaks,
     web_sessions,
 )
-from corral.store.heartbeats import Heartbeat
-from corral.store.migrate import SCRIPTS, head_of
-from corral.store.tables import MODULES, all_tables
+from corral.store.tables.heartbeats import Heartbeat
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,8 @@ def test_a_heartbeat_brings_only_columns_of_a_node() -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_one_module_per_table(module: ModuleType) -> None:
-    assert module.__name__ == f"corral.store.{module.table.name}"
+    package = "engine" if module is leases else "tables"
+    assert module.__name__ == f"corral.store.{package}.{module.table.name}"
 
 
 def test_no_table_is_forgotten() -> None:
@@ -92,12 +94,13 @@ def test_a_table_comes_after_what_it_refers_to() -> None:
     assert names.index("nodes") < names.index("node_labels")
 
 
-def test_steps_are_numbered_without_a_gap_and_say_what_they_are() -> None:
+def test_migrations_are_numbered_without_a_gap_and_say_which_half_of_a_pair_they_are() -> None:
     names = sorted(file.name for file in (SCRIPTS / "versions").glob("[0-9]*.py"))
     assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
     assert head_of() == names[-1][:4]
     for name in names[1:]:
-        assert re.fullmatch(r"\d{4}_(before|after)_[a-z0-9_]+\.py", name), name
+        assert re.fullmatch(r"\d{4}_(create|add|replace|drop)_[a-z0-9_]+\.py", name), name
+        assert re.match(r'"""(Before|After): ', (SCRIPTS / "versions" / name).read_text()), name
     for name in names:
         text = (SCRIPTS / "versions" / name).read_text()
         assert f'revision = "{name[:4]}"' in text

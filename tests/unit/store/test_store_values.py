@@ -15,13 +15,14 @@ from sqlalchemy import select
 from sqlalchemy.dialects import sqlite
 
 from corral.kit.errors import Conflict, Invalid, Unavailable
-from corral.store import nodes, open_store
-from corral.store.compiling import Compiler
-from corral.store.opening import sqlite_path
-from corral.store.postgres import translated as translated_postgres
-from corral.store.postgres import where
-from corral.store.sqlite import translated as translated_sqlite
-from corral.store.types import check_value, from_us, to_us
+from corral.store import open_store
+from corral.store.engine.postgres import translated as translated_postgres
+from corral.store.engine.postgres import where
+from corral.store.engine.sqlite import sqlite_path
+from corral.store.engine.sqlite import translated as translated_sqlite
+from corral.store.engine.statements import Compiler
+from corral.store.engine.types import check_value, from_us, to_us
+from corral.store.tables import nodes
 
 aware = st.datetimes(min_value=datetime(1, 1, 2), max_value=datetime(9999, 12, 30)).map(
     lambda moment: moment.replace(tzinfo=UTC)

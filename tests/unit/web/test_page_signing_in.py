@@ -8,7 +8,7 @@ import pytest
 
 from corral.kit.errors import Unavailable
 from corral.kit.secrets import digest
-from corral.store import web_sessions
+from corral.store.tables import web_sessions
 from tests.support.manual_clock import ManualClock
 from tests.support.page import PageApp
 from tests.unit.web.browsing import Browser

@@ -12,9 +12,9 @@ from corral.kit.certificates import Ca
 from corral.kit.errors import Invalid, NotFound, Unauthenticated
 from corral.kit.log import get_log
 from corral.kit.secrets import JOIN_TOKEN, digest, new_secret
-from corral.store import join_tokens, revisions
-from corral.store.api import Store, Transaction
-from corral.store.join_tokens import JoinToken
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import join_tokens, revisions
+from corral.store.tables.join_tokens import JoinToken
 
 log = get_log(__name__)
 

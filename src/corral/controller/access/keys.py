@@ -16,10 +16,10 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log
 from corral.kit.secrets import API_KEY, WEB_SESSION, digest, new_secret
-from corral.store import api_keys, revisions, web_sessions
-from corral.store.api import Store, Transaction
-from corral.store.api_keys import ApiKey
-from corral.store.web_sessions import WebSession
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import api_keys, revisions, web_sessions
+from corral.store.tables.api_keys import ApiKey
+from corral.store.tables.web_sessions import WebSession
 
 log = get_log(__name__)
 

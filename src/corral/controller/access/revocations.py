@@ -18,9 +18,9 @@ from corral.bus.revocation import push_account
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import bus_credentials
-from corral.store.api import Store, Transaction
-from corral.store.bus_credentials import Revoked
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import bus_credentials
+from corral.store.tables.bus_credentials import Revoked
 
 log = get_log(__name__)
 

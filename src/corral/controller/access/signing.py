@@ -9,8 +9,8 @@ from corral.contract.access import ANY_NODE, CONTROLLERS, LONGEST_LIFE_S, Access
 from corral.contract.codec import encode
 from corral.kit.clock import Clock
 from corral.kit.signing import Signer
-from corral.store import cluster_secrets
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import cluster_secrets
 
 _SECRET = "signing_key"
 

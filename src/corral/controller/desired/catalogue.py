@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.desired.plan import NoBuild
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 
 NO_GALLERY_FOR_LOCALAI = "no gallery that a LocalAI worker can read has it"
 

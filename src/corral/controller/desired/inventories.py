@@ -26,10 +26,10 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import backend_intents, node_backends, nodes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.node_backends import Inventory, fingerprint_of
-from corral.store.nodes import NodeOutline
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_intents, node_backends, nodes, revisions
+from corral.store.tables.node_backends import Inventory, fingerprint_of
+from corral.store.tables.nodes import NodeOutline
 
 log = get_log(__name__)
 

@@ -34,8 +34,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import backend_intents, node_backends, nodes, operation_nodes, revisions
-from corral.store.api import Store, Transaction
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_intents, node_backends, nodes, operation_nodes, revisions
 
 log = get_log(__name__)
 

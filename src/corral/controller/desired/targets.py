@@ -21,10 +21,10 @@ from corral.controller.desired.world import TargetKey
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
-from corral.store import backend_targets, revisions
-from corral.store.api import Store, Transaction
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import BackendTarget, TargetBuild
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_targets, revisions
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import BackendTarget, TargetBuild
 
 log = get_log(__name__)
 

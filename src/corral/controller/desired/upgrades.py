@@ -23,8 +23,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import backend_targets, node_backends, nodes, revisions, settings_kv
-from corral.store.api import Store, Transaction
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_targets, node_backends, nodes, revisions, settings_kv
 
 log = get_log(__name__)
 

@@ -49,8 +49,8 @@ from corral.controller.desired.observations import (
 from corral.controller.desired.plan import Kind, Send
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, OutcomeUnknown, Unavailable, Unreachable
-from corral.store.backend_rules import Asked
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
 
 T = TypeVar("T")
 Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]

@@ -37,7 +37,9 @@ from corral.controller.desired.rules import (
     fold,
     without_overruled,
 )
-from corral.store import (
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import storable
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
@@ -47,13 +49,11 @@ from corral.store import (
     operation_nodes,
     operations,
 )
-from corral.store.api import Transaction
-from corral.store.backend_intents import BackendIntent
-from corral.store.backend_rules import Asked, BackendRule
-from corral.store.backend_targets import BackendTarget
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodeOutline
-from corral.store.types import storable
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_targets import BackendTarget
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
 
 PAUSED = "paused: what was fetched is kept"  # why a row was cancelled; what stops the bytes tells the node so
 

@@ -38,7 +38,7 @@ from corral.contract.sources import is_safe_path
 from corral.controller.files.member_uris import MemberUri, member_uri, parse_member
 from corral.controller.files.origins import Origin, read_blocks
 from corral.kit.log import get_log
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 

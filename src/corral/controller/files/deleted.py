@@ -14,8 +14,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.store import models, nodes
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import models, nodes
 
 log = get_log(__name__)
 

@@ -47,9 +47,9 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake, run_every
-from corral.store import models, operation_nodes, operations, revisions
-from corral.store.api import Store
-from corral.store.operation_nodes import CONTROLLER
+from corral.store.engine.transactions import Store
+from corral.store.tables import models, operation_nodes, operations, revisions
+from corral.store.tables.operation_nodes import CONTROLLER
 
 log = get_log(__name__)
 

@@ -45,9 +45,9 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.store import model_files
-from corral.store.api import Store
-from corral.store.model_files import StoredFile
+from corral.store.engine.transactions import Store
+from corral.store.tables import model_files
+from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store import controllers
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import controllers
 
 
 class Neighbours:

@@ -30,7 +30,7 @@ from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
 from corral.gallery.pypi.sizes import WheelSizes
 from corral.kit.clock import Clock
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
 
 
 class Part(Protocol):

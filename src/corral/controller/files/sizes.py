@@ -12,7 +12,7 @@ from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.wanted import still_meant, wanted_files
 from corral.controller.models.views import FilesMeasured
 from corral.kit.errors import Invalid
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 
 class FileSizes:

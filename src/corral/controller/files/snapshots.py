@@ -21,7 +21,7 @@ from corral.contract.sources import parse_repository
 from corral.controller.files.hub import HubFile, Listing
 from corral.kit.errors import NotFound
 from corral.kit.log import get_log
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 

@@ -21,7 +21,7 @@ from corral.contract.sources import file_name, is_repository_id, is_safe_path
 from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.snapshots import row_path, uri_of
 from corral.kit.errors import Invalid
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 SET_LENGTH = 12
 _COMPANIONS = ("mmproj", "draft_model", "lora_adapter", "lora_base")

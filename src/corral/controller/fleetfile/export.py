@@ -8,10 +8,10 @@ from typing import Any
 from corral.contract.fleet import FleetFile
 from corral.controller.desired.rules import Origin, ScopeKind, Want
 from corral.controller.fleetfile.document import WantedBackend
-from corral.store import backend_rules, model_schedules, models, node_labels, nodes
-from corral.store.api import Store, Transaction
-from corral.store.backend_rules import BackendRule
-from corral.store.model_schedules import Schedule
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
+from corral.store.tables.backend_rules import BackendRule
+from corral.store.tables.model_schedules import Schedule
 
 _ADMIN = "admin"
 _ALWAYS = ("model_name",)

@@ -24,11 +24,11 @@ from corral.controller.operations.service import Operations
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
 from corral.kit.redact import redact_urls
-from corral.store import backend_rules, model_schedules, models, node_labels, nodes
-from corral.store.api import Store
-from corral.store.backend_rules import Asked
-from corral.store.model_schedules import Schedule
-from corral.store.models import Model
+from corral.store.engine.transactions import Store
+from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.model_schedules import Schedule
+from corral.store.tables.models import Model
 
 _NAMES_SHOWN = 5
 

@@ -23,9 +23,9 @@ from corral.controller.registry.transitions import NodeEvent
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import nodes, revisions
-from corral.store.api import Store
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes, revisions
+from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
 

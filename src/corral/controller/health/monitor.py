@@ -15,9 +15,9 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import controllers, nodes
-from corral.store.api import Store, Transaction
-from corral.store.nodes import Node, NodePulse
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import controllers, nodes
+from corral.store.tables.nodes import Node, NodePulse
 
 log = get_log(__name__)
 

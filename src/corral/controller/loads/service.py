@@ -25,8 +25,8 @@ from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
-from corral.store import load_jobs, model_schedules, models, replicas, revisions
-from corral.store.api import Store, Transaction
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
 

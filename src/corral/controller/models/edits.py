@@ -9,7 +9,7 @@ import msgspec
 
 from corral.contract.models import Definition
 from corral.kit.errors import Invalid
-from corral.store.models import Model
+from corral.store.tables.models import Model
 
 MOST_BYTES = 256 << 10  # it travels with every order to start a replica
 _MOST_FORMERS = 8

@@ -18,8 +18,8 @@ from corral.gallery.models.entries import ModelEntry
 from corral.gallery.models.library import ModelLibrary, NotInGalleries, make_model_library
 from corral.gallery.models.variants import FleetMachine
 from corral.kit.clock import Clock
-from corral.store import nodes
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
 
 
 class ModelGalleries:

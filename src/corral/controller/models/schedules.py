@@ -16,9 +16,9 @@ from corral.controller.models.views import schedule_view
 from corral.controller.watch import Watch
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store import model_schedules, models, revisions
-from corral.store.api import Store
-from corral.store.model_schedules import Schedule
+from corral.store.engine.transactions import Store
+from corral.store.tables import model_schedules, models, revisions
+from corral.store.tables.model_schedules import Schedule
 
 log = get_log(__name__)
 

@@ -27,11 +27,11 @@ from corral.gallery.models.documents import read_mapping
 from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore
-from corral.store import model_files, model_schedules, models, node_backends, nodes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.backend_rules import Asked
-from corral.store.model_files import StoredFile
-from corral.store.models import Model
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.model_files import StoredFile
+from corral.store.tables.models import Model
 
 log = get_log(__name__)
 

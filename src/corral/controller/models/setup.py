@@ -25,7 +25,7 @@ from corral.gallery.models.library import ModelLibrary
 from corral.gallery.yaml_items import read_items
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from corral.controller.registry.views import rfc3339
 from corral.gallery.models.entries import ModelEntry
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store.model_schedules import Schedule
-from corral.store.models import Model
-from corral.store.node_backends import Processes
+from corral.store.tables.model_schedules import Schedule
+from corral.store.tables.models import Model
+from corral.store.tables.node_backends import Processes
 
 log = get_log(__name__)
 

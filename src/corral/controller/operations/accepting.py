@@ -25,10 +25,17 @@ from corral.controller.operations.requests import OperationKind, Wish
 from corral.controller.operations.state import Row, RowStatus, settle
 from corral.controller.watch import Watch
 from corral.kit.log import get_log
-from corral.store import backend_intents, backend_rules, backend_targets, operation_nodes, operations, revisions
-from corral.store.api import Store, Transaction
-from corral.store.backend_rules import BackendRule
-from corral.store.operations import Operation, OperationRequest
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
+    backend_intents,
+    backend_rules,
+    backend_targets,
+    operation_nodes,
+    operations,
+    revisions,
+)
+from corral.store.tables.backend_rules import BackendRule
+from corral.store.tables.operations import Operation, OperationRequest
 
 log = get_log(__name__)
 

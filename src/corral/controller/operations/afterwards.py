@@ -12,10 +12,10 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller.desired.inventory import find_installed, names_in
 from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold
 from corral.controller.desired.world import rule_of, takes_backends
-from corral.store import backend_rules, node_backends, node_labels, nodes
-from corral.store.api import Transaction
-from corral.store.backend_rules import BackendRule
-from corral.store.operations import Operation
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import backend_rules, node_backends, node_labels, nodes
+from corral.store.tables.backend_rules import BackendRule
+from corral.store.tables.operations import Operation
 
 _NAMED = 3  # so many nodes are told by name
 

@@ -19,12 +19,12 @@ from corral.controller.desired.rules import Unwanted, Wanted
 from corral.controller.desired.world import World
 from corral.controller.operations.rows import Shown, after_step
 from corral.controller.operations.state import Row, RowStatus, settle
-from corral.store import operation_nodes, operations
-from corral.store.api import Transaction
-from corral.store.backend_targets import BackendTarget
-from corral.store.operation_nodes import OperationNode
-from corral.store.operations import Operation
-from corral.store.types import storable
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import storable
+from corral.store.tables import operation_nodes, operations
+from corral.store.tables.backend_targets import BackendTarget
+from corral.store.tables.operation_nodes import OperationNode
+from corral.store.tables.operations import Operation
 
 SUPERSEDED = "a later operation decides about this node"
 NO_RULE = "no rule asks for it on this node any more"

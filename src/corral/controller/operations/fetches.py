@@ -17,12 +17,12 @@ from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
 from corral.controller.operations.views import FETCH
 from corral.kit.errors import CorralError, Denied
-from corral.store import operation_nodes, operations, revisions
-from corral.store.api import Transaction
-from corral.store.backend_rules import Asked
-from corral.store.models import Model
-from corral.store.operation_nodes import CONTROLLER
-from corral.store.operations import Operation, OperationRequest
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import operation_nodes, operations, revisions
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.models import Model
+from corral.store.tables.operation_nodes import CONTROLLER
+from corral.store.tables.operations import Operation, OperationRequest
 
 KIND = FETCH
 SCOPE = "controller"

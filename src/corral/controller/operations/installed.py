@@ -17,7 +17,8 @@ from corral.controller.operations.matrix import Pending, away_with, matrix_of, p
 from corral.controller.operations.requests import did_you_mean
 from corral.controller.operations.state import Row
 from corral.kit.errors import NotFound
-from corral.store import (
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     node_backends,
@@ -26,9 +27,8 @@ from corral.store import (
     operation_nodes,
     operations,
 )
-from corral.store.api import Store, Transaction
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodeOutline
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
 
 
 class InstalledBackends:

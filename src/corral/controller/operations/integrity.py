@@ -6,8 +6,8 @@ from corral.contract.admin import BackendVerified
 from corral.controller.desired.worker_calls import WorkerCalls
 from corral.controller.operations.requests import did_you_mean
 from corral.kit.errors import Conflict, Failed, NotFound
-from corral.store import node_backends, nodes
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import node_backends, nodes
 
 
 class Integrity:

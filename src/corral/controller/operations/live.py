@@ -24,9 +24,9 @@ from corral.controller.operations.views import operation_view, parse_size
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
-from corral.store import operation_nodes, operations, revisions
-from corral.store.api import Store, Transaction
-from corral.store.operations import Operation
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import operation_nodes, operations, revisions
+from corral.store.tables.operations import Operation
 
 _PER_NODE = 16  # operations one node is at, at most: what a node makes up costs nobody else
 _IDLE_S = 60.0

@@ -10,10 +10,10 @@ from corral.controller.desired.inventory import concrete_name, find_installed, h
 from corral.controller.desired.rules import Rule, Unwanted, fold
 from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
-from corral.store.backend_intents import BackendIntent
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodeOutline
-from corral.store.operations import Operation
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
+from corral.store.tables.operations import Operation
 
 _OPEN = ("waiting", "sent", "parked")
 _STAGES = {RowStatus.QUEUED: "waiting", RowStatus.DOWNLOADING: "sent", RowStatus.RUNNING_ON_WORKER: "sent"}

@@ -27,12 +27,20 @@ from corral.controller.desired.world import is_current, kind_of, kinds_of, rule_
 from corral.controller.models.views import definition_of
 from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
 from corral.kit.errors import Conflict, Invalid, NotFound
-from corral.store import backend_rules, backend_targets, models, node_backends, node_labels, nodes, replicas
-from corral.store.api import Store, Transaction
-from corral.store.backend_rules import Asked, BackendRule
-from corral.store.backend_targets import TargetBuild
-from corral.store.node_backends import Inventory
-from corral.store.nodes import NodeOutline
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
+    backend_rules,
+    backend_targets,
+    models,
+    node_backends,
+    node_labels,
+    nodes,
+    replicas,
+)
+from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_targets import TargetBuild
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
 
 _SHOWN = 5  # names in a sentence
 

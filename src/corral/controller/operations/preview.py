@@ -14,7 +14,7 @@ from corral.controller.desired.rules import ScopeKind, Want, Wanted
 from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.state import Row
-from corral.store.backend_targets import TargetBuild
+from corral.store.tables.backend_targets import TargetBuild
 
 SAME_BUILD = "it has this very build"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"

@@ -13,9 +13,9 @@ from corral.controller.desired.rollout import DEFAULT, parse_max_parallel
 from corral.controller.desired.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
-from corral.store import nodes
-from corral.store.api import Transaction
-from corral.store.backend_rules import Asked
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import nodes
+from corral.store.tables.backend_rules import Asked
 
 _NAME_MAX = 255
 _URI_MAX = 4096

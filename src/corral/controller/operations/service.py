@@ -30,9 +30,17 @@ from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
-from corral.store import backend_intents, backend_rules, backend_targets, models, operation_nodes, operations, revisions
-from corral.store.api import Store, Transaction
-from corral.store.operations import Operation
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
+    backend_intents,
+    backend_rules,
+    backend_targets,
+    models,
+    operation_nodes,
+    operations,
+    revisions,
+)
+from corral.store.tables.operations import Operation
 
 log = get_log(__name__)
 

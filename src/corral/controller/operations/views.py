@@ -15,8 +15,8 @@ from corral.controller.operations.state import (
     running_text,
     summarize,
 )
-from corral.store.operation_nodes import CONTROLLER
-from corral.store.operations import Operation
+from corral.store.tables.operation_nodes import CONTROLLER
+from corral.store.tables.operations import Operation
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 FETCH = "fetch"  # of a model's files, to the controller

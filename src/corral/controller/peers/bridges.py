@@ -8,9 +8,9 @@ from corral.controller.peers.file_server import Place
 from corral.controller.peers.request_files import RequestFiles
 from corral.inference.bridge import Bridge
 from corral.inference.served import Served
-from corral.store import nodes
-from corral.store.api import Store
-from corral.store.peer_processes import PeerProcess
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
+from corral.store.tables.peer_processes import PeerProcess
 
 
 class Bridges:

@@ -30,7 +30,7 @@ from corral.controller.peers.keys import port_of, process_key
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
-from corral.store.peer_processes import PeerProcess
+from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.signing import BadSignature, Verifier
-from corral.store.peer_processes import PeerProcess
+from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)
 

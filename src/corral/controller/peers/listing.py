@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from corral.contract.manifest import GRPC
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.registry.views import rfc3339
-from corral.store.peer_processes import PeerProcess
+from corral.store.tables.peer_processes import PeerProcess
 
 
 def listed(rows: Iterable[PeerProcess]) -> tuple[ReplicaProcess, ...]:

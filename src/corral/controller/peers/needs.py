@@ -15,8 +15,8 @@ from corral.controller.desired.catalogue import Catalogue
 from corral.controller.leadership import Leadership
 from corral.controller.watch import Watch
 from corral.kit.clock import Clock
-from corral.store.api import Store
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store
+from corral.store.tables.nodes import Node
 
 
 class KnownFiles(Protocol):

@@ -34,10 +34,10 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake
-from corral.store import nodes
-from corral.store.api import Store
-from corral.store.nodes import Node
-from corral.store.peer_processes import PeerProcess
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
+from corral.store.tables.nodes import Node
+from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)
 

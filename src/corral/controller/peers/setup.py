@@ -26,7 +26,7 @@ from corral.controller.peers.watching import Watching
 from corral.controller.replicas.calls import Orders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store.backend_rules import Asked
+from corral.store.tables.backend_rules import Asked
 
 _TIDY_EVERY_S = 10.0
 

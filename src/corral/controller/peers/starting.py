@@ -32,8 +32,8 @@ from corral.inference.pulse import Pulse
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
-from corral.store.nodes import Node
-from corral.store.peer_processes import PeerProcess
+from corral.store.tables.nodes import Node
+from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)
 

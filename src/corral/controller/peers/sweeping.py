@@ -21,9 +21,9 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
-from corral.store import models, nodes, peer_processes
-from corral.store.api import Store
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store
+from corral.store.tables import models, nodes, peer_processes
+from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
 

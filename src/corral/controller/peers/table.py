@@ -18,10 +18,10 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import node_backends, peer_processes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.peer_processes import PeerProcess
-from corral.store.types import storable
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.engine.types import storable
+from corral.store.tables import node_backends, peer_processes, revisions
+from corral.store.tables.peer_processes import PeerProcess
 
 log = get_log(__name__)
 

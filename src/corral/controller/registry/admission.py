@@ -50,11 +50,11 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Gone, Invalid, NoCapacity, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log
 from corral.kit.secrets import NODE_TOKEN, digest, matches, new_secret
-from corral.store import node_labels, node_tombstones, nodes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.join_tokens import JoinToken
-from corral.store.node_tombstones import NodeTombstone
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import node_labels, node_tombstones, nodes, revisions
+from corral.store.tables.join_tokens import JoinToken
+from corral.store.tables.node_tombstones import NodeTombstone
+from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
 

@@ -10,9 +10,9 @@ from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, 
 from corral.controller.watch import Watch
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
-from corral.store import nodes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import nodes, revisions
+from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
 

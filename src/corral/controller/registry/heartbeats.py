@@ -18,9 +18,9 @@ from corral.controller.registry.reports import tame_devices, tame_text
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid
 from corral.kit.tasks import run_every
-from corral.store import nodes
-from corral.store.api import Store
-from corral.store.nodes import Heartbeat
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
+from corral.store.tables.nodes import Heartbeat
 
 _KEEP = 100_000  # more waiting nodes than this would mean that the database has been away for very long
 

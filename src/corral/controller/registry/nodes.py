@@ -16,9 +16,9 @@ from corral.controller.registry.transitions import NodeEvent
 from corral.controller.registry.views import InFlightOf, not_counted, read_node_view, read_node_views
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
-from corral.store import node_labels, nodes, revisions
-from corral.store.api import Store, Transaction
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import node_labels, nodes, revisions
+from corral.store.tables.nodes import Node
 
 log = get_log(__name__)
 

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from corral.contract.admin import NodeView
 from corral.contract.messages.nodes import NodeStatus
-from corral.store import node_labels, nodes, replicas
-from corral.store.api import Transaction
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import node_labels, nodes, replicas
+from corral.store.tables.nodes import Node
 
 InFlightOf = Callable[[str], tuple[int, bool]]  # of a node: requests under way, and whether that is known
 

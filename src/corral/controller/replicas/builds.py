@@ -19,7 +19,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.backend_rules import Asked
+from corral.store.tables.backend_rules import Asked
 
 log = get_log(__name__)
 

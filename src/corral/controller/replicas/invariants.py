@@ -12,8 +12,8 @@ from itertools import combinations
 
 from corral.contract.loads import LoadState
 from corral.controller.replicas.life import HEALTHY, Stage
-from corral.store.load_jobs import LoadJob
-from corral.store.replicas import Replica
+from corral.store.tables.load_jobs import LoadJob
+from corral.store.tables.replicas import Replica
 
 Key = tuple[str, str, int]  # node, model, replica
 ROOM = "it makes room for "  # how the reason of one begins that was evicted

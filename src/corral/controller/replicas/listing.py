@@ -14,9 +14,9 @@ from corral.controller.registry.views import rfc3339
 from corral.controller.replicas.life import Intended, Place, Stage
 from corral.controller.replicas.quiet import Quietness
 from corral.controller.replicas.world import read_own
-from corral.store import models, node_backends, nodes, peer_processes
-from corral.store.api import Store
-from corral.store.nodes import Node
+from corral.store.engine.transactions import Store
+from corral.store.tables import models, node_backends, nodes, peer_processes
+from corral.store.tables.nodes import Node
 
 _STATES = {
     Stage.PLACED: "staging",

@@ -15,7 +15,7 @@ from corral.controller.scheduler.memory import Seen, memory_of
 from corral.controller.scheduler.world import Memory
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
-from corral.store.model_files import StoredFile
+from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from corral.contract.view import ViewReplica
 from corral.controller.replicas.life import Stage
 from corral.controller.replicas.routable import Listing, Served, routable
-from corral.store import models, node_backends, nodes, replicas
-from corral.store.api import Transaction
-from corral.store.nodes import NodeOutline
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import models, node_backends, nodes, replicas
+from corral.store.tables.nodes import NodeOutline
 
 
 async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewReplica, ...], dict[str, str]]:

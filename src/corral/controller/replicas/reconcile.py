@@ -57,8 +57,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
-from corral.store import load_jobs, model_schedules, models, replicas, revisions
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
+from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.replicas.reading import read_routing
-from corral.store import models
-from corral.store.api import Transaction
+from corral.store.engine.transactions import Transaction
+from corral.store.tables import models
 
 
 async def forget_formers(tx: Transaction, told: Iterable[ReplicaProcess]) -> None:

@@ -24,7 +24,7 @@ from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions, no
 from corral.controller.watch import Watch
 from corral.controller.why import Sight, Why
 from corral.kit.clock import Clock
-from corral.store.api import Store
+from corral.store.engine.transactions import Store
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from corral.controller.scheduler import world as seen
 from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.lines import in_short
-from corral.store import (
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import storable
+from corral.store.tables import (
     backend_intents,
     backend_rules,
     backend_targets,
@@ -41,14 +43,12 @@ from corral.store import (
     process_peaks,
     replicas,
 )
-from corral.store.api import Transaction
-from corral.store.backend_intents import BackendIntent
-from corral.store.load_jobs import LoadJob
-from corral.store.model_files import StoredFile
-from corral.store.node_backends import Inventory
-from corral.store.nodes import Node
-from corral.store.replicas import Replica
-from corral.store.types import storable
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.load_jobs import LoadJob
+from corral.store.tables.model_files import StoredFile
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import Node
+from corral.store.tables.replicas import Replica
 
 T = TypeVar("T")
 

@@ -1,0 +1,168 @@
+"""Brings a database's schema to what this code needs, once, however many controllers start at a time.
+
+Migrations are Alembic scripts in `migrations/versions/`, numbered without a gap: `0007_create_model_files.py` has
+revision "0007". A change that the last release would not survive comes as a pair (the field says "expand and
+contract"), and the first word of a script's docstring says which half it is. *Before* adds tables and columns and ships
+with the code that uses them; the last release keeps running on the new schema. *After* ships one release later and
+drops the tables and columns that no running release uses. So while controllers are replaced one by one, the old ones
+and the new ones share one schema.
+
+All pending steps are one transaction, under a lock that other starters wait for. A database that is already right costs
+one query; Alembic is not even imported. One that is newer than the code is refused: old code must not write into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from corral.kit.errors import Invalid
+from corral.store.engine.postgres import PostgresDatabase, server_settings, through
+from corral.store.engine.postgres import translated as postgres_translated
+from corral.store.engine.sqlite import SqliteDatabase, connect
+from corral.store.engine.sqlite import translated as sqlite_translated
+from corral.store.engine.transactions import Database, Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+VERSION_TABLE = "corral_schema"
+SCRIPTS = Path(__file__).parent / "migrations"
+_NAME = re.compile(r"(\d{4})_\w+\.py")
+_LOCK = 0x636F7272616C  # "corral": any number will do that nobody else locks
+_TABLE_EXISTS = {
+    "sqlite": f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSION_TABLE}'",
+    "postgresql": f"SELECT 1 WHERE to_regclass('{VERSION_TABLE}') IS NOT NULL",
+}
+
+
+def head_of(scripts: Path = SCRIPTS) -> str:
+    """The revision this code wants."""
+    return max(found[1] for file in (scripts / "versions").iterdir() if (found := _NAME.fullmatch(file.name)))
+
+
+async def revision_of(tx: Transaction) -> str | None:
+    """The revision the database has; None for one that is none of ours yet."""
+    if await tx.fetch_one(_TABLE_EXISTS[tx.kind]) is None:
+        return None
+    row = await tx.fetch_one(f"SELECT version_num FROM {VERSION_TABLE}")
+    return None if row is None else str(row[0])
+
+
+async def migrate(
+    database: Database, *, own_tables: Collection[str], allowed: bool = True, scripts: Path = SCRIPTS
+) -> None:
+    """Bring the schema to `head_of(scripts)`.
+
+    Raises `Invalid` when the schema is too new, when it is too old and migrating is not `allowed`, or when a database
+    without our version table already has one of `own_tables`: another program uses it.
+    """
+    wanted = head_of(scripts)
+    async with database.transaction(write=False) as session:
+        found = await revision_of(Transaction(session, database.compiler, writable=False))
+    if found == wanted:
+        return
+    refuse_newer(found, wanted)
+    if not allowed:
+        raise Invalid(
+            f"the database has schema {found or 'none'}, this corral needs {wanted}: "
+            "let one controller start that may migrate it"
+        )
+    match database:
+        case SqliteDatabase():
+            await asyncio.to_thread(_upgrade_sqlite, database, scripts, own_tables)
+        case PostgresDatabase():
+            await _upgrade_postgresql(database, scripts, own_tables)
+        case _:
+            raise TypeError(f"no way to migrate {database.kind}")
+
+
+def refuse_newer(found: str | None, wanted: str) -> None:
+    if found is not None and found > wanted:
+        raise Invalid(f"the database has schema {found}, newer than this corral knows ({wanted}): upgrade corral")
+
+
+def _upgrade_sqlite(database: SqliteDatabase, scripts: Path, own_tables: Collection[str]) -> None:
+    import sqlite3
+
+    from sqlalchemy import create_engine, event, exc
+    from sqlalchemy.pool import NullPool
+
+    def opened() -> sqlite3.Connection:
+        # Foreign keys are off while tables are rebuilt, and cannot be turned off inside the transaction.
+        return connect(database.path, busy_timeout_s=database.options.migration_wait_s, foreign_keys=False)
+
+    engine = create_engine("sqlite://", creator=opened, poolclass=NullPool)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN EXCLUSIVE"))
+    try:
+        with engine.begin() as connection:
+            _run_steps(connection, scripts, own_tables)
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchone()
+            if broken is not None:
+                raise RuntimeError(f"a migration left a row of {broken[0]} that refers to nothing")
+    except exc.DBAPIError as error:
+        if isinstance(error.orig, sqlite3.Error):
+            raise sqlite_translated(error.orig, database.path) from error
+        raise
+
+
+async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path, own_tables: Collection[str]) -> None:
+    """Alembic wants SQLAlchemy's own connection; its async engine is good enough for this one moment."""
+    from sqlalchemy import exc, text
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
+    limits = server_settings(database.options)
+    limits |= {"statement_timeout": "0", "lock_timeout": f"{round(database.options.migration_wait_s * 1000)}"}
+
+    async def opened() -> object:
+        timeout_s = database.options.connect_timeout_s
+        return await through(database.place, asyncpg.connect, database.url, timeout=timeout_s, server_settings=limits)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=opened, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            await connection.run_sync(_run_steps, scripts, own_tables)
+    except exc.DBAPIError as error:
+        raise postgres_translated(_driver_error(error), database.place) from error
+    finally:
+        await engine.dispose()
+
+
+def _driver_error(error: Exception) -> BaseException:
+    """asyncpg's own, which SQLAlchemy wraps twice."""
+    found: BaseException = error
+    while not isinstance(found, asyncpg.PostgresError | OSError) and found.__cause__ is not None:
+        found = found.__cause__
+    return found
+
+
+def _run_steps(connection: Connection, scripts: Path, own_tables: Collection[str]) -> None:
+    """Inside the lock. Somebody may have been quicker: then there is nothing to do, or they know more than we."""
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import inspect, text
+
+    tables = set(inspect(connection).get_table_names())
+    if VERSION_TABLE in tables:
+        found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+        refuse_newer(found, head_of(scripts))
+    else:
+        _refuse_foreign(tables.intersection(own_tables))
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _refuse_foreign(taken: set[str]) -> None:
+    if taken:
+        names = ", ".join(sorted(taken))
+        raise Invalid(f"the database holds another program's tables ({names}): give corral a database of its own")

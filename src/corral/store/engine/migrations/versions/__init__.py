@@ -1,0 +1,1 @@
+"""One file per migration; the number in its name is its revision."""

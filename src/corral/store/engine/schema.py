@@ -1,0 +1,51 @@
+"""What the table modules share: one `MetaData`, constraint names, and rows made into records.
+
+A table is described in its own module. What is in the database is made by `migrations/`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy import MetaData, Table, Text, bindparam
+from sqlalchemy.dialects.postgresql import Insert
+
+from corral.store.engine.statements import Row
+
+T = TypeVar("T")
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+# Sorted by code point everywhere, so that a page that ends at a name is the same page on both databases.
+NameText = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def record(kind: type[T], row: Row | None) -> T | None:
+    """The record of a row selected from its whole table: its fields are the table's columns, in order."""
+    return None if row is None else kind(*row)
+
+
+def records(kind: type[T], rows: Iterable[Row]) -> list[T]:
+    return [kind(*row) for row in rows]
+
+
+def columns_of(kind_record: Any) -> dict[str, Any]:
+    """A record's columns, as an insert takes them."""
+    return {name: getattr(kind_record, name) for name in kind_record.__struct_fields__}
+
+
+def insert_whole(table: Table) -> Insert:
+    """An INSERT of every column.
+
+    It is PostgreSQL's kind because that one has ON CONFLICT. SQLite took the same words over and its compiler accepts
+    them, so one statement serves both; every test of the store, run on both, would show if that ended.
+    """
+    return Insert(table).values({column.name: bindparam(column.name) for column in table.columns})

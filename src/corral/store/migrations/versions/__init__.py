@@ -1,1 +1,0 @@
-"""One file per step; the number in its name is its revision."""

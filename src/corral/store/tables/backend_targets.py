@@ -1,0 +1,85 @@
+"""Targets: what exactly a rule means on each kind of node. Found out once and then kept, so that the whole fleet gets
+the same build, whoever joins later and whatever the gallery says by then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import Column, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
+
+from corral.contract.manifest import Manifest
+from corral.contract.sources import Source
+from corral.store.engine.schema import columns_of, insert_whole, metadata, records
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant, Json, among
+from corral.store.tables import backend_rules
+
+
+class TargetBuild(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an order needs, as it travels."""
+
+    variant: str  # the concrete build's own name
+    digest: str = ""  # what the inventory must show; empty = nobody could say beforehand
+    version: str = ""
+    alias: str = ""
+    gallery_url: str = ""
+    sources: tuple[Source, ...] = ()
+    manifest: Manifest | None = None
+    size_bytes: int = 0  # to fetch; 0 = unknown
+    note: str = ""  # why it is not the machine's own kind of build, for people
+
+
+class BackendTarget(msgspec.Struct, frozen=True):
+    """One target on one kind of node: its build, or why there is none."""
+
+    id: str
+    capability: str
+    platform: str  # os/arch; empty = the node does not tell
+    python: str  # the same; wheels are locked for it
+    resolved_at: datetime
+    build: TargetBuild | None = None
+    reason: str = ""  # why there is none
+
+
+table = Table(
+    "backend_targets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("capability", Text, primary_key=True),
+    Column("platform", Text, primary_key=True),
+    Column("python", Text, primary_key=True),
+    Column("resolved_at", Instant, nullable=False),
+    Column("build", Json[TargetBuild](TargetBuild)),
+    Column("reason", Text, nullable=False),
+)
+
+_INSERT = insert_whole(table).on_conflict_do_nothing(index_elements=list(table.primary_key.columns))
+_ALL = select(table).order_by(table.c.id, table.c.capability, table.c.platform, table.c.python)
+_OF = _ALL.where(among(table.c.id, "ids"))
+_FORGET = delete_from(table).where(table.c.build.is_(None))
+_UNUSED = delete_from(table).where(table.c.id.not_in(select(backend_rules.table.c.target)))
+_FORGET_OF = _FORGET.where(table.c.id == bindparam("id"))
+
+
+async def add(tx: Transaction, targets: Iterable[BackendTarget]) -> None:
+    """Those already found out stay as they are."""
+    await tx.execute_many(_INSERT, [columns_of(target) for target in targets])
+
+
+async def list_for(tx: Transaction, ids: Sequence[str]) -> list[BackendTarget]:
+    return records(BackendTarget, await tx.fetch_all(_OF, {"ids": ids}))
+
+
+async def forget_missing(tx: Transaction, target_id: str | None = None) -> int:
+    """What was not to be had may be now: it will be looked up again. Of one target, or of all."""
+    if target_id is None:
+        return (await tx.execute(_FORGET)).rowcount
+    return (await tx.execute(_FORGET_OF, {"id": target_id})).rowcount
+
+
+async def prune(tx: Transaction) -> int:
+    """Forget those no rule speaks of."""
+    return (await tx.execute(_UNUSED)).rowcount

@@ -1,0 +1,38 @@
+"""Secrets the whole cluster shares, such as the signing key. Made once, by whichever controller comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Column, Table, Text, bindparam, select
+
+from corral.store.engine.schema import insert_whole, metadata
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant, now
+
+table = Table(
+    "cluster_secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+)
+
+_VALUE = select(table.c.value).where(table.c.name == bindparam("name"))
+_CLAIM = insert_whole(table).values(created_at=now()).on_conflict_do_nothing(index_elements=[table.c.name])
+
+
+async def find(tx: Transaction, name: str) -> str | None:
+    row = await tx.fetch_one(_VALUE, {"name": name})
+    return None if row is None else str(row[0])
+
+
+async def get_or_create(tx: Transaction, name: str, make: Callable[[], str]) -> str:
+    """What is stored; else what `make` gives, unless another controller stores its own first: then that one."""
+    if (found := await find(tx, name)) is not None:
+        return found
+    # Waits for another's insert under way, then yields to it.
+    await tx.execute(_CLAIM, {"name": name, "value": make()})
+    stored = await find(tx, name)
+    assert stored is not None
+    return stored

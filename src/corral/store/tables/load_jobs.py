@@ -1,0 +1,102 @@
+"""Loads: a model nobody serves yet and somebody wants, from the asking until a replica answers. One per model, and the
+row is all there is: whichever controller holds the lease goes on with it (docs/reference/wire/routing.md#load-job).
+
+Success deletes the row. A failed one stays for a while: whoever waits hears why, and nobody tries again at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
+
+from corral.store.engine import claims
+from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, record, records
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant, Json, among
+
+
+class LoadJob(msgspec.Struct, frozen=True):
+    model: str
+    state: str  # pending, installing, staging, loading, failed
+    created_at: datetime  # of this try
+    updated_at: datetime
+    version: int = 1  # rises with each change
+    revision: str = ""  # of the definition it is about
+    node_id: str = ""
+    node_name: str = ""
+    message: str = ""
+    bytes_sent: int = 0
+    total_bytes: int = 0
+    file_index: int = 0
+    total_files: int = 0
+    moving_since: datetime | None = None  # when the first bytes came
+    error: str = ""
+    failures: int = 0  # in a row
+    failed_on: dict[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())  # by node of this try: why
+    failed_at: datetime | None = None
+    retry_at: datetime | None = None  # not before then
+    operation_id: str = ""  # that installs its backend
+
+
+table = Table(
+    "load_jobs",
+    metadata,
+    Column("model", NameText, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("updated_at", Instant, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("revision", Text, nullable=False),
+    Column("node_id", Text, nullable=False),
+    Column("node_name", NameText, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("bytes_sent", BigInteger, nullable=False),
+    Column("total_bytes", BigInteger, nullable=False),
+    Column("file_index", BigInteger, nullable=False),
+    Column("total_files", BigInteger, nullable=False),
+    Column("moving_since", Instant),
+    Column("error", Text, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+    Column("failed_on", Json[dict[str, str]](dict[str, str]), nullable=False),
+    Column("failed_at", Instant),
+    Column("retry_at", Instant),
+    Column("operation_id", Text, nullable=False),
+)
+
+_INSERT = insert_whole(table)
+_PUT = _INSERT.on_conflict_do_update(
+    index_elements=[table.c.model],
+    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
+)
+_BY_MODEL = select(table).where(table.c.model == bindparam("model"))
+_ALL = select(table).order_by(table.c.model)
+_LOCK_ALL = _ALL.with_for_update(key_share=True)
+_DELETE = delete_from(table).where(among(table.c.model, "models"))
+
+
+async def claim(tx: Transaction, job: LoadJob) -> bool:
+    """False: there is one for this model already."""
+    return await claims.claim_insert(tx, table, columns_of(job))
+
+
+async def find(tx: Transaction, model: str) -> LoadJob | None:
+    """In a write transaction it is ours until its end."""
+    return record(LoadJob, await tx.lock_one(_BY_MODEL, {"model": model}))
+
+
+async def list_(tx: Transaction) -> list[LoadJob]:
+    """In a write transaction they are ours until its end."""
+    return records(LoadJob, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
+
+
+async def put(tx: Transaction, jobs: Iterable[LoadJob]) -> None:
+    await tx.execute_many(_PUT, [columns_of(job) for job in jobs])
+
+
+async def delete(tx: Transaction, models: Sequence[str]) -> None:
+    if models:
+        await tx.execute(_DELETE, {"models": models})

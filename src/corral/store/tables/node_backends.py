@@ -1,0 +1,191 @@
+"""Inventories: what each node says it has and runs, and which orders it is at or has ended lately.
+
+Without a row a node has never told. What an inventory means is `controller/desired/inventory.py`'s."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, and_, bindparam, cast, or_, select, update
+
+from corral.contract.messages.backends import NodeBackend, OrderReport
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.store.engine.schema import insert_whole, metadata, record, records
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant, Json, among, now
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    node_id: str
+    boot_id: str  # of the worker that told it; empty = it does not say
+    seq: int  # rises with each change on the node; 0 = it does not say
+    seen_at: datetime  # when it was last written down
+    backends: tuple[NodeBackend, ...]
+    orders: tuple[OrderReport, ...] = ()
+    processes: tuple[ReplicaProcess, ...] = ()
+    told_at: datetime | None = None  # when the worker told its orders, the last time it did
+    fingerprint: str = ""  # of all that was told; `put` makes it
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """The part of an inventory that says what runs."""
+
+    node_id: str
+    boot_id: str
+    processes: tuple[ReplicaProcess, ...]
+
+
+table = Table(
+    "node_backends",
+    metadata,
+    Column("node_id", Text, ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True),
+    Column("boot_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("seen_at", Instant, nullable=False, index=True),
+    Column("backends", Json[tuple[NodeBackend, ...]](tuple[NodeBackend, ...]), nullable=False),
+    Column("orders", Json[tuple[OrderReport, ...]](tuple[OrderReport, ...]), nullable=False),
+    Column(
+        "processes",
+        Json[tuple[ReplicaProcess, ...]](tuple[ReplicaProcess, ...]),
+        nullable=False,
+        server_default="[]",  # for those who do not know the column yet
+    ),
+    Column("told_at", Instant),
+    Column("fingerprint", Text, nullable=False),
+)
+
+_TOLD = ("boot_id", "seq", "backends", "orders", "processes")
+_INSERT = insert_whole(table).values(seen_at=now())
+# An answer to a question tells no orders, and therefore no time; it is of this moment.
+_NOT_OLDER = or_(
+    table.c.told_at.is_(None), _INSERT.excluded.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at
+)
+# A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before, which
+# a controller without a database kept until it could write again, undo what its successor has told.
+_IS_NEWS = or_(
+    and_(
+        _INSERT.excluded.boot_id == table.c.boot_id,
+        or_(_INSERT.excluded.seq > table.c.seq, and_(_INSERT.excluded.seq.in_((0, table.c.seq)), _NOT_OLDER)),
+    ),
+    and_(_INSERT.excluded.boot_id != table.c.boot_id, _NOT_OLDER),
+)
+_NOTHING_SINCE = table.c.seen_at <= bindparam("unless_since", type_=Instant())
+_PUT, _PUT_UNLESS_SINCE = (
+    _INSERT.on_conflict_do_update(
+        index_elements=[table.c.node_id],
+        set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
+        where=where,
+    )
+    for where in (_IS_NEWS, and_(_IS_NEWS, _NOTHING_SINCE))
+)
+_BY_NODE = select(table).where(table.c.node_id == bindparam("node_id"))
+_ALL = select(table).order_by(table.c.node_id)
+_OF = _ALL.where(among(table.c.node_id, "node_ids"))
+_BOOTS = select(table.c.node_id, table.c.boot_id).where(among(table.c.node_id, "node_ids"))
+_FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(
+    among(table.c.node_id, "node_ids"), table.c.told_at.is_not(None)
+)
+_STILL_SO = (
+    update(table)
+    .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
+    .values(told_at=bindparam("at", type_=Instant()))
+)
+_SET_PROCESSES = (
+    update(table)
+    .where(table.c.node_id == bindparam("of_node"))
+    .values(
+        processes=bindparam("run", type_=table.c.processes.type),
+        told_at=now(),
+        fingerprint=bindparam("told"),
+    )
+)
+_PROCESSES = (
+    select(table.c.node_id, table.c.boot_id, table.c.processes)
+    .where(cast(table.c.processes, Text) != "[]")
+    .order_by(table.c.node_id)
+)
+_PROCESSES_OF = _PROCESSES.where(among(table.c.node_id, "node_ids"))
+_CHANGED = select(table.c.node_id, table.c.seen_at, table.c.fingerprint).where(
+    table.c.seen_at > bindparam("since", type_=Instant())
+)
+
+
+async def put(tx: Transaction, inventory: Inventory) -> bool:
+    """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
+    return (await tx.execute(_PUT, _columns(inventory))).rowcount == 1
+
+
+async def put_all(tx: Transaction, inventories: Iterable[Inventory], *, unless_since: datetime | None = None) -> None:
+    """The same for many, in the order of the key, so that two who do it cannot lock each other out. `unless_since`: one
+    that was written after that moment stays."""
+    rows = [_columns(row) for row in sorted(inventories, key=lambda row: row.node_id)]
+    if unless_since is None:
+        await tx.execute_many(_PUT, rows)
+    else:
+        await tx.execute_many(_PUT_UNLESS_SINCE, [row | {"unless_since": unless_since} for row in rows])
+
+
+def _columns(inventory: Inventory) -> dict[str, object]:
+    told = {name: getattr(inventory, name) for name in ("node_id", "told_at", *_TOLD)}
+    return told | {"fingerprint": fingerprint_of(inventory)}
+
+
+def fingerprint_of(inventory: Inventory) -> str:
+    """The same for the same news: most heartbeats bring none."""
+    told = tuple(getattr(inventory, name) for name in _TOLD)
+    return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
+
+
+async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
+    """They were told again and nothing is new; only the time moves, and wakes nobody."""
+    told = [{"of_node": row.node_id, "of_fingerprint": fingerprint_of(row), "at": row.told_at} for row in inventories]
+    await tx.execute_many(_STILL_SO, told)
+
+
+async def set_processes(tx: Transaction, node_id: str, processes: tuple[ReplicaProcess, ...]) -> bool:
+    """What runs there, found out by asking: of a worker that tells nothing by itself. What it has installed stays as it
+    was last told, and as old. False while nobody has asked for that yet."""
+    before = await find(tx, node_id)
+    if before is None:
+        return False
+    told = fingerprint_of(msgspec.structs.replace(before, processes=processes))
+    await tx.execute(_SET_PROCESSES, {"of_node": node_id, "run": processes, "told": told})
+    return True
+
+
+async def list_fingerprints(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
+    """Of what nodes have told. After an answer to a question even the same is news: only the node's own word says what
+    runs there, and that nothing else does."""
+    return {node_id: value for node_id, value in await tx.fetch_all(_FINGERPRINTS, {"node_ids": node_ids})}
+
+
+async def list_boots(tx: Transaction, node_ids: Sequence[str]) -> dict[str, str]:
+    """Of the worker whose word counts; nodes whose worker does not say are not among them."""
+    return {node_id: boot for node_id, boot in await tx.fetch_all(_BOOTS, {"node_ids": node_ids}) if boot}
+
+
+async def find(tx: Transaction, node_id: str) -> Inventory | None:
+    return record(Inventory, await tx.fetch_one(_BY_NODE, {"node_id": node_id}))
+
+
+async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[Inventory]:
+    if node_ids is None:
+        return records(Inventory, await tx.fetch_all(_ALL))
+    return records(Inventory, await tx.fetch_all(_OF, {"node_ids": node_ids}))
+
+
+async def list_changed(tx: Transaction, since: datetime) -> dict[str, tuple[datetime, str]]:
+    """Nodes whose inventory was written after that: when, and its fingerprint."""
+    return {node_id: (seen_at, told) for node_id, seen_at, told in await tx.fetch_all(_CHANGED, {"since": since})}
+
+
+async def list_processes(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, Processes]:
+    """By node, of these or all: what runs there. Nodes on which nothing does are absent."""
+    if node_ids is None:
+        rows = await tx.fetch_all(_PROCESSES)
+    else:
+        rows = await tx.fetch_all(_PROCESSES_OF, {"node_ids": node_ids})
+    return {row.node_id: row for row in records(Processes, rows)}

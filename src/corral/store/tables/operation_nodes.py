@@ -1,0 +1,148 @@
+"""One row per node in an operation: how far it is there, or how it ended. An end is final, and nobody writes a row that
+has ended; progress is written here about once a second, and travels faster by the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, and_, bindparam, func, select
+
+from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, records
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant, Real, among
+from corral.store.tables import nodes, operations
+
+CONTROLLER = "controller"  # instead of a node's id, where the work is the controllers' own
+ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
+
+
+class OperationNode(msgspec.Struct, frozen=True, gc=False):
+    operation_id: str
+    node_id: str  # of a node that may be gone by now, or CONTROLLER
+    node_name: str
+    status: str
+    updated_at: datetime
+    reason: str = ""
+    phase: str = ""
+    file_name: str = ""
+    percentage: float = 0.0
+    current_bytes: int = 0
+    total_bytes: int = 0
+    rate: float = 0.0
+    attempt: int = 0
+    seq: int = 0
+    failures: int = 0
+    next_try_at: datetime | None = None
+    waits: bool = False
+    variant: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+table = Table(
+    "operation_nodes",
+    metadata,
+    Column("operation_id", Text, ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
+    Column("node_id", Text, primary_key=True, index=True),
+    Column("node_name", NameText, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("updated_at", Instant, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("file_name", Text, nullable=False),
+    Column("percentage", Real, nullable=False),
+    Column("current_bytes", BigInteger, nullable=False),
+    Column("total_bytes", BigInteger, nullable=False),
+    Column("rate", Real, nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+    Column("next_try_at", Instant),
+    Column("waits", Boolean, nullable=False),
+    Column("variant", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+)
+
+# Not `not_in`, whose list is written out anew for every row of a put.
+_NOT_ENDED = and_(*(table.c.status != status for status in ENDED))
+_INSERT = insert_whole(table)
+_PUT = _INSERT.on_conflict_do_update(
+    index_elements=list(table.primary_key.columns),
+    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
+    where=_NOT_ENDED,
+)
+_OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
+_OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
+_OPEN = (
+    select(table)
+    .where(
+        _NOT_ENDED,
+        # Only these have such rows. Without saying so every row of every operation on file would be looked at.
+        table.c.operation_id.in_(select(operations.table.c.id).where(operations.table.c.finished_at.is_(None))),
+    )
+    .order_by(table.c.operation_id, table.c.node_id)
+)
+_ORPHANS = _OPEN.where(table.c.node_id != CONTROLLER, table.c.node_id.not_in(select(nodes.table.c.id)))
+_UNFINISHED = select(table.c.operation_id).where(_NOT_ENDED, among(table.c.operation_id, "ids")).distinct()
+_COUNTS = (
+    select(table.c.operation_id, table.c.status, func.count())
+    .where(among(table.c.operation_id, "ids"))
+    .group_by(table.c.operation_id, table.c.status)
+)
+_CANCELLED = select(table.c.operation_id, table.c.node_id, table.c.reason).where(
+    table.c.status == "cancelled", among(table.c.operation_id, "ids")
+)
+_OPEN_ON = _OPEN.where(among(table.c.node_id, "node_ids"))
+
+
+async def put(tx: Transaction, rows: Iterable[OperationNode]) -> None:
+    """Whole rows, new or changed; one that has ended stays so. Raises `Conflict` when the operation is gone."""
+    await tx.execute_many(_PUT, [columns_of(row) for row in rows])
+
+
+async def list_(tx: Transaction, operation_id: str) -> list[OperationNode]:
+    """In name order."""
+    return records(OperationNode, await tx.fetch_all(_OF_ONE, {"id": operation_id}))
+
+
+async def list_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, list[OperationNode]]:
+    """By operation, in name order; those without rows are absent."""
+    found: dict[str, list[OperationNode]] = {}
+    if not operation_ids:
+        return found
+    for row in records(OperationNode, await tx.fetch_all(_OF, {"ids": operation_ids})):
+        found.setdefault(row.operation_id, []).append(row)
+    return found
+
+
+async def count_for(tx: Transaction, operation_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """By operation: how many rows have which status."""
+    found: dict[str, dict[str, int]] = {}
+    for operation_id, status, count in await tx.fetch_all(_COUNTS, {"ids": operation_ids}):
+        found.setdefault(operation_id, {})[status] = int(count)
+    return found
+
+
+async def list_open(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[OperationNode]:
+    """Rows that have not ended, of these nodes or all."""
+    if node_ids is None:
+        return records(OperationNode, await tx.fetch_all(_OPEN))
+    return records(OperationNode, await tx.fetch_all(_OPEN_ON, {"node_ids": node_ids}))
+
+
+async def list_orphans(tx: Transaction) -> list[OperationNode]:
+    """Rows that have not ended, of nodes that are gone."""
+    return records(OperationNode, await tx.fetch_all(_ORPHANS))
+
+
+async def list_unfinished(tx: Transaction, operation_ids: Sequence[str]) -> set[str]:
+    """Those among the operations that have a row that has not ended."""
+    return {row[0] for row in await tx.fetch_all(_UNFINISHED, {"ids": operation_ids})}
+
+
+async def list_cancelled(tx: Transaction, operation_ids: Sequence[str]) -> dict[tuple[str, str], str]:
+    """(operation, node) of the rows a person has cancelled, with the reason that was given."""
+    return {(row[0], row[1]): row[2] for row in await tx.fetch_all(_CANCELLED, {"ids": operation_ids})}

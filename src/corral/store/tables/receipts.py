@@ -1,0 +1,130 @@
+"""Receipts: what became of each request for a model, as gateways told. Kept for some days.
+
+A batch may come twice, when its answer was lost: a request is known by its id and the moment it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import msgspec
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Select, Table, Text, bindparam, select
+from sqlalchemy import delete as delete_from
+
+from corral.store.engine.schema import insert_whole, metadata
+from corral.store.engine.statements import Row
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import Instant
+from corral.store.tables import api_keys, nodes
+
+
+class StoredReceipt(msgspec.Struct, frozen=True):
+    at: datetime
+    id: str
+    key_id: str
+    model: str
+    path: str
+    served_by: str
+    node_id: str
+    process_id: str
+    revision: str
+    digest: str
+    ending: str
+    status: int
+    replica: int
+    queue_us: int
+    load_us: int
+    first_byte_us: int
+    total_us: int
+    prompt_tokens: int
+    completion_tokens: int
+    tries: int
+    estimated: bool
+    streamed: bool
+
+
+# A receipt as `insert` takes it: the values of `StoredReceipt` in its order, `at` in microseconds since 1970. A bare
+# tuple: thousands come in a second, and a record made, taken apart and checked costs more than storing it.
+ReceiptRow: TypeAlias = Row
+
+
+class NamedReceipt(msgspec.Struct, frozen=True):
+    """With the names people know: empty where it is gone by now."""
+
+    receipt: StoredReceipt
+    node: str
+    key: str
+
+
+table = Table(
+    "receipts",
+    metadata,
+    Column("at", Instant, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("key_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("served_by", Text, nullable=False),
+    Column("node_id", Text, nullable=False),
+    Column("process_id", Text, nullable=False),
+    Column("revision", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("ending", Text, nullable=False),
+    Column("status", BigInteger, nullable=False),
+    Column("replica", BigInteger, nullable=False),
+    Column("queue_us", BigInteger, nullable=False),
+    Column("load_us", BigInteger, nullable=False),
+    Column("first_byte_us", BigInteger, nullable=False),
+    Column("total_us", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("estimated", Boolean, nullable=False),
+    Column("streamed", Boolean, nullable=False),
+    Index("ix_receipts_model_at", "model", "at"),
+    Index("ix_receipts_key_id_at", "key_id", "at"),
+)
+
+_INSERT = insert_whole(table).on_conflict_do_nothing(index_elements=list(table.primary_key.columns))
+_NEWEST = (
+    select(table, nodes.table.c.name, api_keys.table.c.name)
+    .select_from(
+        table.outerjoin(nodes.table, nodes.table.c.id == table.c.node_id).outerjoin(
+            api_keys.table, api_keys.table.c.id == table.c.key_id
+        )
+    )
+    .order_by(table.c.at.desc(), table.c.id)
+    .limit(bindparam("limit", type_=Integer))
+)
+_FILTERS: dict[str, Any] = {
+    "model": (table.c.model == bindparam("model")) | (table.c.served_by == bindparam("model")),
+    "key": (table.c.key_id == bindparam("key")) | (api_keys.table.c.name == bindparam("key")),
+    "node": (table.c.node_id == bindparam("node")) | (nodes.table.c.name == bindparam("node")),
+    "failed": table.c.status >= 400,
+    "since": table.c.at >= bindparam("since", type_=Instant()),
+    "before": (table.c.at < bindparam("before", type_=Instant()))
+    | ((table.c.at == bindparam("before", type_=Instant())) & (table.c.id > bindparam("before_id"))),
+}
+_PRUNE = delete_from(table).where(table.c.at < bindparam("moment", type_=Instant()))
+_FIELDS = len(StoredReceipt.__struct_fields__)
+
+
+async def insert(tx: Transaction, rows: Sequence[ReceiptRow]) -> None:
+    """Those that are here already stay as they are. Texts have no NUL, numbers fit into 63 bits: the caller checks."""
+    await tx.execute_rows(_INSERT, rows)
+
+
+async def list_(tx: Transaction, *, limit: int, failed: bool = False, **wanted: Any) -> list[NamedReceipt]:
+    """The newest first. `wanted`: model, key and node (by id or name), since, before with before_id."""
+    given = {name: value for name, value in wanted.items() if value is not None}
+    statement: Select[Any] = _NEWEST
+    for name in (*(["failed"] if failed else []), *(name for name in _FILTERS if name in given)):
+        statement = statement.where(_FILTERS[name])
+    rows = await tx.fetch_all(statement, {"limit": limit, **given})
+    return [NamedReceipt(StoredReceipt(*row[:_FIELDS]), row[_FIELDS] or "", row[_FIELDS + 1] or "") for row in rows]
+
+
+async def prune(tx: Transaction, before: datetime) -> int:
+    return (await tx.execute(_PRUNE, {"moment": before})).rowcount
