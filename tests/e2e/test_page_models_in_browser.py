@@ -14,7 +14,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from corral.contract.receipts import Receipt, Receipts
-from corral.controller.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptBook
 from tests.support.chromium import Watched, new_person, open_signed_in
 from tests.support.page import PageApp, open_model_page, served
 from tests.support.processes import free_port

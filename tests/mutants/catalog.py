@@ -15,10 +15,11 @@ from tests.mutants.operators import Edit, FunctionNode, SourceText, changes_of, 
 
 # Where generic mutants are chosen unless somebody names a module: code that decides, and that tests can run quickly.
 DECIDING_PACKAGES = (
-    "corral.controller.desired",
+    "corral.controller.backends",
     "corral.controller.health",
-    "corral.controller.loads",
+    "corral.controller.inventory",
     "corral.controller.operations",
+    "corral.controller.orders",
     "corral.controller.registry",
     "corral.controller.replicas",
     "corral.controller.scheduler",

@@ -6,10 +6,9 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from corral.controller import invariants
-from corral.controller.desired.rules import Unwanted, Wanted, fold
-from corral.controller.desired.world import rule_of, takes_backends
-from corral.controller.invariants import Facts
+from corral.controller.backends.rules import Unwanted, Wanted, fold
+from corral.controller.backends.world import rule_of
+from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.state import TERMINAL, RowStatus
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -27,6 +26,8 @@ from tests.simulation import replica_truth
 from tests.simulation.model_traffic import Clients
 from tests.simulation.trials import Trials
 from tests.simulation.workers import Worker
+from tests.support import invariants
+from tests.support.invariants import Facts
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

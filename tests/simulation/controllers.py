@@ -9,23 +9,23 @@ from random import Random
 from typing import Any, Protocol
 
 from corral.bus.local import LocalBus
-from corral.controller.backends import BackendOptions, Backends
-from corral.controller.desired.catalogue import Catalogue
-from corral.controller.desired.reconcile import Pace
-from corral.controller.desired.worker_calls import CallTimes
+from corral.controller.backends.catalogue import Catalogue
+from corral.controller.backends.reconcile import Pace
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.leadership import Leadership
-from corral.controller.presence import Presence
+from corral.controller.orders.backend_calls import CallTimes
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.replicas.fetching import FilesOfModels
+from corral.controller.replicas.file_provisioner import FilesOfModels
 from corral.controller.replicas.reconcile import Pace as ReplicaPace
 from corral.controller.replicas.reconcile import ReplicaOptions
-from corral.controller.replicas.setup import Needs, Replicas, ReplicaSettings, ReplicaTimes
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
-from corral.controller.watch import Watch
+from corral.controller.wiring.backends import BackendOptions, Backends
+from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
 from corral.store.engine.inline_sqlite import Between, Step

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Generic, TypeVar
 
-from corral.controller.invariants import Facts
 from corral.store.engine.inline_sqlite import InlineFile
 from corral.store.engine.transactions import Transaction
-from corral.store.tables import (
-    backend_intents,
-    backend_rules,
-    node_backends,
-    nodes,
-    operation_nodes,
-    operations,
-)
+from corral.store.tables import backend_intents, backend_rules, node_backends, nodes, operation_nodes, operations
+from tests.support.invariants import Facts
 
 T = TypeVar("T")
 

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.contract.labels import selector_of_map
 from corral.contract.view import ViewReplica
-from corral.controller.invariants import misrouted
-from corral.controller.replicas.invariants import (
-    ROOM,
-    Key,
-    Memory,
-    ReplicaFacts,
-    broken,
-    broken_lately,
-    members_together,
-)
-from corral.controller.replicas.reading import read_routing
+from corral.controller.inventory.routing import read_routing
 from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
 from corral.store.engine.inline_sqlite import InlineFile
@@ -35,6 +25,16 @@ from corral.store.tables import (
 from corral.store.tables.nodes import Node
 from tests.simulation.controllers import Died
 from tests.simulation.facts import Lately, at_once
+from tests.support.invariants import misrouted
+from tests.support.replica_invariants import (
+    ROOM,
+    Key,
+    Memory,
+    ReplicaFacts,
+    broken,
+    broken_lately,
+    members_together,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

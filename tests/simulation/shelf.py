@@ -9,8 +9,8 @@ from typing import Any
 
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import NotFound, Unavailable
 from corral.store.tables.backend_rules import Asked
 from corral.store.tables.backend_targets import TargetBuild

@@ -31,10 +31,7 @@ import structlog
 
 from corral.bus.local import Faults, LocalBus, LocalHub
 from corral.contract.messages.nodes import HttpHeartbeat, NodeStatus
-from corral.controller import invariants
-from corral.controller.invariants import Facts, TakenOut
 from corral.controller.registry.transitions import NodeEvent
-from corral.controller.replicas.invariants import Key
 from corral.kit.errors import Unavailable
 from corral.store.engine.inline_sqlite import Between, InlineFile
 from corral.store.engine.transactions import Store
@@ -50,6 +47,9 @@ from tests.simulation.shelf import Shelf
 from tests.simulation.stalls import BUSY_IS_KNOWN_S
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Luck, Worker
+from tests.support import invariants
+from tests.support.invariants import Facts, TakenOut
+from tests.support.replica_invariants import Key
 
 _SHOWN = 60  # lines of the trace in a failure
 _WINDOW = timedelta(seconds=STALE_AFTER_S)

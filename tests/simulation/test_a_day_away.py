@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.store.tables.backend_rules import Asked
 from tests.simulation.simulation import Plan, Simulation, simulate

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.backends import BackendList, ListBackends
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.store.tables import models
 from corral.store.tables.backend_rules import Asked

@@ -16,12 +16,13 @@ import pytest
 from msgspec import structs
 
 from corral.contract.messages.nodes import HttpHeartbeat
-from corral.controller.desired import dispatch, outcomes, plan
-from corral.controller.desired.plan import Stage
+from corral.controller.backends import outcomes, plan
+from corral.controller.backends.plan import Stage
 from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
+from corral.controller.orders import dispatch
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.replicas import life
+from corral.controller.replicas import lifecycle as life
 from corral.controller.scheduler import evict, place
 from corral.controller.scheduler.world import ReplicaState
 from corral.store.tables.nodes import Heartbeat

@@ -14,10 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from corral.contract.view import ViewReplica
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.backends.rules import Scope, ScopeKind
+from corral.controller.inventory.routing import read_routing
 from corral.controller.operations.requests import OperationKind, make_wish
-from corral.controller.replicas.invariants import Key
-from corral.controller.replicas.reading import read_routing
 from corral.kit.errors import CorralError
 from corral.store.tables import model_schedules, models
 from corral.store.tables.backend_rules import Asked
@@ -28,6 +27,7 @@ from tests.simulation.leftovers import FOREIGN, add_leftover, has_backend
 from tests.simulation.model_traffic import ModelPeople
 from tests.simulation.shelf import BACKENDS
 from tests.simulation.workers import Worker
+from tests.support.replica_invariants import Key
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from corral.bus.local import Faults, LocalBus
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError

@@ -24,14 +24,14 @@ from yarl import URL
 
 from corral.contract.admin import CreateKey
 from corral.controller.access.keys import Access
-from corral.controller.api.app import build_app
 from corral.controller.api.server import serve_app
+from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.fleetfile.service import FleetFiles
-from corral.controller.gallery_status import GalleryStatus
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies
+from corral.controller.wiring.app import build_app
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
 from tests.support.model_catalogue import NothingToFetch, models_of
 from tests.support.processes import free_port

@@ -21,19 +21,19 @@ import msgspec
 from corral.bus.api import Bus
 from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
-from corral.controller.backends import BackendOptions, Backends
-from corral.controller.desired.dispatch import Lines
-from corral.controller.desired.reconcile import Pace
-from corral.controller.desired.rules import Scope, ScopeKind
-from corral.controller.desired.worker_calls import CallTimes
+from corral.controller.backends.reconcile import Pace
+from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.leadership import Leadership
 from corral.controller.operations.requests import OperationKind, Wish, make_wish
+from corral.controller.orders.backend_calls import CallTimes
+from corral.controller.orders.dispatch import Lines
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.wiring.backends import BackendOptions, Backends
 from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import backend_intents, node_backends, node_labels, nodes

@@ -28,26 +28,26 @@ from corral.controller.access.bus_issuer import BusIssuer, BusPlace
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.keys import Access
 from corral.controller.access.revocations import Revocations
-from corral.controller.api.app import build_app
+from corral.controller.api.overview import Overview
 from corral.controller.api.server import serve_app
-from corral.controller.backends import Backends
-from corral.controller.gallery_status import GalleryStatus
+from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.gateways.receipts import ReceiptBook
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.leadership import Leadership
-from corral.controller.loads.service import Loads
+from corral.controller.inventory.activity import Quietness
 from corral.controller.models.schedules import Schedules
-from corral.controller.overview import Overview
-from corral.controller.presence import Presence
-from corral.controller.receipts import ReceiptBook
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaRows
-from corral.controller.replicas.quiet import Quietness
+from corral.controller.replicas.loads import Loads
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.runtime.presence import Presence
 from corral.controller.settings import ControllerSettings
-from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies
+from corral.controller.wiring.app import build_app
+from corral.controller.wiring.backends import Backends
 from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import node_labels, nodes, revisions

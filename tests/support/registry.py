@@ -21,12 +21,12 @@ from corral.controller.access.bus_issuer import BusIssuer, BusPlace
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
-from corral.controller.leadership import Leadership
 from corral.controller.registry.admission import AdmissionRules, Caller, NodeApi
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.certificates import Ca
 from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store

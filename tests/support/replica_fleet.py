@@ -39,13 +39,13 @@ from corral.contract.messages.replicas import (
 )
 from corral.contract.models import Definition, read_definition
 from corral.contract.view import ViewReplica
-from corral.controller.loads.jobs import Cooldown
+from corral.controller.inventory.routing import read_routing
 from corral.controller.models.edits import Origin, next_row
-from corral.controller.replicas.life import Times
-from corral.controller.replicas.reading import read_routing
+from corral.controller.replicas.lifecycle import Times
+from corral.controller.replicas.load_jobs import Cooldown
 from corral.controller.replicas.reconcile import Pace, ReplicaOptions
-from corral.controller.replicas.setup import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.controller.scheduler.world import Policy
+from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.kit.errors import CorralError
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 from corral.store.tables.model_schedules import Schedule

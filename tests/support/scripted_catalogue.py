@@ -12,8 +12,8 @@ import msgspec
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Source
-from corral.controller.desired.catalogue import Listed, MachineKind, NodeInventory
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.store.tables.backend_rules import Asked
 from corral.store.tables.backend_targets import TargetBuild

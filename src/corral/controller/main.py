@@ -19,46 +19,46 @@ from corral.controller.access.keys import Access
 from corral.controller.access.principal import Role
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import open_ingress_tokens
-from corral.controller.api.app import build_app
 from corral.controller.api.log_tunnel import LogTunnels
+from corral.controller.api.metrics import ControllerMetrics
+from corral.controller.api.overview import Overview
 from corral.controller.api.server import serve_app
-from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
-from corral.controller.backends import Backends
-from corral.controller.bus_setup import set_up_bus
-from corral.controller.demand import Demand
+from corral.controller.backends.galleries import open_galleries
+from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.files.deleted import Deleted
 from corral.controller.files.fetches import Fetches
-from corral.controller.files.opening import fetch_pace, open_model_files
 from corral.controller.fleetfile.service import FleetFiles
-from corral.controller.galleries import open_galleries
-from corral.controller.gallery_status import GalleryStatus
+from corral.controller.gateways.demand import Demand
+from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.view import Views
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.housekeeping import Housekeeping
-from corral.controller.ingress_client import IngressClient
-from corral.controller.leadership import Leadership
-from corral.controller.metrics import ControllerMetrics
-from corral.controller.models.setup import open_models
-from corral.controller.overview import Overview
-from corral.controller.peer_setup import open_localai
-from corral.controller.peers.needs import PeerNeeds
-from corral.controller.presence import Presence, hold_instance_id
-from corral.controller.readiness import Readiness
-from corral.controller.receipts import ReceiptBook
+from corral.controller.localai.needs import PeerNeeds
 from corral.controller.registry.admission import AdmissionRules, NodeApi
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
+from corral.controller.registry.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.replica_setup import replica_settings
 from corral.controller.replicas.reconcile import LEASE as REPLICAS
-from corral.controller.replicas.setup import Needs, Replicas
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.housekeeping import Housekeeping
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.runtime.presence import Presence, hold_instance_id
+from corral.controller.runtime.readiness import Readiness
+from corral.controller.runtime.store_wait import open_store_when_there
 from corral.controller.settings import ControllerSettings
-from corral.controller.store_wait import open_store_when_there
-from corral.controller.view import Views
-from corral.controller.watch import Watch
 from corral.controller.web.routes import dependencies as web_dependencies
+from corral.controller.wiring.app import build_app
+from corral.controller.wiring.backend_options import backend_options, gallery_options, registry_settings
+from corral.controller.wiring.backends import Backends
+from corral.controller.wiring.bus import set_up_bus
+from corral.controller.wiring.files import fetch_pace, open_model_files
+from corral.controller.wiring.localai import open_localai
+from corral.controller.wiring.models import open_models
+from corral.controller.wiring.replica_options import replica_settings
+from corral.controller.wiring.replicas import Needs, Replicas
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.files import make_folder

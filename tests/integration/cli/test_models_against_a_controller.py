@@ -13,7 +13,7 @@ import pytest
 
 from corral.cli import models as models_command
 from corral.cli.main import main
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.plan import NoBuild
 from tests.support.backend_api import Api, open_api
 
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ \[\w+ *\] ")

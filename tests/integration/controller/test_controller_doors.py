@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from corral.controller.api.server import serve_app
+from corral.controller.runtime.store_wait import open_store_when_there
 from corral.controller.settings import ControllerSettings
-from corral.controller.store_wait import open_store_when_there
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, read_settings
 from tests.support.cluster import Cluster

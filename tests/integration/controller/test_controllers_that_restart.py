@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.presence import Presence, hold_instance_id
+from corral.controller.runtime.presence import Presence, hold_instance_id
 from corral.kit.clock import SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import controllers

@@ -8,9 +8,9 @@ import pytest
 
 from corral.bus.local import LocalHub
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
+from corral.controller.inventory.activity import Quietness
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.registry.views import node_view
-from corral.controller.replicas.quiet import Quietness
+from corral.controller.runtime.node_views import node_view
 from corral.store.tables import replicas
 from tests.integration.store.rows import a_node, a_replica
 from tests.support.manual_clock import ManualClock

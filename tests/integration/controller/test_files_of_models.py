@@ -43,8 +43,8 @@ from corral.controller.files.model_files import ModelFiles, Upkeep
 from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
-from corral.controller.replicas.calls import ReplicaCalls
-from corral.controller.replicas.life import Accepted, OrderId
+from corral.controller.orders.observations import OrderAccepted, OrderId
+from corral.controller.orders.replica_calls import ReplicaCalls
 from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
@@ -451,7 +451,7 @@ async def test_an_order_with_thousands_of_files_fits_into_a_message(site: Site) 
     calls = ReplicaCalls(controller, clock, keep_list=files.keep_list)
     for listed in (many, many[:3]):
         order = StartReplica(op_id="o", attempt=1, process_id="p", model="m", replica=0, backend="b", files=listed)
-        assert await calls.start("barn", order) == Accepted(OrderId("barn", "o", 1))
+        assert await calls.start("barn", order) == OrderAccepted(OrderId("barn", "o", 1))
     long, short = heard
     assert (long.files, short.files, short.file_list) == ((), many[:3], "")
     found = files.find(long.file_list)

@@ -11,12 +11,12 @@ import pytest
 
 from corral.blobs.oci.registry import RegistrySettings
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.desired.catalogue import Catalogue, MachineKind, NodeInventory
-from corral.controller.desired.plan import NoBuild
-from corral.controller.galleries import Galleries, open_galleries
+from corral.controller.backends.catalogue import Catalogue, MachineKind, NodeInventory
+from corral.controller.backends.galleries import Galleries, open_galleries
+from corral.controller.backends.plan import NoBuild
 from corral.gallery.backends.factory import GalleryOptions
-from corral.gallery.backends.library import LibraryOptions
 from corral.gallery.galleries import Gallery
+from corral.gallery.index_cache import LibraryOptions
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.store.tables.backend_rules import Asked

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from corral.controller.view import Views
+from corral.controller.gateways.view import Views
 from tests.support.manual_clock import ManualClock
 from tests.support.registry import Registry, open_registry
 

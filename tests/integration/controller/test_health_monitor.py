@@ -10,8 +10,8 @@ from corral.bus.local import LocalHub
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.leadership import Leadership
-from corral.controller.presence import Presence
+from corral.controller.runtime.leadership import Leadership
+from corral.controller.runtime.presence import Presence
 from corral.kit.clock import SystemClock
 from corral.store.engine import leases
 from corral.store.tables import nodes

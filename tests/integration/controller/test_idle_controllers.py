@@ -14,10 +14,10 @@ from corral.bus.local import LocalHub
 from corral.contract.messages.backends import InstallProgress
 from corral.controller.api import server
 from corral.controller.api.server import serve_app
-from corral.controller.leadership import Leadership
 from corral.controller.operations.live import Progress
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import ControllerSettings
-from corral.controller.watch import Watch
 from corral.kit.clock import SystemClock
 from corral.store import open_store
 from tests.support.waiting import until

@@ -17,8 +17,8 @@ from aiohttp import web
 from corral.contract.messages.nodes import IngressOffer
 from corral.controller.health import ingress_check
 from corral.controller.health.ingress_check import IngressCheck
-from corral.controller.ingress_client import IngressClient
-from corral.controller.leadership import Leadership
+from corral.controller.registry.ingress_client import IngressClient
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.errors import Conflict
 from corral.store.tables import nodes

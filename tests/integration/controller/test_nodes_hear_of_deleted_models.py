@@ -13,7 +13,7 @@ from corral.bus.api import Tokens
 from corral.bus.local import LocalHub
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
 from corral.controller.files.deleted import Deleted
-from corral.controller.leadership import Leadership
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.errors import Unavailable
 from corral.store import Store, open_store
 from corral.store.tables import models, nodes

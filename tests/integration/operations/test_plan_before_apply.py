@@ -11,7 +11,7 @@ from corral.contract.admin import PlanNode, PlanProcess, PlanView
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import Conflict, NotFound, Unavailable
 from corral.store.tables import backend_rules, node_backends, operations
 from tests.support.backend_fleet import Fleet, wish

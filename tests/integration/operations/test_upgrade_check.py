@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from corral.contract.messages.backends import NodeDrift, UpgradeInfo
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import Unavailable
 from tests.support.backend_fleet import Fleet, quick
 from tests.support.waiting import until

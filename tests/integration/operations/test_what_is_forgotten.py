@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import msgspec
 
-from corral.controller.housekeeping import Housekeeping
+from corral.controller.runtime.housekeeping import Housekeeping
 from corral.store.tables import (
     backend_intents,
     backend_rules,

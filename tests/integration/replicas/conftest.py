@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.loads.jobs import Cooldown
+from corral.controller.replicas.load_jobs import Cooldown
 from tests.support.backend_fleet import sqlite_url
 from tests.support.both_kinds import KINDS, on_kind, postgres, postgres_url
 from tests.support.replica_fleet import QUICK, ReplicaFleet, open_replica_fleet

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.replicas.life import Quiet, Ready
+from corral.controller.inventory.records import ProcessActivity
+from corral.controller.replicas.lifecycle import Ready
 from corral.controller.replicas.world import Read, read_all
 from corral.controller.scheduler.world import Build, BuildState, Memory
 from corral.store import Store, open_store
@@ -39,7 +40,7 @@ async def look(store: Store) -> Read:
             tx,
             idle_unload_s=0,
             build=lambda _backend, _machine: Build(BuildState.INSTALLABLE),
-            quiet=lambda _node, _process: Quiet(),
+            quiet=lambda _node, _process: ProcessActivity(),
             memory=lambda _definition, _files, _seen: Memory(),
         )
 

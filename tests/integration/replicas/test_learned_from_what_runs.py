@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from corral.contract.hardware import Device
-from corral.controller.learning import Learning
-from corral.controller.why import Why
+from corral.controller.inventory.observed_usage import Learning
+from corral.controller.replicas.why import Why
 from corral.store.tables import model_files, node_files, process_peaks
 from corral.store.tables.model_files import StoredFile
 from tests.support.replica_fleet import GIB, ReplicaFleet

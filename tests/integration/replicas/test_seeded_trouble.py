@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from corral.controller.invariants import misrouted
-from corral.controller.replicas.reading import read_routing
+from corral.controller.inventory.routing import read_routing
 from corral.store.tables import models, node_backends
+from tests.support.invariants import misrouted
 from tests.support.replica_fleet import ReplicaFleet, ReplicaWorker
 from tests.support.waiting import until
 

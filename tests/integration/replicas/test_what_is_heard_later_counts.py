@@ -7,8 +7,8 @@ from typing import Any
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.desired.inventories import with_boot
-from corral.controller.desired.observations import Looked
+from corral.controller.inventory.collector import with_boot
+from corral.controller.orders.observations import InventoryRead
 from corral.store.tables import node_backends, nodes
 from tests.support.replica_fleet import ReplicaFleet
 
@@ -41,7 +41,7 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
     async with local.fleet.store.write() as tx:  # one for all: the worker goes on telling of its first start meanwhile
         await nodes.set_boot_ids(tx, {"id-of-barn": "boot-2"})
         rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
-        await node_backends.put_all(tx, await with_boot(tx, [Looked("id-of-barn", rows)]))
+        await node_backends.put_all(tx, await with_boot(tx, [InventoryRead("id-of-barn", rows)]))
         told = await node_backends.find(tx, "id-of-barn")
     assert told is not None
     assert (told.boot_id, [each.process_id for each in told.processes]) == ("boot-2", [before.process_id])
@@ -60,7 +60,7 @@ async def test_what_a_node_tells_counts_though_an_answer_said_the_same(local: Re
     await local.fleet.set_node("barn", boot_id="boot-2")
     rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
     async with local.fleet.store.write() as tx:
-        await node_backends.put_all(tx, await with_boot(tx, [Looked(node_id, rows, 1)]))
+        await node_backends.put_all(tx, await with_boot(tx, [InventoryRead(node_id, rows, 1)]))
     found = []
     for _ in range(2):
         inventories.heard(node_id, BusHeartbeat(boot_id="boot-2", inventory=rows, inventory_seq=1))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from corral.controller.why import Why
+from corral.controller.replicas.why import Why
 from corral.kit.errors import NotFound
 from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ import pytest
 
 from corral.bus.local import LocalHub
 from corral.contract.receipts import Receipts
-from corral.controller.demand import Demand
+from corral.controller.gateways.demand import Demand
 from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corral.contract.admin import NodeView
-from corral.controller import watch
-from corral.controller.watch import END, Change, Following
+from corral.controller.runtime import change_feed as watch
+from corral.controller.runtime.change_feed import END, Change, Following
 
 
 async def drain(following: Following) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from corral.contract.catalogue import ScheduleBody
 from corral.controller.models.near import misspelt, nearest, unknown_model
 from corral.controller.models.schedules import next_schedule
-from corral.controller.models.setup import given_schedules
+from corral.controller.wiring.models import given_schedules
 from corral.kit.errors import Invalid
 
 FILE = """

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller import invariants
 from corral.controller.health.classify import Guard
-from corral.controller.invariants import Facts, TakenOut
 from corral.store.tables.backend_intents import BackendIntent
 from corral.store.tables.backend_rules import Asked, BackendRule
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodePulse
 from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation, OperationRequest
+from tests.support import invariants
+from tests.support.invariants import Facts, TakenOut
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -6,7 +6,7 @@ import pytest
 
 from corral.contract.admin import OperationView
 from corral.controller.api.events import Pace
-from corral.controller.watch import Change
+from corral.controller.runtime.change_feed import Change
 
 
 def operation(job: str, progress: int) -> Change:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from corral.contract.admin import ControllerView
-from corral.controller.overview import without_replaced
-from corral.controller.presence import hold_instance_id
+from corral.controller.api.overview import without_replaced
+from corral.controller.runtime.presence import hold_instance_id
 
 
 def test_a_restart_keeps_the_id(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from corral.contract.receipts import Receipt
-from corral.controller.receipts import rows_of
+from corral.controller.gateways.receipts import rows_of
 from corral.store.engine.types import from_us
 from corral.store.tables import receipts
 from corral.store.tables.receipts import StoredReceipt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corral.controller.backend_setup import backend_options, gallery_options, registry_settings
 from corral.controller.settings import ControllerSettings
+from corral.controller.wiring.backend_options import backend_options, gallery_options, registry_settings
 from corral.kit.settings import BadSettings, read_settings
 
 

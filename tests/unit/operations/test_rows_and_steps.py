@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from corral.controller.desired.plan import Build, Done, Fail, Hold, Kind, Send, Skip, Wait, Why
+from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
 from corral.controller.operations.rows import after_step
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, Tick, merge_tick, summarize
+from corral.controller.orders.order import Build, OrderKind, Send
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = Row("n1", "barn")
-SEND = Send("vllm", Kind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2)
+SEND = Send("vllm", OrderKind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2)
 DOWNLOADING = Row("n1", "barn", RowStatus.DOWNLOADING, phase="downloading", percentage=40.0, attempt=2, seq=9)
 
 
 def hold(why: str, until: datetime | None = None) -> Hold:
-    return Hold("vllm", "op7", Kind.INSTALL, Why(why), "because", until)
+    return Hold("vllm", "op7", OrderKind.INSTALL, Why(why), "because", until)
 
 
 def tick(attempt: int, seq: int) -> Tick:
@@ -31,7 +32,7 @@ def test_sent_means_under_way_from_the_start() -> None:
     row = after_step(structs.replace(ROW, status=RowStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND)
     assert (row.status, row.reason, row.attempt, row.seq, row.percentage) == ("downloading", "", 2, 0, 0.0)
     assert (row.variant, row.digest) == ("cpu-vllm", "sha256:new")
-    deleting = after_step(ROW, Send("vllm", Kind.DELETE, None, 7, "op7", 1))
+    deleting = after_step(ROW, Send("vllm", OrderKind.DELETE, None, 7, "op7", 1))
     assert deleting.phase == "deleting"
 
 
@@ -47,11 +48,11 @@ def test_the_same_order_once_more_does_not_throw_the_bar_back() -> None:
         (hold("turn"), "queued", False),
         (hold("retry", NOON), "error", True),
         (hold("parked"), "error", True),
-        (Wait("vllm", "op7", Kind.INSTALL), "downloading", False),
-        (Wait("vllm", "op7", Kind.INSTALL, running=True), "running_on_worker", False),
+        (Wait("vllm", "op7", OrderKind.INSTALL), "downloading", False),
+        (Wait("vllm", "op7", OrderKind.INSTALL, running=True), "running_on_worker", False),
         (Fail("vllm", "op7", "because"), "error", True),
         (Skip("vllm", "op7", "because"), "skipped", True),
-        (Done("vllm", "op7", 7, Kind.INSTALL, "sha256:x"), "success", True),
+        (Done("vllm", "op7", 7, OrderKind.INSTALL, "sha256:x"), "success", True),
     ],
 )
 def test_every_step_has_its_word(step: Any, status: str, settled: bool) -> None:
@@ -63,7 +64,7 @@ def test_every_step_has_its_word(step: Any, status: str, settled: bool) -> None:
 
 
 def test_success_tells_what_is_there_now() -> None:
-    row = after_step(DOWNLOADING, Done("vllm", "op7", 7, Kind.INSTALL, "sha256:x"))
+    row = after_step(DOWNLOADING, Done("vllm", "op7", 7, OrderKind.INSTALL, "sha256:x"))
     assert (row.percentage, row.digest) == (100.0, "sha256:x")
 
 
@@ -88,6 +89,6 @@ def test_a_worker_that_does_not_number_its_events() -> None:
 
 
 def test_an_overdue_answer_stays_overdue_while_the_bar_moves() -> None:
-    late = after_step(DOWNLOADING, Wait("vllm", "op7", Kind.INSTALL, running=True))
+    late = after_step(DOWNLOADING, Wait("vllm", "op7", OrderKind.INSTALL, running=True))
     moved = merge_tick(late, tick(2, 10))
     assert (moved.status, moved.percentage, moved.reason) == ("running_on_worker", 50.0, late.reason)

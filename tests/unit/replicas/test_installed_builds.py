@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from corral.contract.manifest import Manifest
-from corral.controller.desired.catalogue import MachineKind
+from corral.controller.backends.catalogue import MachineKind
 from corral.controller.replicas.builds import Builds
 from corral.controller.scheduler.world import Build, BuildState
 from corral.kit.clock import SystemClock

@@ -8,21 +8,25 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.inventory.records import ProcessActivity
 from corral.controller.replicas.facts import Decided, Facts
-from corral.controller.replicas.life import Place, Quiet, Stage, Times
+from corral.controller.replicas.lifecycle import Place, Times
 from corral.controller.replicas.plan import decide
 from corral.controller.scheduler.world import Model, World
+from corral.store.records import ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ORPHAN = Times().orphan
-IDLE, BUSY, UNHEARD = Quiet(0, True), Quiet(2, True), Quiet(0, False)
+IDLE, BUSY, UNHEARD = ProcessActivity(0, True), ProcessActivity(2, True), ProcessActivity(0, False)
 
 
 def leftover(revision: str = "r2", state: str = "ready", replica: int = 0) -> ReplicaProcess:
     return ReplicaProcess("p", "m", replica, "b", state, "openai", revision=revision)
 
 
-def look(process: ReplicaProcess, quiet: Quiet = IDLE, *, seen_for: timedelta = timedelta(), **known: Any) -> Decided:
+def look(
+    process: ReplicaProcess, quiet: ProcessActivity = IDLE, *, seen_for: timedelta = timedelta(), **known: Any
+) -> Decided:
     """The model is of revision r2, and r1 may answer until one of r2 does."""
     place = Place("n", "n", boot_id="boot", processes=(process,), quiet={"p": quiet}, **known.pop("place", {}))
     models = {"m": Model("m", "b", "r2", disabled=known.pop("disabled", False))}
@@ -33,7 +37,7 @@ def look(process: ReplicaProcess, quiet: Quiet = IDLE, *, seen_for: timedelta = 
 @pytest.mark.parametrize("revision", ["r2", "r1"])
 def test_one_that_may_answer_is_taken_in_as_what_it_is(revision: str) -> None:
     [row] = look(leftover(revision)).rows.values()
-    assert (row.revision, row.stage, row.process_id) == (revision, Stage.RUNNING, "p")
+    assert (row.revision, row.stage, row.process_id) == (revision, ReplicaStage.RUNNING, "p")
 
 
 @pytest.mark.parametrize("revision", ["r0", ""])
@@ -61,7 +65,9 @@ def test_one_of_a_disabled_model_is_not() -> None:
         (UNHEARD, timedelta(days=1), False),
     ],
 )
-def test_one_that_nobody_wants_ends_when_it_has_long_been_idle(quiet: Quiet, seen_for: timedelta, ends: bool) -> None:
+def test_one_that_nobody_wants_ends_when_it_has_long_been_idle(
+    quiet: ProcessActivity, seen_for: timedelta, ends: bool
+) -> None:
     assert look(leftover("r0"), quiet, seen_for=seen_for).clear == ([("n", "p")] if ends else [])
 
 

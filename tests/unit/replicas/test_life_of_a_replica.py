@@ -10,30 +10,32 @@ import pytest
 from msgspec.structs import replace
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.replicas.life import (
+from corral.controller.inventory.records import ProcessActivity
+from corral.controller.orders.observations import (
+    OrderAccepted,
+    OrderEnded,
+    OrderId,
+    OrderNotSent,
+    OrderUnconfirmed,
+    ReplicaObservation,
+    WorkerUnreachable,
+)
+from corral.controller.replicas.lifecycle import (
     STARTED,
-    Accepted,
     Broke,
-    Ended,
     Gone,
-    Heard,
     Intended,
     Keep,
-    NotReached,
-    NotSent,
-    OrderId,
     Place,
-    Quiet,
     Ready,
-    Stage,
     Start,
     Stop,
     Times,
-    Unsure,
     hear,
     leave,
     next_of,
 )
+from corral.store.records import ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TIMES = Times()
@@ -44,7 +46,7 @@ def a_row(stage: str = "placed", **known: Any) -> Intended:
     usual: dict[str, Any] = {"created_at": NOON, "updated_at": NOON, "files": (), "op_id": "op", "process_id": ""}
     if stage != "placed":
         usual |= {"attempt": 1, "process_id": "op-1", "sent_at": NOON, "epoch": 7, "boot_id": "boot-1"}
-    usual |= {"node_id": "n", "model": "m", "replica": 0, "revision": "r", "backend": "b", "stage": Stage(stage)}
+    usual |= {"node_id": "n", "model": "m", "replica": 0, "revision": "r", "backend": "b", "stage": ReplicaStage(stage)}
     return Intended(**(usual | known))
 
 
@@ -54,7 +56,7 @@ def a_process(state: str = "ready", process_id: str = "op-1", **known: Any) -> R
 
 
 def a_place(*processes: ReplicaProcess, **known: Any) -> Place:
-    quiet = known.pop("quiet", {each.process_id: Quiet(0, True) for each in processes})
+    quiet = known.pop("quiet", {each.process_id: ProcessActivity(0, True) for each in processes})
     return Place("n", "barn", **({"boot_id": "boot-1", "processes": processes, "quiet": quiet} | known))
 
 
@@ -107,7 +109,7 @@ def test_after_a_restart_of_the_worker_it_is_a_new_order() -> None:
 
 
 def test_said_to_have_started_and_never_seen_is_ordered_anew() -> None:
-    row = hear(a_row("ordered"), Ended(OrderId("n", "op", 1), True), NOON, TIMES)
+    row = hear(a_row("ordered"), OrderEnded(OrderId("n", "op", 1), True), NOON, TIMES)
     assert isinstance(row, Intended)
     assert row.error == STARTED
     assert isinstance(step(row, a_place(), after_s=10), Keep)
@@ -119,12 +121,12 @@ def test_said_to_have_started_and_never_seen_is_ordered_anew() -> None:
 @pytest.mark.parametrize(
     ("heard", "wait_s"),
     [
-        (Accepted(OrderId("n", "op", 1)), None),
-        (Unsure(OrderId("n", "op", 1)), 5.0),
-        (NotSent(OrderId("n", "op", 1)), 2.0),
+        (OrderAccepted(OrderId("n", "op", 1)), None),
+        (OrderUnconfirmed(OrderId("n", "op", 1)), 5.0),
+        (OrderNotSent(OrderId("n", "op", 1)), 2.0),
     ],
 )
-def test_what_answers_mean(heard: Heard, wait_s: float | None) -> None:
+def test_what_answers_mean(heard: ReplicaObservation, wait_s: float | None) -> None:
     row = hear(a_row("ordered"), heard, NOON, TIMES)
     assert isinstance(row, Intended)
     assert (row.accepted_at is not None) == (wait_s is None)
@@ -132,12 +134,12 @@ def test_what_answers_mean(heard: Heard, wait_s: float | None) -> None:
 
 
 def test_failures_end_it_and_words_about_other_orders_say_nothing() -> None:
-    assert hear(a_row("ordered"), Ended(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == Broke(
+    assert hear(a_row("ordered"), OrderEnded(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == Broke(
         a_row("ordered"), "oom"
     )
-    assert isinstance(hear(a_row("ordered"), NotReached(OrderId("n", "op", 1)), NOON, TIMES), Broke)
+    assert isinstance(hear(a_row("ordered"), WorkerUnreachable(OrderId("n", "op", 1)), NOON, TIMES), Broke)
     for row in (a_row("ordered", attempt=2), a_row("running"), a_row("leaving")):
-        assert hear(row, Ended(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == row
+        assert hear(row, OrderEnded(OrderId("n", "op", 1), False, "oom"), NOON, TIMES) == row
 
 
 def test_a_running_one_ends_only_when_its_node_says_so() -> None:
@@ -155,8 +157,8 @@ def test_a_running_one_ends_only_when_its_node_says_so() -> None:
 
 def test_one_that_leaves_finishes_its_work_first() -> None:
     row = leave(a_row("running"), "it is of no use", NOON)
-    busy = a_place(a_process(), quiet={"op-1": Quiet(1, True)})
-    unknown = a_place(a_process(), quiet={"op-1": Quiet(0, False)})
+    busy = a_place(a_process(), quiet={"op-1": ProcessActivity(1, True)})
+    unknown = a_place(a_process(), quiet={"op-1": ProcessActivity(0, False)})
     for place, after_s in ((busy, 3600), (unknown, 3600), (a_place(a_process()), 1)):
         assert isinstance(step(row, place, after_s=after_s), Keep)
     stopped = step(row, a_place(a_process()), after_s=3)
@@ -172,12 +174,14 @@ def test_each_process_of_one_that_leaves_finishes_its_work_first() -> None:
     """Two of the same replica were there; the idle one was told to end, and after it the busy one at once."""
     row = leave(a_row("running", ready_at=NOON), "it is of no use", NOON)
     both = a_place(
-        a_process("ready", "busy"), a_process("ready", "idle"), quiet={"busy": Quiet(1, True), "idle": Quiet(0, True)}
+        a_process("ready", "busy"),
+        a_process("ready", "idle"),
+        quiet={"busy": ProcessActivity(1, True), "idle": ProcessActivity(0, True)},
     )
     stopped = step(row, both, after_s=3)
     assert isinstance(stopped, Stop)
     assert stopped.process_id == "idle"
-    left = a_place(a_process("ready", "busy"), quiet={"busy": Quiet(1, True)})
+    left = a_place(a_process("ready", "busy"), quiet={"busy": ProcessActivity(1, True)})
     assert isinstance(step(stopped.row, left, after_s=60), Keep)
     then = step(stopped.row, a_place(a_process("ready", "busy")), after_s=90)
     assert isinstance(then, Stop)
@@ -185,7 +189,7 @@ def test_each_process_of_one_that_leaves_finishes_its_work_first() -> None:
 
 
 def test_by_force_it_ends_whatever_it_does_and_so_does_one_that_never_served() -> None:
-    busy = a_place(a_process(), quiet={"op-1": Quiet(1, True)})
+    busy = a_place(a_process(), quiet={"op-1": ProcessActivity(1, True)})
     assert isinstance(step(leave(a_row("running"), "", NOON, force=True), busy), Stop)
     assert isinstance(step(leave(leave(a_row("running"), "", NOON), "", NOON, force=True), busy), Stop)
     starting = a_place(a_process("starting"), quiet={})

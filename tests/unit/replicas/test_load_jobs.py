@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from corral.controller.loads.jobs import Cooldown, Moved, begin, fail, follow, is_over, is_shown, status_of, waits
-from corral.controller.replicas.life import Intended, Stage
+from corral.controller.replicas.lifecycle import Intended
+from corral.controller.replicas.load_jobs import (
+    Cooldown,
+    Moved,
+    begin,
+    fail,
+    follow,
+    is_over,
+    is_shown,
+    status_of,
+    waits,
+)
+from corral.store.records import ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 COOL = Cooldown()
@@ -19,7 +30,7 @@ def later(seconds: float) -> datetime:
 
 
 def a_row(stage: str, **known: Any) -> Intended:
-    return Intended("n", "m", 0, "r", "b", Stage(stage), "op", "", NOON, NOON, **known)
+    return Intended("n", "m", 0, "r", "b", ReplicaStage(stage), "op", "", NOON, NOON, **known)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,16 @@ import pytest
 
 from corral.contract.loads import LoadState
 from corral.contract.models import read_definition
-from corral.controller.loads.jobs import Job
+from corral.controller.orders.observations import OrderAccepted, OrderId
 from corral.controller.replicas import reconcile
-from corral.controller.replicas.life import Accepted, Intended, OrderId, Stage
+from corral.controller.replicas.lifecycle import Intended
+from corral.controller.replicas.load_jobs import Job
 from corral.controller.replicas.reconcile import ReplicaLoop
 from corral.controller.replicas.world import Read, files_known, job_row_of
 from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
+from corral.store.records import ReplicaStage
 from corral.store.tables.model_files import StoredFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -70,7 +72,7 @@ async def test_room_that_came_meanwhile_is_not_forgotten(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(reconcile, "read_all", read_nothing)
     loop = a_loop()
-    heard = Accepted(OrderId("n", "op", 1))
+    heard = OrderAccepted(OrderId("n", "op", 1))
     loop._hear(heard)
     loop._look_for_room_again()
     with pytest.raises(Unavailable):
@@ -101,7 +103,7 @@ def test_pressure_counts_from_the_newest_replica_on() -> None:
         return 4 if model == "m" else 0
 
     rows = [
-        Intended("n", "m", index, "r", "b", Stage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
+        Intended("n", "m", index, "r", "b", ReplicaStage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
         for index, age_s in enumerate((500, 7))
     ]
     facts = a_loop(pressure=pressure)._facts(Read(NOON, models=models, rows=rows), [], {})

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.loads.jobs import Cooldown, Job, begin, fail
+from corral.controller.inventory.records import ProcessActivity
+from corral.controller.orders.observations import OrderEnded, OrderId, ReplicaObservation, WorkerUnreachable
 from corral.controller.replicas.facts import Decided, Facts, Files
-from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Place, Quiet, Ready, Stage
+from corral.controller.replicas.lifecycle import Intended, Place, Ready
+from corral.controller.replicas.load_jobs import Cooldown, Job, begin, fail
 from corral.controller.replicas.plan import decide
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, Node, Schedule, World
+from corral.store.records import ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GIB = 1024**3
@@ -42,7 +45,7 @@ class Sim:
     rows: dict[tuple[str, str, int], Intended] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     now: datetime = NOON
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[ReplicaObservation] = field(default_factory=list)
     strays: dict[str, datetime] = field(default_factory=dict)
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     failing: float = 0.0
@@ -71,7 +74,7 @@ class Sim:
                 each.status,
                 boot_id="boot",
                 processes=tuple(each.processes.values()),
-                quiet={id: Quiet(int(id in each.busy), True) for id in each.processes},
+                quiet={id: ProcessActivity(int(id in each.busy), True) for id in each.processes},
             )
             for name, each in self.machines.items()
         }
@@ -122,7 +125,7 @@ class Sim:
             return
         order = OrderId(row.node_id, row.op_id, row.attempt)
         if self.chance.random() < self.failing:
-            self.heard.append(Ended(order, False, "broken"))
+            self.heard.append(OrderEnded(order, False, "broken"))
             return
         mine = [each for each in machine.processes.values() if (each.model, each.replica) == (row.model, row.replica)]
         assert all(each.process_id == row.process_id for each in mine), "two processes of one replica"
@@ -200,7 +203,7 @@ def test_after_any_mishaps_as_many_serve_as_can(seed: int, nodes: int, least: in
     per_node = min(2, 16 // need) if need else 2
     assert sim.serving(sim.models["m"]) >= min(least, per_node * nodes)
     assert not [job for job in sim.jobs.values() if job.active]
-    assert all(row.stage is Stage.RUNNING for row in sim.rows.values())
+    assert all(row.stage is ReplicaStage.RUNNING for row in sim.rows.values())
     listed = {id for machine in sim.machines.values() for id in machine.processes}
     assert len(listed) == len(sim.rows)
 
@@ -226,7 +229,7 @@ def test_one_that_serves_is_kept_whatever_is_said_of_its_order() -> None:
         sim.step()
     [process_id], [row] = sim.machines["n"].processes, sim.rows.values()
     sim.machines["n"].busy = {process_id}  # its node lists it as ready, so gateways use it
-    sim.heard.append(NotReached(OrderId("n", row.op_id, row.attempt)))
+    sim.heard.append(WorkerUnreachable(OrderId("n", row.op_id, row.attempt)))
     sim.rest()
     assert list(sim.machines["n"].processes) == [process_id]
     assert [(row.process_id, row.stage) for row in sim.rows.values()] == [(process_id, "running")]
@@ -246,10 +249,10 @@ def test_what_is_left_of_a_load_that_failed_does_not_begin_it_again() -> None:
     """Of two replicas one failed, and the load waits for its next try; the other failed after it, and another node was
     tried at once."""
     sim = Sim({"n": Machine("n"), "other": Machine("other")}, {"m": a_model("m", min_replicas=2)})
-    row = Intended("n", "m", 0, "r1", "b", Stage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
+    row = Intended("n", "m", 0, "r1", "b", ReplicaStage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
     sim.rows[row.key] = row
     sim.jobs["m"] = fail(begin("m", "r1", NOON), "n", "no memory", NOON, Cooldown(), elsewhere=False)
-    sim.heard.append(Ended(OrderId("n", "op", 1), False, "no memory"))
+    sim.heard.append(OrderEnded(OrderId("n", "op", 1), False, "no memory"))
     decided = sim.step()
     assert (dict(decided.rows), decided.jobs["m"].state) == ({}, "failed")
     sim.now += timedelta(minutes=10)
@@ -297,11 +300,11 @@ def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_r
         id = f"{node}-{index}"
         process = ReplicaProcess(id, "kept", index, "b", "ready", "openai", revision=revision, memory_bytes=8 * GIB)
         sim.machines[node].processes[id] = process
-        row = Intended(node, "kept", index, revision, "b", Stage.RUNNING, f"op-{id}", id, NOON, NOON, attempt=1)
+        row = Intended(node, "kept", index, revision, "b", ReplicaStage.RUNNING, f"op-{id}", id, NOON, NOON, attempt=1)
         sim.rows[row.key] = changed(row, memory_bytes=8 * GIB)
     sim.jobs["cold"] = begin("cold", "r1", NOON)
     decided = sim.step()
-    leaving = {row.process_id: row.reason for row in decided.rows.values() if row.stage is Stage.LEAVING}
+    leaving = {row.process_id: row.reason for row in decided.rows.values() if row.stage is ReplicaStage.LEAVING}
     assert leaving == {"a-0": "it is of an earlier revision", "b-0": "it is of an earlier revision"}
     sim.rest()
     assert sim.serving(sim.models["kept"]) == 2

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from corral.controller.replicas import invariants
-from corral.controller.replicas.invariants import Memory, ReplicaFacts
 from corral.store.tables.load_jobs import LoadJob
 from corral.store.tables.replicas import Replica
+from tests.support import replica_invariants as invariants
+from tests.support.replica_invariants import Memory, ReplicaFacts
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.invariants import misrouted
-from corral.controller.replicas.routable import Listing, Served, routable, routing_facts
+from corral.controller.inventory.routable import Listing, Served, routable, routing_facts
 from corral.store.tables.node_backends import Inventory
+from tests.support.invariants import misrouted
 
 
 def a_process(process_id: str, model: str = "m", revision: str = "new", state: str = "ready", **known: Any) -> Any:

@@ -10,12 +10,12 @@ import pytest
 
 from corral.contract.messages.replicas import NodeLoad, ReplicaFile
 from corral.contract.models import Definition, read_definition
+from corral.controller.inventory.activity import KEPT_S, Quietness
 from corral.controller.operations.accepting import Accepted
-from corral.controller.replicas.bringing import Bringing
-from corral.controller.replicas.fetching import Fetching
-from corral.controller.replicas.needs import MemoryNeeds
-from corral.controller.replicas.quiet import KEPT_S, Quietness
-from corral.controller.replicas.trying import MOST_TRIES
+from corral.controller.replicas.backend_provisioner import Bringing
+from corral.controller.replicas.file_provisioner import Fetching
+from corral.controller.replicas.memory_needs import MemoryNeeds
+from corral.controller.replicas.retry import MOST_TRIES
 from corral.kit.errors import Conflict, CorralError, Failed, Invalid, NotFound, OutcomeUnknown, Unavailable
 from tests.support.manual_clock import ManualClock
 

@@ -6,8 +6,8 @@ import uuid
 from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenView
-from corral.controller.registry.views import rfc3339
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.node_views import rfc3339
 from corral.kit.certificates import Ca
 from corral.kit.errors import Invalid, NotFound, Unauthenticated
 from corral.kit.log import get_log

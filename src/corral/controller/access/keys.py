@@ -10,8 +10,8 @@ from corral.contract.admin import CreateKey, KeyCreated, KeyView
 from corral.contract.view import KeyLimits
 from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.principal import Principal, Role
-from corral.controller.registry.views import rfc3339
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.node_views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log

@@ -1,13 +1,24 @@
-"""`/backends/…`: backends of the whole fleet, as LocalAI's own API has them
-(docs/reference/wire/http-backends.md#routes)."""
+"""`/api/backends/…`: the same for pages and people (docs/reference/wire/http-backends.md#routes), and what LocalAI
+lacks: the matrix of backends × nodes, rollback, every upgrade at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from litestar import Controller, Response, get, post
+from litestar.params import Parameter
 
-from corral.contract.admin import BackendBody, BackendJob, PlanView
+from corral.contract.admin import (
+    BackendBody,
+    BackendMatrix,
+    BackendUpgrades,
+    JobAccepted,
+    JobsAccepted,
+    OperationView,
+    PlanView,
+    ScopeBody,
+)
 from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.api.asking import (
     AnyRequest,
@@ -17,64 +28,120 @@ from corral.controller.api.asking import (
     Node,
     Plan,
     Selector,
-    answer_backend_job,
+    accept,
+    answer_job,
+    not_done_yet,
     read_wish,
 )
 from corral.controller.api.auth import admins, viewers
-from corral.controller.desired.catalogue import Catalogue
-from corral.controller.desired.upgrades import UpgradeCheck
-from corral.controller.operations.available import available_entries, known_entries
+from corral.controller.api.errors import plain as refuse
+from corral.controller.api.localai.backends import plain
+from corral.controller.backends.catalogue import Catalogue
+from corral.controller.backends.upgrades import UpgradeCheck
+from corral.controller.operations.available import Busy, Query, page_of
 from corral.controller.operations.installed import InstalledBackends
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
-from corral.controller.operations.views import op_status
+from corral.controller.operations.views import job_status
+from corral.kit.errors import CorralError, Invalid
+
+Term = Annotated[str, Parameter(description="Only those that have it in name, description, tags or gallery")]
+Tag = Annotated[str, Parameter(description="Only those with this tag")]
+Page = Annotated[int, Parameter(ge=1, le=1_000_000)]
+Items = Annotated[int, Parameter(ge=1, le=10_000, description="So many on a page")]
+Sort = Annotated[str, Parameter(description="name, repository, license or status")]
+Order = Annotated[str, Parameter(description="asc or desc")]
+Wait = Annotated[bool, Parameter(description="Answer when the galleries have been asked")]
 
 
-class Backends(Controller):
-    path = "/backends"
+class BackendPages(Controller):
+    path = "/api/backends"
     tags = ("backends",)
     guards = (viewers,)
 
-    @get("/", summary="What is installed, and where")
-    async def list_installed(self, installed: InstalledBackends) -> list[dict[str, Any]]:
-        return await installed.everywhere()
+    @get("/", summary="What the galleries have, page by page, with where it is installed")
+    async def list_page(
+        self,
+        installed: InstalledBackends,
+        catalogue: Catalogue,
+        operations: Operations,
+        term: Term = "",
+        tag: Tag = "",
+        page: Page = 1,
+        items: Items = 9,
+        sort: Sort = "",
+        order: Order = "",
+    ) -> dict[str, Any]:
+        busy = {name: Busy(row.id, row.kind) for name, row in (await operations.busy()).items()}
+        entries = await catalogue.available(await installed.kinds())
+        there = await installed.everywhere()
+        return page_of(entries, there, busy, catalogue.galleries(), Query(term, tag, page, items, sort, order))
 
-    @get("/available", summary="What the galleries have that a healthy node can use")
-    async def available(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
-        return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
-
-    @get("/known", summary="The names of what the galleries have")
-    async def known(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
-        return known_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
-
-    @get("/galleries", summary="Where backends come from")
-    async def galleries(self, catalogue: Catalogue) -> list[dict[str, Any]]:
-        return list(catalogue.galleries())
+    @get("/matrix", summary="Backends × nodes: versions, what is newer, who differs, what is still to be done")
+    async def matrix(self, installed: InstalledBackends) -> BackendMatrix:
+        return await installed.matrix()
 
     @get("/upgrades", summary="What was last found that is newer, by name")
     async def list_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
         return (await upgrades.read()).upgrades
 
+    @get("/upgrades/checked", summary="The same, with when it was found")
+    async def checked_upgrades(self, upgrades: UpgradeCheck) -> BackendUpgrades:
+        found = await upgrades.read()
+        return BackendUpgrades(found.checked_at, found.upgrades)
+
     @post(
         "/upgrades/check",
         guards=(admins,),
         status_code=200,
-        summary="Look now for something newer; answers with what is known so far",
+        summary="Look now for something newer; answers with what is known so far, or with `wait` what was found",
     )
-    async def check_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
+    async def check_upgrades(self, upgrades: UpgradeCheck, wait: Wait = False) -> dict[str, UpgradeInfo]:
+        if wait:
+            return await upgrades.check(refresh=True)
         await upgrades.ask()
         return (await upgrades.read()).upgrades
 
-    @get("/jobs/{job_id:str}", summary="How a request under /backends is going")
-    async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
-        return op_status(await operations.view(job_id))
+    @post("/upgrades/apply", guards=(admins,), status_code=202, summary="Upgrade everything that has something newer")
+    async def apply_upgrades(
+        self, request: AnyRequest, operations: Operations, upgrades: UpgradeCheck, data: ScopeBody
+    ) -> JobsAccepted:
+        jobs, refused = [], {}
+        for name in (await upgrades.read()).upgrades:
+            body = BackendBody(backend=name, node=data.node, selector=data.selector, max_parallel=data.max_parallel)
+            wish = await read_wish(request, operations, OperationKind.UPGRADE, body)
+            try:
+                jobs.append(await accept(operations, wish))
+            except CorralError as error:  # one that is gone since must not keep the others
+                refused[name] = error.message
+        return JobsAccepted(tuple(jobs), refused)
 
-    @post("/apply", guards=(admins,), status_code=200, summary="Install `id`, or a uri, on every node or some")
-    async def apply(
+    @get("/job/{job_id:str}", summary="How a request is going; an unknown one counts as queued")
+    async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
+        view = await operations.find_view(job_id)
+        # A page may ask before the controller it reaches has seen what another one accepted.
+        return job_status(view if view is not None else OperationView(message="queued", is_queued=True))
+
+    @post("/install/{name:path}", guards=(admins,), status_code=200, summary="Install, fetching again what is there")
+    async def install(
+        self,
+        request: AnyRequest,
+        operations: Operations,
+        name: str,
+        node: Node = "",
+        selector: Selector = "",
+        plan: Plan = False,
+    ) -> Response[JobAccepted | PlanView]:
+        body = BackendBody(backend=plain(name), node=node, selector=selector, force=True)
+        return await _ask(request, operations, OperationKind.INSTALL, body, plan)
+
+    @post("/install-external", guards=(admins,), status_code=200, summary="Install from a uri of your own")
+    async def install_external(
         self, request: AnyRequest, operations: Operations, data: BackendBody, plan: Plan = False
-    ) -> Response[BackendJob | PlanView]:
-        wish = await read_wish(request, operations, OperationKind.INSTALL, data)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+    ) -> Response[JobAccepted | PlanView]:
+        if not data.uri:
+            raise Invalid("uri is required")
+        return await _ask(request, operations, OperationKind.INSTALL, data, plan)
 
     @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete on every node, or some")
     async def delete(
@@ -86,10 +153,27 @@ class Backends(Controller):
         selector: Selector = "",
         force: Force = False,
         plan: Plan = False,
-    ) -> Response[BackendJob | PlanView]:
+    ) -> Response[JobAccepted | PlanView]:
         body = BackendBody(backend=plain(name), node=node, selector=selector, force=force)
-        wish = await read_wish(request, operations, OperationKind.DELETE, body)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+        return await _ask(request, operations, OperationKind.DELETE, body, plan)
+
+    @post(
+        "/system/delete/{name:path}",
+        guards=(admins,),
+        status_code=200,
+        summary="Delete on every node; answers when it is done, or 202 when a node is away or takes long",
+    )
+    async def delete_now(self, request: AnyRequest, operations: Operations, name: str) -> Response[Any]:
+        body = BackendBody(backend=plain(name))
+        job = await accept(operations, await read_wish(request, operations, OperationKind.DELETE, body))
+        view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
+        if view.state == "done":
+            nodes = [msgspec.to_builtins(row) for row in view.nodes]
+            return Response({"success": True, "message": "Backend deleted successfully", "nodes": nodes})
+        if view.state == "failing":
+            words = f"{view.error}; will be tried again, see operation {job.job_id}"
+            return refuse(500, words, "failed", nodes=view.nodes)
+        return not_done_yet(job, view, view.message)
 
     @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
     async def upgrade(
@@ -101,12 +185,27 @@ class Backends(Controller):
         selector: Selector = "",
         max_parallel: MaxParallel = "",
         plan: Plan = False,
-    ) -> Response[BackendJob | PlanView]:
+    ) -> Response[JobAccepted | PlanView]:
         body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
-        wish = await read_wish(request, operations, OperationKind.UPGRADE, body)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+        return await _ask(request, operations, OperationKind.UPGRADE, body, plan)
+
+    @post("/rollback/{name:path}", guards=(admins,), status_code=200, summary="Back to the version before")
+    async def rollback(
+        self,
+        request: AnyRequest,
+        operations: Operations,
+        name: str,
+        node: Node = "",
+        selector: Selector = "",
+        max_parallel: MaxParallel = "",
+        plan: Plan = False,
+    ) -> Response[JobAccepted | PlanView]:
+        body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
+        return await _ask(request, operations, OperationKind.ROLLBACK, body, plan)
 
 
-def plain(path: str) -> str:
-    """A name out of the path: one with a slash in it arrives as several segments."""
-    return path.removeprefix("/")
+async def _ask(
+    request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody, plan: bool
+) -> Response[JobAccepted | PlanView]:
+    wish = await read_wish(request, operations, kind, body)
+    return await answer_job(operations, wish, plan=plan, status=200)

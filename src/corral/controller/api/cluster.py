@@ -6,8 +6,8 @@ from litestar import get
 
 from corral.contract.admin import Cluster, GalleryView
 from corral.controller.api.auth import viewers
-from corral.controller.gallery_status import GalleryStatus
-from corral.controller.overview import Overview
+from corral.controller.api.overview import Overview
+from corral.controller.backends.gallery_status import GalleryStatus
 
 
 @get("/api/cluster", guards=[viewers], tags=["cluster"], summary="The fleet at a glance")

@@ -15,7 +15,7 @@ from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal
 from corral.controller.api.auth import principal_of, viewers
 from corral.controller.operations.service import Operations
-from corral.controller.watch import END, Change, Watch
+from corral.controller.runtime.change_feed import END, Change, Watch
 from corral.kit.errors import CorralError, NoCapacity
 
 _PING_S = 15.0  # a comment now and then, so that proxies and browsers do not take silence for death

@@ -8,7 +8,7 @@ from litestar import Request, Response, get, post
 
 from corral.contract.codec import encode
 from corral.controller.api.auth import gateways, principal_of
-from corral.controller.view import Views
+from corral.controller.gateways.view import Views
 
 AnyRequest = Request[Any, Any, Any]
 

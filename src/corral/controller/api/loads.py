@@ -11,10 +11,10 @@ from corral.contract.codec import Message, encode
 from corral.contract.loads import AskForLoad, LoadState, LoadStatus
 from corral.controller.api.auth import admins, anybody_known, gateways, principal_of, viewers
 from corral.controller.api.segments import whole_name
-from corral.controller.loads.service import Loads
 from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.loads import Loads
 from corral.kit.errors import Invalid, NotFound
 
 AnyRequest = Request[Any, Any, Any]

@@ -23,7 +23,7 @@ from corral.controller.api.auth import authenticate
 from corral.controller.api.errors import status_of
 from corral.controller.api.logs import LOGS
 from corral.controller.api.redacted_frames import pass_redacted
-from corral.controller.ingress_client import IngressClient
+from corral.controller.registry.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
 from corral.kit.log import get_log

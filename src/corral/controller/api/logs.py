@@ -19,7 +19,7 @@ from litestar.response import Stream
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal
 from corral.controller.api.auth import principal_of, viewers
-from corral.controller.ingress_client import IngressClient
+from corral.controller.registry.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
 

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from corral.contract.admin import BudgetBody, MaxReplicasBody, NodeView
 from corral.controller.api.auth import admins, viewers
-from corral.controller.ingress_client import IngressClient
+from corral.controller.registry.ingress_client import IngressClient
 from corral.controller.registry.nodes import NodeAdmin
 
 Limit = Annotated[int | None, Parameter(ge=1, le=10_000, description="At most so many, in name order")]

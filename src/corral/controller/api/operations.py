@@ -27,7 +27,7 @@ from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
 from corral.kit.errors import Invalid
 
 All = Annotated[bool, Parameter(description="Also those that have ended or were dismissed, the newest first")]

@@ -12,7 +12,7 @@ from corral.contract.codec import Undecodable, decode
 from corral.contract.receipts import Receipts, RequestList
 from corral.controller.api.asking import AnyRequest
 from corral.controller.api.auth import gateways, viewers
-from corral.controller.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptBook
 from corral.kit.errors import Invalid
 
 Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]

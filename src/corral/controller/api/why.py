@@ -9,7 +9,7 @@ from corral.controller.api.auth import viewers
 from corral.controller.api.segments import whole_name
 from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.why import Why
+from corral.controller.replicas.why import Why
 
 
 class WhyDoor(Controller):

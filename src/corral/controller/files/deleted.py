@@ -9,7 +9,7 @@ from __future__ import annotations
 from corral.bus.api import Bus
 from corral.contract.codec import encode
 from corral.contract.messages.models import KEEP_MODELS, KeepModels
-from corral.controller.leadership import Leadership
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log

@@ -24,8 +24,6 @@ from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
-from corral.controller.desired.reconcile import RULES
-from corral.controller.leadership import Leadership
 from corral.controller.models.views import definition_of
 from corral.controller.operations.bookkeeping import row_of
 from corral.controller.operations.fetches import (
@@ -42,7 +40,9 @@ from corral.controller.operations.fetches import (
     write_row,
 )
 from corral.controller.operations.state import Row, RowStatus, settle
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corral.contract.fleet import FleetFile
-from corral.controller.desired.rules import Origin, ScopeKind, Want
+from corral.controller.backends.rules import Origin, ScopeKind, Want
 from corral.controller.fleetfile.document import WantedBackend
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes

@@ -12,7 +12,7 @@ import msgspec
 from corral.contract.admin import PlanNode
 from corral.contract.catalogue import InstallModel, ScheduleBody
 from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
-from corral.controller.desired.rules import Scope, ScopeKind
+from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import Document, WantedBackend, name_of, read_fleet
 from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends

@@ -16,10 +16,10 @@ import aiohttp
 
 from corral.contract.access import Scope
 from corral.contract.codec import Message, Undecodable, always, decode
-from corral.controller.ingress_client import IngressClient, reason
-from corral.controller.leadership import Leadership
 from corral.controller.registry.changes import NodeChanges, Overtaken
+from corral.controller.registry.ingress_client import IngressClient, reason
 from corral.controller.registry.transitions import NodeEvent
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every

@@ -8,9 +8,9 @@ from corral.contract.ids import NodeId
 from corral.contract.messages.nodes import NodeStatus
 from corral.controller.health.classify import Guard, Pulse, is_still_true, judge
 from corral.controller.health.listening import Listening
-from corral.controller.leadership import Leadership
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log

@@ -13,7 +13,7 @@ from corral.contract.catalogue import ScheduleBody, ScheduleView
 from corral.contract.labels import check_labels
 from corral.contract.models import check_model_name
 from corral.controller.models.views import schedule_view
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store

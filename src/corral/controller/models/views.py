@@ -11,7 +11,7 @@ from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
 from corral.contract.messages.replicas import ReplicaState
 from corral.contract.models import Definition, read_definition
 from corral.contract.view import ViewModel, ViewPolicy
-from corral.controller.registry.views import rfc3339
+from corral.controller.runtime.node_views import rfc3339
 from corral.gallery.models.entries import ModelEntry
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log

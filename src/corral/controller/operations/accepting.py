@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from corral.contract.admin import PlanNode, PlanView
-from corral.controller.desired.catalogue import MachineKind
-from corral.controller.desired.plan import NoBuild, Stage
-from corral.controller.desired.reconcile import RULES
-from corral.controller.desired.rules import Want
-from corral.controller.desired.targets import add_target
-from corral.controller.desired.world import TargetKey
+from corral.controller.backends.catalogue import MachineKind
+from corral.controller.backends.plan import NoBuild, Stage
+from corral.controller.backends.rules import Want
+from corral.controller.backends.targets import add_target
+from corral.controller.backends.world import TargetKey
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
 from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, read_candidates
 from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
 from corral.controller.operations.requests import OperationKind, Wish
 from corral.controller.operations.state import Row, RowStatus, settle
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.counters import RULES
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import (

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.desired.inventory import find_installed, names_in
-from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold
-from corral.controller.desired.world import rule_of, takes_backends
+from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Wanted, fold
+from corral.controller.backends.world import rule_of
+from corral.controller.inventory.installed import find_installed, names_in
+from corral.controller.inventory.nodes import takes_backends
 from corral.store.engine.transactions import Transaction
 from corral.store.tables import backend_rules, node_backends, node_labels, nodes
 from corral.store.tables.backend_rules import BackendRule

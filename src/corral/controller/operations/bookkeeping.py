@@ -14,11 +14,12 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from corral.controller.desired.plan import Done, Drop, Intent, Send, Stage, Step, Stop
-from corral.controller.desired.rules import Unwanted, Wanted
-from corral.controller.desired.world import World
+from corral.controller.backends.plan import Done, Drop, Intent, Stage, Step, Stop
+from corral.controller.backends.rules import Unwanted, Wanted
+from corral.controller.backends.world import World
 from corral.controller.operations.rows import Shown, after_step
 from corral.controller.operations.state import Row, RowStatus, settle
+from corral.controller.orders.order import Send
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import storable
 from corral.store.tables import operation_nodes, operations

@@ -9,9 +9,10 @@ import msgspec
 
 from corral.contract.admin import BackendMatrix, MatrixIntent
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.desired.rules import without_overruled
-from corral.controller.desired.upgrades import UpgradeCheck
-from corral.controller.desired.world import rule_of, takes_backends
+from corral.controller.backends.rules import without_overruled
+from corral.controller.backends.upgrades import UpgradeCheck
+from corral.controller.backends.world import rule_of
+from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.bookkeeping import row_of
 from corral.controller.operations.matrix import Pending, away_with, matrix_of, pending_of
 from corral.controller.operations.requests import did_you_mean

@@ -16,12 +16,12 @@ from functools import partial
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
-from corral.controller.desired.reconcile import LEASE
-from corral.controller.leadership import Leadership
+from corral.controller.backends.reconcile import LEASE
 from corral.controller.operations.bookkeeping import record_of, row_of
 from corral.controller.operations.state import LAST_OF_ATTEMPT, Row, Tick, merge_tick
 from corral.controller.operations.views import operation_view, parse_size
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction

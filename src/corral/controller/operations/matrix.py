@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.controller.desired.inventory import concrete_name, find_installed, has_to_go, names_in, previous_digests
-from corral.controller.desired.rules import Rule, Unwanted, fold
+from corral.controller.backends.rules import Rule, Unwanted, fold, has_to_go
+from corral.controller.inventory.installed import concrete_name, find_installed, names_in, previous_digests
 from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
 from corral.store.tables.backend_intents import BackendIntent

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from corral.controller.desired.catalogue import Catalogue, MachineKind
-from corral.controller.desired.inventory import (
+from corral.controller.backends.catalogue import Catalogue, MachineKind
+from corral.controller.backends.plan import NoBuild
+from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
+from corral.controller.backends.targets import Targets
+from corral.controller.backends.world import kind_of, kinds_of, rule_of
+from corral.controller.inventory.installed import (
     Installed,
     concrete_name,
     find_installed,
@@ -20,10 +24,7 @@ from corral.controller.desired.inventory import (
     only_called,
     previous_digests,
 )
-from corral.controller.desired.plan import NoBuild
-from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
-from corral.controller.desired.targets import Targets
-from corral.controller.desired.world import is_current, kind_of, kinds_of, rule_of, takes_backends
+from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.models.views import definition_of
 from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
 from corral.kit.errors import Conflict, Invalid, NotFound

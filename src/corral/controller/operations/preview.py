@@ -7,10 +7,10 @@ from typing import Any
 
 from corral.contract.admin import PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.desired.inventory import Installed
-from corral.controller.desired.plan import NoBuild
-from corral.controller.desired.replacing import has_room_for_two, processes_of, start_took_s
-from corral.controller.desired.rules import ScopeKind, Want, Wanted
+from corral.controller.backends.plan import NoBuild
+from corral.controller.backends.replacement import has_room_for_two, processes_of, start_took_s
+from corral.controller.backends.rules import ScopeKind, Want, Wanted
+from corral.controller.inventory.installed import Installed
 from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.state import Row

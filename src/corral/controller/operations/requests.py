@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from corral.contract.labels import parse_selector
-from corral.controller.desired.rollout import DEFAULT, parse_max_parallel
-from corral.controller.desired.rules import Origin, Scope, ScopeKind
+from corral.controller.backends.rollout import DEFAULT, parse_max_parallel
+from corral.controller.backends.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
 from corral.store.engine.transactions import Transaction

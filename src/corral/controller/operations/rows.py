@@ -7,8 +7,9 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from corral.contract.messages.backends import Phase
-from corral.controller.desired.plan import Done, Fail, Hold, Kind, Send, Skip, Wait, Why
+from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
+from corral.controller.orders.order import OrderKind, Send
 
 DELETING = "deleting"  # the phase shown for a delete: nothing is downloaded then
 RUNNING = "no answer yet: the worker is still at it"
@@ -58,7 +59,7 @@ def _sent(row: Row, step: Send) -> Row:
         row,
         status=RowStatus.DOWNLOADING,
         reason="",
-        phase=DELETING if step.kind is Kind.DELETE else "",
+        phase=DELETING if step.kind is OrderKind.DELETE else "",
         file_name="",
         percentage=0.0,
         current_bytes=0,

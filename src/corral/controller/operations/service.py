@@ -13,10 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
-from corral.controller.desired.plan import Stage
-from corral.controller.desired.reconcile import RULES
-from corral.controller.desired.rules import Scope, ScopeKind
-from corral.controller.desired.world import PAUSED
+from corral.controller.backends.plan import Stage
+from corral.controller.backends.rules import Scope, ScopeKind
+from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.afterwards import what_holds_again
 from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
@@ -26,7 +25,8 @@ from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
 from corral.controller.operations.views import operation_view, record_view
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.counters import RULES
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log

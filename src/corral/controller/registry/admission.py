@@ -44,7 +44,7 @@ from corral.controller.registry.identity import (
 from corral.controller.registry.offers import AdminChoices, check_offer, labels_we_add, node_columns, worker_labels
 from corral.controller.registry.places import place_of
 from corral.controller.registry.transitions import NodeEvent, new_node
-from corral.controller.registry.views import rfc3339
+from corral.controller.runtime.node_views import rfc3339
 from corral.kit.certificates import BadRequest, Ca
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Gone, Invalid, NoCapacity, NotFound, Unauthenticated, Unavailable

@@ -7,7 +7,7 @@ from typing import Any
 
 from corral.contract.messages.nodes import NodeStatus
 from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, next_state
-from corral.controller.watch import Watch
+from corral.controller.runtime.change_feed import Watch
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction

@@ -13,7 +13,7 @@ from corral.controller.access.bus_issuer import BusIssuer
 from corral.controller.access.revocations import Revocations
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
-from corral.controller.registry.views import InFlightOf, not_counted, read_node_view, read_node_views
+from corral.controller.runtime.node_views import InFlightOf, not_counted, read_node_view, read_node_views
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction

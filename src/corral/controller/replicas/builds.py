@@ -12,8 +12,9 @@ from enum import StrEnum
 from functools import partial
 
 from corral.contract.manifest import GRPC
-from corral.controller.desired.catalogue import NO_GALLERY_FOR_LOCALAI, Catalogue, MachineKind
-from corral.controller.desired.plan import NoBuild
+from corral.controller.backends.catalogue import Catalogue, MachineKind
+from corral.controller.backends.plan import NoBuild
+from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
 from corral.controller.scheduler.world import Build, BuildState
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from corral.contract.messages.replicas import ReplicaFile
-from corral.controller.loads.jobs import Cooldown, Job, Moved
-from corral.controller.replicas.life import Heard, Intended, Place, Ready, Start, Times
+from corral.controller.orders.observations import ReplicaObservation
+from corral.controller.replicas.lifecycle import Intended, Place, Ready, Start, Times
+from corral.controller.replicas.load_jobs import Cooldown, Job, Moved
 from corral.controller.scheduler.world import World
 
 Key = tuple[str, str, int]  # node, model, replica
@@ -31,7 +32,7 @@ class Facts:
     places: Mapping[str, Place]
     rows: Sequence[Intended] = ()
     jobs: Mapping[str, Job] = field(default_factory=dict)
-    heard: Sequence[Heard] = ()
+    heard: Sequence[ReplicaObservation] = ()
     backends: Mapping[tuple[str, str], Ready] = field(default_factory=dict)  # by node and backend
     files: Mapping[tuple[str, str], Files] = field(default_factory=dict)  # by model and revision
     moved: Mapping[Key, Moved] = field(default_factory=dict)  # what nodes tell about an order under way

@@ -10,19 +10,20 @@ from msgspec.structs import replace
 
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
-from corral.controller.registry.views import rfc3339
-from corral.controller.replicas.life import Intended, Place, Stage
-from corral.controller.replicas.quiet import Quietness
+from corral.controller.inventory.activity import Quietness
+from corral.controller.replicas.lifecycle import Intended, Place
 from corral.controller.replicas.world import read_own
+from corral.controller.runtime.node_views import rfc3339
 from corral.store.engine.transactions import Store
+from corral.store.records import ReplicaStage
 from corral.store.tables import models, node_backends, nodes, peer_processes
 from corral.store.tables.nodes import Node
 
 _STATES = {
-    Stage.PLACED: "staging",
-    Stage.ORDERED: "loading",
-    Stage.RUNNING: "loaded",
-    Stage.LEAVING: "unloading",
+    ReplicaStage.PLACED: "staging",
+    ReplicaStage.ORDERED: "loading",
+    ReplicaStage.RUNNING: "loaded",
+    ReplicaStage.LEAVING: "unloading",
 }  # the contract's words
 
 
@@ -45,9 +46,9 @@ class ReplicaRows:
                 continue
             process = _process(row, told.get(row.node_id))
             serves = process is not None and process.state == ReplicaState.READY
-            if serves and row.stage is Stage.ORDERED:  # nobody has written it down yet
-                row = replace(row, stage=Stage.RUNNING)
-            current = row.stage is Stage.RUNNING and serves and revisions.get(row.model) == row.revision
+            if serves and row.stage is ReplicaStage.ORDERED:  # nobody has written it down yet
+                row = replace(row, stage=ReplicaStage.RUNNING)
+            current = row.stage is ReplicaStage.RUNNING and serves and revisions.get(row.model) == row.revision
             if not answering or (current and known[row.node_id].status == "healthy"):
                 found.append(self._view(row, known[row.node_id], process, addresses))
         return found

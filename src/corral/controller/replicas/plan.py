@@ -13,10 +13,10 @@ from dataclasses import replace
 from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
-from corral.controller.loads import jobs
-from corral.controller.loads.jobs import Job, Moved
+from corral.controller.inventory.records import ProcessActivity
+from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.facts import Decided, Facts, Files, Rows
-from corral.controller.replicas.life import (
+from corral.controller.replicas.lifecycle import (
     AWAY,
     DRAINING,
     OFFLINE,
@@ -25,20 +25,20 @@ from corral.controller.replicas.life import (
     Intended,
     Keep,
     Place,
-    Quiet,
     Ready,
-    Stage,
     Start,
     Stop,
     hear,
     leave,
     next_of,
 )
-from corral.controller.replicas.mirror import mirror
+from corral.controller.replicas.load_jobs import Job, Moved
+from corral.controller.replicas.scheduler_replicas import mirror
 from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
 from corral.controller.scheduler.place import NoRoom, Placed, place
 from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, instead_of_itself, plan_scale
 from corral.controller.scheduler.world import Model, World
+from corral.store.records import ReplicaStage
 
 MOST_STEPS = 16  # of one model in one look
 MOST_REASONS = 3  # of those why nodes cannot take a model, told to those who wait for it
@@ -85,7 +85,7 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
             following = after
         match following:
             case Keep(row=kept):
-                if kept.stage is Stage.RUNNING and row.stage is not Stage.RUNNING:
+                if kept.stage is ReplicaStage.RUNNING and row.stage is not ReplicaStage.RUNNING:
                     decided.events.append(("replica ready", kept))
                 decided.rows[key] = kept
             case Start(row=sent):
@@ -109,7 +109,7 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
 
 def _heard(facts: Facts, row: Intended) -> Intended | Broke:
     for told in facts.heard:
-        if (told.order.node_id, told.order.op_id) == (row.node_id, row.op_id):
+        if (told.order.node_id, told.order.operation) == (row.node_id, row.op_id):
             after = hear(row, told, facts.now, facts.times)
             if isinstance(after, Broke):
                 return after
@@ -120,7 +120,7 @@ def _heard(facts: Facts, row: Intended) -> Intended | Broke:
 def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
     """Before its files were there nobody knew for certain what it needs. None: it has to go elsewhere."""
     model = facts.world.models.get(row.model)
-    if row.stage is not Stage.PLACED or model is None or not model.memory.known:
+    if row.stage is not ReplicaStage.PLACED or model is None or not model.memory.known:
         return row
     arrived = row.files is None and facts.files.get((row.model, row.revision), Files()).files is not None
     if row.memory_bytes and not arrived:
@@ -134,7 +134,7 @@ def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
 
 def _prepared(facts: Facts, row: Intended) -> tuple[Intended, Ready]:
     ready = facts.backends.get((row.node_id, row.backend), Ready())
-    if row.stage is not Stage.PLACED:
+    if row.stage is not ReplicaStage.PLACED:
         return row, ready
     files = facts.files.get((row.model, row.revision), Files())
     if files.trouble:
@@ -164,7 +164,7 @@ def _take_in_strays(facts: Facts, decided: Decided) -> None:
                 continue
             since = facts.strays.get(process.process_id, facts.now)
             decided.strays[process.process_id] = since
-            idle = where.quiet.get(process.process_id, Quiet())
+            idle = where.quiet.get(process.process_id, ProcessActivity())
             if facts.now - since >= facts.times.orphan and idle.known and idle.in_flight == 0:
                 decided.clear.append((where.id, process.process_id))
 
@@ -201,7 +201,7 @@ def _adopted(facts: Facts, where: Place, process: ReplicaProcess) -> Intended:
         process.replica,
         process.revision,
         process.backend,
-        Stage.RUNNING,
+        ReplicaStage.RUNNING,
         f"adopted-{process.process_id}",
         process.process_id,
         facts.now,
@@ -223,9 +223,9 @@ def _end(facts: Facts, decided: Decided, name: str, why: str) -> None:
 
 
 def _let_go(decided: Decided, row: Intended, why: str, facts: Facts) -> None:
-    if row.stage is Stage.PLACED:
+    if row.stage is ReplicaStage.PLACED:
         del decided.rows[row.key]  # nothing was ordered yet
-    elif row.stage is not Stage.LEAVING:
+    elif row.stage is not ReplicaStage.LEAVING:
         decided.rows[row.key] = leave(row, why, facts.now)
         decided.events.append((f"replica leaves: {why}", row))
 
@@ -277,19 +277,19 @@ class _ModelPlan:
 
     # What there is of it.
 
-    def _rows(self, *stages: Stage) -> list[Intended]:
+    def _rows(self, *stages: ReplicaStage) -> list[Intended]:
         rows = self._decided.rows.of_model(self._model.name)
         return [row for row in rows if row.stage in stages] if stages else rows
 
     def _present(self) -> list[Intended]:
         """Of the present revision, there or on the way, where they may stay."""
-        rows = self._rows(Stage.PLACED, Stage.ORDERED, Stage.RUNNING)
+        rows = self._rows(ReplicaStage.PLACED, ReplicaStage.ORDERED, ReplicaStage.RUNNING)
         own = [row for row in rows if row.revision == self._model.revision]
         return [row for row in own if self._status(row) not in (DRAINING, OFFLINE)]
 
     def _serving(self) -> list[Intended]:
         """Of the present revision, able to answer."""
-        rows = self._rows(Stage.RUNNING)
+        rows = self._rows(ReplicaStage.RUNNING)
         return [row for row in rows if row.revision == self._model.revision and self._answers(row)]
 
     def _status(self, row: Intended) -> str:
@@ -321,7 +321,7 @@ class _ModelPlan:
         for row in self._rows():
             if row.revision == self._model.revision:
                 continue
-            if row.stage in (Stage.PLACED, Stage.ORDERED):
+            if row.stage in (ReplicaStage.PLACED, ReplicaStage.ORDERED):
                 _let_go(self._decided, row, "the model was changed", self._facts)
             elif row.revision not in formers:
                 _let_go(self._decided, row, "it is of an earlier revision", self._facts)
@@ -420,7 +420,7 @@ class _ModelPlan:
             found.index,
             self._model.revision,
             self._model.backend,
-            Stage.PLACED,
+            ReplicaStage.PLACED,
             hashlib.sha256(named.encode()).hexdigest()[:20],  # nobody else's, at no other moment
             "",
             now,
@@ -455,15 +455,15 @@ class _ModelPlan:
 
     def _followed(self, job: Job) -> Job:
         """The furthest of its replicas is the one that is waited for."""
-        coming = [row for row in self._present() if row.stage is Stage.ORDERED]
-        coming = coming or [row for row in self._present() if row.stage is Stage.PLACED]
+        coming = [row for row in self._present() if row.stage is ReplicaStage.ORDERED]
+        coming = coming or [row for row in self._present() if row.stage is ReplicaStage.PLACED]
         if not coming:
             return jobs.follow(job, None, "", installed=False, moved=Moved(), now=self._facts.now)
         row = min(coming, key=lambda row: row.created_at)
         where = self._facts.places[row.node_id]
         installed = self._facts.backends.get((row.node_id, row.backend), Ready()).backend
         moved = self._facts.moved.get(row.key)
-        if moved is None and row.stage is Stage.PLACED and installed:
+        if moved is None and row.stage is ReplicaStage.PLACED and installed:
             moved = self._facts.files.get((row.model, row.revision), Files()).moved
         return jobs.follow(
             job,

@@ -28,20 +28,19 @@ from corral.contract.messages.replicas import (
     StartReplica,
     StopReplica,
 )
-from corral.controller.desired.inventories import REPLICAS
-from corral.controller.desired.rules import Wanted
-from corral.controller.leadership import Leadership
-from corral.controller.loads.jobs import Cooldown, Moved
+from corral.controller.backends.rules import Wanted
+from corral.controller.inventory.activity import Quietness
+from corral.controller.orders.observations import OrderEnded, OrderId, ReplicaObservation, WorkerUnreachable
+from corral.controller.orders.replica_calls import Orders
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
-from corral.controller.replicas.bringing import Bringing
+from corral.controller.replicas.backend_provisioner import Bringing
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.calls import Orders
 from corral.controller.replicas.facts import Decided, Facts, Files, Key
-from corral.controller.replicas.fetching import Fetching, FilesOfModels
-from corral.controller.replicas.life import Ended, Heard, Intended, NotReached, OrderId, Ready, Stage, Start, Times
+from corral.controller.replicas.file_provisioner import Fetching, FilesOfModels
+from corral.controller.replicas.lifecycle import Intended, Ready, Start, Times
+from corral.controller.replicas.load_jobs import Cooldown, Moved
 from corral.controller.replicas.plan import decide
-from corral.controller.replicas.quiet import Quietness
 from corral.controller.replicas.world import (
     FindMemory,
     Read,
@@ -51,19 +50,21 @@ from corral.controller.replicas.world import (
     read_own,
     row_of,
 )
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.counters import LOADS, REPLICAS
+from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
-from corral.controller.watch import Watch
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store
+from corral.store.records import ReplicaStage
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
 
 LEASE = "replicas"
-LOADS = "loads"  # the counter of what whoever waits for a model sees
 WAKES = ("inventory", "nodes", "models", "schedules", LOADS)
 _USED_COUNTS = timedelta(seconds=5)  # when it was last used is written down no finer than this
 
@@ -133,7 +134,7 @@ class ReplicaLoop:
         self._pressure = pressure
         self._options = options or ReplicaOptions()
         self._wake = Wake()
-        self._heard: list[Heard] = []
+        self._heard: list[ReplicaObservation] = []
         self._progress: dict[OrderId, ReplicaProgress] = {}
         self._strays: dict[str, datetime] = {}
         self._cleared: frozenset[str] = frozenset()  # processes nobody wanted, that were told to end
@@ -192,7 +193,7 @@ class ReplicaLoop:
     async def _result(self, result: ReplicaResult, tokens: Tokens) -> None:
         # Whose subject it came on is certain; what it says of itself is not.
         order = OrderId(tokens["node"], result.op_id, result.attempt)
-        self._hear(Ended(order, result.success, result.error))
+        self._hear(OrderEnded(order, result.success, result.error))
 
     async def _progressed(self, told: ReplicaProgress, tokens: Tokens) -> None:
         order = OrderId(tokens["node"], told.op_id, told.attempt)
@@ -213,7 +214,7 @@ class ReplicaLoop:
             )
         return found
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: ReplicaObservation) -> None:
         self._heard.append(heard)
         self.wake()
 
@@ -268,15 +269,15 @@ class ReplicaLoop:
         self._send(read, decided)
         self._want(read, decided)
         active = any(job.active for job in decided.jobs.values())
-        self._at_work = active or any(row.stage is not Stage.RUNNING for row in decided.rows.values())
+        self._at_work = active or any(row.stage is not ReplicaStage.RUNNING for row in decided.rows.values())
         self._quiet.forget_all_but(read.process_ids)
 
-    def _again(self, heard: list[Heard], room_may_have_come: bool) -> None:
+    def _again(self, heard: list[ReplicaObservation], room_may_have_come: bool) -> None:
         """Nothing came of this look: what was known only here is for the next."""
         self._heard = heard + self._heard
         self._room_may_have_come = self._room_may_have_come or room_may_have_come
 
-    def _facts(self, read: Read, heard: list[Heard], fetched: dict[tuple[str, str], Files]) -> Facts:
+    def _facts(self, read: Read, heard: list[ReplicaObservation], fetched: dict[tuple[str, str], Files]) -> Facts:
         backends = dict(read.backends)
         for key, why in self._bringing.refused.items():
             backends[key] = Ready(trouble=f"{key[1]} cannot be installed there: {why}")
@@ -321,7 +322,7 @@ class ReplicaLoop:
         return changed(row, last_used_at=at) if row.last_used_at is None or row.last_used_at < at else row
 
     def _busy_for_s(self, model: str, rows: list[Intended], read: Read) -> float:
-        ready = [row for row in rows if row.model == model and row.stage is Stage.RUNNING]
+        ready = [row for row in rows if row.model == model and row.stage is ReplicaStage.RUNNING]
         busy = False
         for row in ready:
             where = read.places.get(row.node_id)
@@ -398,7 +399,7 @@ class ReplicaLoop:
             self._start(self._order_stop(node_id, process_id, f"clear-{process_id}", 0, False))
 
     def _want(self, read: Read, decided: Decided) -> None:
-        placed = [row for row in decided.rows.values() if row.stage is Stage.PLACED]
+        placed = [row for row in decided.rows.values() if row.stage is ReplicaStage.PLACED]
         lacking = {
             (row.node_id, row.backend)
             for row in placed
@@ -454,7 +455,7 @@ class ReplicaLoop:
             ),
         )
         log.info("replica ordered", model=row.model, node_id=row.node_id, answer=type(heard).__name__)
-        if isinstance(heard, NotReached):
+        if isinstance(heard, WorkerUnreachable):
             await self._not_reached(row.node_id)
         self._hear(heard)
 
@@ -490,7 +491,7 @@ def _is_same(before: Intended | None, after: Intended) -> bool:
 
 
 def _changes_routing(before: Intended | None, after: Intended) -> bool:
-    return (before is not None and before.stage is Stage.LEAVING) != (after.stage is Stage.LEAVING)
+    return (before is not None and before.stage is ReplicaStage.LEAVING) != (after.stage is ReplicaStage.LEAVING)
 
 
 def _since_newest_s(model: str, rows: list[Intended], read: Read) -> float:

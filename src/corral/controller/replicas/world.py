@@ -12,21 +12,23 @@ from corral.contract.labels import selector_of_map
 from corral.contract.loads import LoadState
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.models import Definition
-from corral.controller.desired.catalogue import MachineKind
-from corral.controller.desired.inventory import find_installed, names_in
-from corral.controller.desired.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
-from corral.controller.desired.world import TargetKey, rule_of
+from corral.controller.backends.catalogue import MachineKind
+from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
+from corral.controller.backends.world import TargetKey, rule_of
 from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.wanted import is_archive, still_meant
-from corral.controller.loads.jobs import Job, Moved
+from corral.controller.inventory.installed import find_installed, names_in
+from corral.controller.inventory.records import ProcessActivity
 from corral.controller.models.views import definition_of
-from corral.controller.replicas.life import Intended, Place, Quiet, Ready, Stage
+from corral.controller.replicas.lifecycle import Intended, Place, Ready
+from corral.controller.replicas.load_jobs import Job, Moved
 from corral.controller.scheduler import world as seen
 from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.lines import in_short
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import storable
+from corral.store.records import ReplicaStage
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -63,7 +65,7 @@ def _as_it_runs(_backend: str, _machine: MachineKind) -> Build:
     return Build(BuildState.INSTALLED)
 
 
-FindQuiet = Callable[[str, str], Quiet]
+FindQuiet = Callable[[str, str], ProcessActivity]
 FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[Seen]], Memory]
 
 
@@ -87,7 +89,7 @@ class Read:
 
 async def read_own(tx: Transaction) -> tuple[list[Intended], dict[str, Job]]:
     """What only we write. In a write transaction it is ours until its end."""
-    rows = [record(Intended, row, stage=Stage(row.stage)) for row in await replicas.list_(tx)]
+    rows = [record(Intended, row, stage=ReplicaStage(row.stage)) for row in await replicas.list_(tx)]
     return rows, {row.model: job_of(row) for row in await load_jobs.list_(tx)}
 
 
@@ -312,7 +314,7 @@ def _node(
 
 async def _read_backends(tx: Transaction, read: Read) -> None:
     """How the installs stand that placed replicas wait for."""
-    waiting = [row for row in read.rows if row.stage is Stage.PLACED]
+    waiting = [row for row in read.rows if row.stage is ReplicaStage.PLACED]
     lacking = [row for row in waiting if not read.backends.get((row.node_id, row.backend), Ready()).backend]
     if not lacking:
         return

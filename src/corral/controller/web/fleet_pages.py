@@ -7,11 +7,11 @@ from litestar import get
 
 from corral.contract.admin import NodeView
 from corral.controller.api.auth import viewers
-from corral.controller.gallery_status import BACKENDS as BACKEND_GALLERIES
-from corral.controller.gallery_status import GalleryStatus
+from corral.controller.api.overview import Overview
+from corral.controller.backends.gallery_status import BACKENDS as BACKEND_GALLERIES
+from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.operations.installed import InstalledBackends
 from corral.controller.operations.service import Operations
-from corral.controller.overview import Overview
 from corral.controller.web.attention import attention_of
 from corral.controller.web.inside import Inside, Page, Shown
 from corral.controller.web.looks import Look

@@ -15,8 +15,8 @@ from corral.contract.admin import Cluster
 from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal, Role
 from corral.controller.api.auth import SESSION_COOKIE, principal_of
+from corral.controller.api.overview import Overview
 from corral.controller.operations.service import Operations
-from corral.controller.overview import Overview
 from corral.controller.web import door as doors
 from corral.controller.web.attention import facts_of
 from corral.controller.web.door import AnyRequest, Door

@@ -12,19 +12,19 @@ from litestar.params import Parameter
 from corral.contract.codec import Message, encode
 from corral.contract.why import DECISIONS, said_once
 from corral.controller.api.auth import viewers
-from corral.controller.gallery_status import MODELS as MODEL_GALLERIES
-from corral.controller.gallery_status import GalleryStatus
-from corral.controller.loads.service import Loads
+from corral.controller.backends.gallery_status import MODELS as MODEL_GALLERIES
+from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.gateways.receipts import ReceiptBook
 from corral.controller.models.service import Models
-from corral.controller.receipts import ReceiptBook
 from corral.controller.replicas.listing import ReplicaRows
+from corral.controller.replicas.loads import Loads
+from corral.controller.replicas.why import Why
 from corral.controller.web.inside import Inside, Page, Shown
 from corral.controller.web.looks import Look
 from corral.controller.web.models import catalogue_of
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
 from corral.controller.web.requests import RequestLook, request_lines
 from corral.controller.web.words import size
-from corral.controller.why import Why
 from corral.kit.yaml_text import as_yaml
 
 MODELS = "/fleet/models"

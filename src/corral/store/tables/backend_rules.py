@@ -1,5 +1,5 @@
 """Rules: what people want of backends, in the order they said it. A rule is never edited: a later one says otherwise, a
-node is excepted from it, or it is withdrawn. What they come to on a node is `controller/desired/rules.py`'s."""
+node is excepted from it, or it is withdrawn. What they come to on a node is `controller/backends/rules.py`'s."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Inventories: what each node says it has and runs, and which orders it is at or has ended lately.
 
-Without a row a node has never told. What an inventory means is `controller/desired/inventory.py`'s."""
+Without a row a node has never told. What an inventory means is `controller/inventory/installed.py`'s."""
 
 from __future__ import annotations
 

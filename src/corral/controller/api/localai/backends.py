@@ -1,0 +1,112 @@
+"""`/backends/…`: backends of the whole fleet, as LocalAI's own API has them
+(docs/reference/wire/http-backends.md#routes)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Controller, Response, get, post
+
+from corral.contract.admin import BackendBody, BackendJob, PlanView
+from corral.contract.messages.backends import UpgradeInfo
+from corral.controller.api.asking import (
+    AnyRequest,
+    Force,
+    JobId,
+    MaxParallel,
+    Node,
+    Plan,
+    Selector,
+    answer_backend_job,
+    read_wish,
+)
+from corral.controller.api.auth import admins, viewers
+from corral.controller.backends.catalogue import Catalogue
+from corral.controller.backends.upgrades import UpgradeCheck
+from corral.controller.operations.available import available_entries, known_entries
+from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.service import Operations
+from corral.controller.operations.views import op_status
+
+
+class Backends(Controller):
+    path = "/backends"
+    tags = ("backends",)
+    guards = (viewers,)
+
+    @get("/", summary="What is installed, and where")
+    async def list_installed(self, installed: InstalledBackends) -> list[dict[str, Any]]:
+        return await installed.everywhere()
+
+    @get("/available", summary="What the galleries have that a healthy node can use")
+    async def available(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
+        return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
+
+    @get("/known", summary="The names of what the galleries have")
+    async def known(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
+        return known_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
+
+    @get("/galleries", summary="Where backends come from")
+    async def galleries(self, catalogue: Catalogue) -> list[dict[str, Any]]:
+        return list(catalogue.galleries())
+
+    @get("/upgrades", summary="What was last found that is newer, by name")
+    async def list_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
+        return (await upgrades.read()).upgrades
+
+    @post(
+        "/upgrades/check",
+        guards=(admins,),
+        status_code=200,
+        summary="Look now for something newer; answers with what is known so far",
+    )
+    async def check_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
+        await upgrades.ask()
+        return (await upgrades.read()).upgrades
+
+    @get("/jobs/{job_id:str}", summary="How a request under /backends is going")
+    async def job(self, operations: Operations, job_id: JobId) -> dict[str, Any]:
+        return op_status(await operations.view(job_id))
+
+    @post("/apply", guards=(admins,), status_code=200, summary="Install `id`, or a uri, on every node or some")
+    async def apply(
+        self, request: AnyRequest, operations: Operations, data: BackendBody, plan: Plan = False
+    ) -> Response[BackendJob | PlanView]:
+        wish = await read_wish(request, operations, OperationKind.INSTALL, data)
+        return await answer_backend_job(request, operations, wish, plan=plan)
+
+    @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete on every node, or some")
+    async def delete(
+        self,
+        request: AnyRequest,
+        operations: Operations,
+        name: str,
+        node: Node = "",
+        selector: Selector = "",
+        force: Force = False,
+        plan: Plan = False,
+    ) -> Response[BackendJob | PlanView]:
+        body = BackendBody(backend=plain(name), node=node, selector=selector, force=force)
+        wish = await read_wish(request, operations, OperationKind.DELETE, body)
+        return await answer_backend_job(request, operations, wish, plan=plan)
+
+    @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
+    async def upgrade(
+        self,
+        request: AnyRequest,
+        operations: Operations,
+        name: str,
+        node: Node = "",
+        selector: Selector = "",
+        max_parallel: MaxParallel = "",
+        plan: Plan = False,
+    ) -> Response[BackendJob | PlanView]:
+        body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
+        wish = await read_wish(request, operations, OperationKind.UPGRADE, body)
+        return await answer_backend_job(request, operations, wish, plan=plan)
+
+
+def plain(path: str) -> str:
+    """A name out of the path: one with a slash in it arrives as several segments."""
+    return path.removeprefix("/")

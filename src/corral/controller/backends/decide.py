@@ -1,0 +1,126 @@
+"""From a world and what was heard to what is written and sent. Pure: `plan` for every node, then what holds between
+nodes (rollouts, free lines), then the intents as they will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from corral.controller.backends import outcomes
+from corral.controller.backends.outcomes import USUAL, Retry, apply
+from corral.controller.backends.plan import Done, Drop, Fail, Hold, Intent, NodeWorld, Step, Stop, Why, plan
+from corral.controller.backends.rollout import Peer, gate
+from corral.controller.backends.world import World
+from corral.controller.orders.observations import Observation, OrderId
+from corral.controller.orders.order import OrderKind, Send
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what circumstances we decide."""
+
+    epoch: int  # of our lease
+    answer_within_s: Callable[[OrderKind], float]  # for workers that answer when they are done
+    free_lines: int  # how many more such calls may be open at once
+    retry: Retry = USUAL
+
+
+@dataclass
+class Decided:
+    intents: dict[tuple[str, str], Intent] = field(default_factory=dict)  # by node and backend, those that changed
+    steps: dict[str, list[Step]] = field(default_factory=dict)  # by node
+    sends: list[tuple[str, Send]] = field(default_factory=list)
+    stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether what was fetched is kept
+
+
+def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
+    by_node: dict[str, list[Observation]] = {}
+    for observation in heard:
+        by_node.setdefault(observation.order.node_id, []).append(observation)
+    caught_up = {
+        node.id: _caught_up(node, world, by_node.get(node.id, ()), terms.retry) for node in world.nodes.values()
+    }
+    steps = {
+        node.id: plan(node, world.wanted[node.id], world.builds[node.id], world.now, epoch=terms.epoch)
+        for node in caught_up.values()
+    }
+    _hold_back(world, caught_up, steps, terms)
+    decided = Decided(steps=steps)
+    for node_id, node in caught_up.items():
+        intents = dict(node.intents)
+        for step in steps[node_id]:
+            _carry_out(decided, node, intents, step, world, terms)
+        before = world.nodes[node_id].intents
+        changed = {backend: intent for backend, intent in intents.items() if before.get(backend) != intent}
+        decided.intents.update({(node_id, backend): intent for backend, intent in changed.items()})
+    return decided
+
+
+def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation], retry: Retry) -> NodeWorld:
+    if heard:
+        intents = dict(node.intents)
+        for observation in heard:
+            backend = observation.order.backend
+            if backend in intents:
+                intents[backend] = apply(intents[backend], observation, world.now, retry)
+        node = replace(node, intents=intents)
+    late = outcomes.catch_up(node, world.results[node.id], world.now, retry)
+    return replace(node, intents={**node.intents, **late}) if late else node
+
+
+def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: Terms) -> None:
+    """Replaces sends that may not go now."""
+    by_rule: dict[int, dict[str, Send]] = {}
+    for node_id, own in steps.items():
+        for step in own:
+            if isinstance(step, Send) and step.max_parallel:
+                by_rule.setdefault(step.generation, {})[node_id] = step
+    for generation, sends in by_rule.items():
+        peers = [_as_now(peer, nodes, sends) for peer in world.peers.get(generation, ())]
+        held = gate(sends, peers, world.concerned.get(generation, len(sends)))
+        for node_id, hold in held.items():
+            steps[node_id] = [hold if step is sends[node_id] else step for step in steps[node_id]]
+    free = terms.free_lines
+    for node_id, own in steps.items():
+        if nodes[node_id].accepts:
+            continue
+        for index, step in enumerate(own):
+            if isinstance(step, Send):
+                if free > 0:
+                    free -= 1
+                else:
+                    reason = "waits for its turn: many nodes are at work"
+                    own[index] = Hold(step.backend, step.operation, step.kind, Why.TURN, reason)
+
+
+def _as_now(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> Peer:
+    """What has just been heard of it counts."""
+    node = nodes.get(peer.node_id)
+    if node is None:
+        return peer
+    backend = next(iter(sends.values())).backend
+    return replace(peer, intent=node.intents.get(backend, peer.intent))
+
+
+def _carry_out(
+    decided: Decided, node: NodeWorld, intents: dict[str, Intent], step: Step, world: World, terms: Terms
+) -> None:
+    before = intents.get(step.backend)
+    match step:
+        case Send():
+            late = None if node.accepts else world.now + timedelta(seconds=terms.answer_within_s(step.kind))
+            intents[step.backend] = outcomes.claim(
+                before, step, world.now, epoch=terms.epoch, answer_by=late, boot_id=node.boot_id
+            )
+            decided.sends.append((node.id, step))
+        case Done():
+            intents[step.backend] = outcomes.done(before, step, world.now)
+        case Fail() if before is not None:
+            intents[step.backend] = outcomes.failed(before, step.reason, world.now, retry=terms.retry)
+        case Drop() if before is not None:
+            intents[step.backend] = outcomes.dropped(before, world.now)
+        case Stop():
+            decided.stops[OrderId(node.id, step.operation, step.attempt, step.backend)] = step.keep
+        case _:
+            pass

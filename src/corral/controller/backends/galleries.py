@@ -1,0 +1,265 @@
+"""What `gallery/` knows, as the controller's parts ask for it (`desired/catalogue.py`); `blobs/` asks the registries.
+
+Nothing is read before somebody asks, and a gallery that cannot be read costs its own entries and nothing else. A
+request may bring galleries of its own; those are read for it alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from corral.blobs.oci.credentials import DockerConfig
+from corral.blobs.oci.registry import RegistryClient, RegistrySettings
+from corral.contract.capability import DEFAULT, DISABLED
+from corral.contract.manifest import Manifest
+from corral.contract.messages.backends import UpgradeInfo
+from corral.contract.sources import Registry
+from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.plan import NoBuild
+from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
+from corral.gallery.backends import upgrades as rules
+from corral.gallery.backends.catalogue import AliasGroup, Unknown, split_query
+from corral.gallery.backends.compatibility import is_hardware_specific
+from corral.gallery.backends.direct import direct_entry, why_not_for_localai
+from corral.gallery.backends.entries import BackendEntry
+from corral.gallery.backends.factory import GalleryOptions, make_resolver
+from corral.gallery.backends.library import Library
+from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolver import Resolver
+from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid, NotFound, Unavailable
+from corral.kit.log import get_log
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import TargetBuild
+
+log = get_log(__name__)
+
+_OTHERS = 8  # sets of galleries that requests brought and that are remembered
+
+
+class Galleries:
+    """Fits `desired.catalogue.Catalogue`. `reading` makes a resolver over other galleries than ours."""
+
+    def __init__(self, resolver: Resolver, reading: Callable[[tuple[Gallery, ...]], Resolver]) -> None:
+        self._resolver = resolver
+        self._reading = reading
+        self._others: OrderedDict[tuple[Gallery, ...], Resolver] = OrderedDict()
+
+    async def look_up(self, asked: Asked) -> Listed:
+        if asked.uri:
+            entry = direct_entry(asked.uri, name=asked.backend, alias=asked.alias)
+            return Listed(entry.name, asked=msgspec.structs.replace(asked, backend=entry.name))
+        found, catalogue = await self._resolver_for(asked).library.find(_query(asked))
+        gallery = asked.gallery or split_query(asked.backend)[0]
+        match found:
+            case Unknown():
+                raise _not_found(found, gallery)
+            case AliasGroup(alias=alias):
+                return Listed(alias, asked=msgspec.structs.replace(asked, backend=alias, gallery=gallery))
+            case BackendEntry():
+                meta = catalogue.meta_of(found) if is_hardware_specific(found) else None
+                return Listed(
+                    found.name,
+                    hardware_specific=is_hardware_specific(found),
+                    meta_alternative=meta.name if meta is not None else "",
+                    asked=msgspec.structs.replace(asked, backend=found.name, gallery=gallery),
+                )
+
+    async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+        machine, resolver = _machine(kind), self._resolver_for(asked)
+        if asked.uri and not kind.platform and (why := why_not_for_localai(asked.uri)):
+            return NoBuild(why)
+        if asked.uri:
+            found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
+        elif kind.platform:
+            found = await resolver.resolve(_query(asked), machine)
+        else:
+            found = await self._resolve_for_peer(asked, resolver, machine)
+        if isinstance(found, Resolved):
+            return _build(found)
+        if found.permanent:
+            return NoBuild(found.reason)
+        raise Unavailable(found.reason)
+
+    async def manifest(self, asked: Asked, kind: MachineKind) -> Manifest | None:
+        entry = await self._resolver_for(asked).choose(_query(asked), _machine(kind))
+        return None if entry is None else entry.manifest
+
+    async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
+        """With no machine to choose for, everything there is."""
+        catalogue = await self._resolver.library.catalogue()
+        wanted = {(capability or DEFAULT, platform) for capability, platform in kinds} or {(DISABLED, "")}
+        return [_shown(entry) for entry in catalogue.search(capabilities=wanted)]
+
+    async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
+        nodes = [
+            rules.NodeInventory(
+                row.node_id,
+                row.node_name,
+                _machine(MachineKind(row.capability, row.platform, row.python)),
+                row.backends,
+            )
+            for row in inventories
+        ]
+        if not any(row.backends for row in nodes):
+            return {}  # nobody need be asked about nothing
+        catalogue = await self._resolver.library.catalogue()
+        digests = await self._resolver.available(rules.digests_to_look_up(nodes, catalogue))
+        return rules.upgrades(nodes, catalogue, digests)
+
+    async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
+        if not builds:
+            return {}
+        catalogue = await self._resolver.library.catalogue()
+        found = {name: catalogue.find(name) for name in builds}
+        return {name: entry.alias for name, entry in found.items() if isinstance(entry, BackendEntry) and entry.alias}
+
+    async def refresh(self) -> None:
+        self._others.clear()
+        self._resolver.forget()
+
+    def forget_sources(self) -> None:
+        for resolver in (self._resolver, *self._others.values()):
+            resolver.forget()
+
+    def galleries(self) -> Sequence[dict[str, Any]]:
+        """Without ours, which nobody else could read."""
+        return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
+
+    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+        has, unread = await self._peer_galleries(asked, self._resolver_for(asked))
+        return [msgspec.to_builtins(gallery) for gallery in ([has] if has is not None else unread)]
+
+    async def _resolve_for_peer(self, asked: Asked, resolver: Resolver, machine: Machine) -> Resolved | Refused:
+        """A LocalAI worker looks the entry up itself, in galleries that it can read: not in the built-in one."""
+        has, unread = await self._peer_galleries(asked, resolver)
+        if has is not None:
+            return await resolver.resolve(f"{has.name}@{asked.backend}", machine)
+        reason = NO_GALLERY_FOR_LOCALAI
+        if unread:
+            why = resolver.library.unread()
+            reason += "".join(
+                f"; the gallery {each.name} could not be read ({why.get(each.name, '')})" for each in unread
+            )
+        return Refused(reason, permanent=not unread)
+
+    async def _peer_galleries(self, asked: Asked, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
+        """The first gallery that has the entry, and those that could not be read. An entry's own name wins over an
+        alias in an earlier gallery, as everywhere."""
+        by_alias: Gallery | None = None
+        unread: list[Gallery] = []
+        for gallery in resolver.library.galleries:
+            if gallery == BUILT_IN or (asked.gallery and asked.gallery.lower() != gallery.name.lower()):
+                continue
+            catalogue = await resolver.library.catalogue(gallery.name)
+            if catalogue.unread:
+                unread.append(gallery)
+                continue
+            match catalogue.find(asked.backend):
+                case BackendEntry():
+                    return gallery, unread
+                case AliasGroup():
+                    by_alias = by_alias or gallery
+                case Unknown():
+                    pass
+        return by_alias, unread
+
+    def unread(self) -> Mapping[str, str]:
+        """Galleries that could not be read the last time, and why."""
+        return self._resolver.library.unread()
+
+    @property
+    def library(self) -> Library:
+        return self._resolver.library
+
+    def _resolver_for(self, asked: Asked) -> Resolver:
+        try:
+            brought = parse_galleries(asked.galleries)
+        except Invalid as error:
+            log.warning("galleries of a request are ignored", error=error.message)  # as the contract has it
+            brought = ()
+        if not brought:
+            return self._resolver
+        found = self._others.get(brought) or self._reading(brought)
+        self._others[brought] = found
+        self._others.move_to_end(brought)
+        while len(self._others) > _OTHERS:
+            self._others.popitem(last=False)
+        return found
+
+
+@asynccontextmanager
+async def open_galleries(
+    options: GalleryOptions, registries: RegistrySettings, *, clock: Clock, env: Mapping[str, str]
+) -> AsyncIterator[Galleries]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        registry: Registry = RegistryClient(session, credentials=DockerConfig(env), settings=registries, clock=clock)
+
+        def reading(galleries: tuple[Gallery, ...]) -> Resolver:
+            return make_resolver(session, replace(options, galleries=galleries), registry, clock=clock, env=env)
+
+        yield Galleries(reading(tuple(options.galleries)), reading)
+
+
+def gallery_folder(data: Path, chosen: Path | None) -> Path:
+    """Where galleries that are files must be."""
+    return (chosen or data / "galleries").expanduser()
+
+
+def _query(asked: Asked) -> str:
+    return f"{asked.gallery}@{asked.backend}" if asked.gallery else asked.backend
+
+
+def _machine(kind: MachineKind) -> Machine:
+    return Machine(kind.capability or DEFAULT, kind.platform, kind.python)
+
+
+def _build(found: Resolved) -> TargetBuild:
+    return TargetBuild(
+        found.variant,
+        found.digest,
+        found.version,
+        found.alias,
+        found.gallery_url,
+        found.sources,
+        found.manifest,
+        found.size_bytes,
+        found.note,
+    )
+
+
+def _not_found(unknown: Unknown, gallery: str) -> NotFound | Unavailable:
+    """Where a gallery could not be read and nothing we know comes near, it may well be in there."""
+    hopeful = unknown.unread and (gallery or not unknown.nearest)
+    return Unavailable(unknown.reason) if hopeful else NotFound(unknown.reason)
+
+
+def _shown(entry: BackendEntry) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": entry.name,
+        "alias": entry.alias,
+        "uri": entry.uri,
+        "mirrors": list(entry.mirrors),
+        "capabilities": dict(entry.capabilities),
+        "version": entry.version,
+        "description": entry.description,
+        "license": entry.license,
+        "icon": entry.icon,
+        "urls": list(entry.urls),
+        "tags": list(entry.tags),
+        "size": entry.size,
+    }
+    kept = {key: value for key, value in told.items() if value}
+    gallery = {"name": entry.gallery.name, "url": entry.gallery.url}
+    return kept | {"gallery": gallery, "id": entry.id, "is_meta": entry.is_meta}

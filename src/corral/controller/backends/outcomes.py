@@ -1,0 +1,188 @@
+"""What becomes of an intent that is sent, accepted, fails or is done. Pure: `plan.py` says when, `reconcile` acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from corral.contract.messages.backends import BackendResult, Phase
+from corral.controller.backends.plan import Done, Intent, NodeWorld, Stage
+from corral.controller.orders.observations import (
+    Observation,
+    OrderAccepted,
+    OrderEnded,
+    OrderId,
+    OrderNotRunning,
+    OrderNotSent,
+    OrderStillRunning,
+    OrderUnconfirmed,
+    WorkerUnreachable,
+)
+from corral.controller.orders.order import OrderKind, Send
+
+ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
+NOT_SENT_WAIT = timedelta(seconds=2)  # after the controller itself could not send an order
+_BEFORE_THE_SWITCH = frozenset({Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING})
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The pauses between tries: doubling, and for ever."""
+
+    first: timedelta = timedelta(seconds=30)
+    last: timedelta = timedelta(minutes=15)
+
+    def delay(self, failures: int) -> timedelta:
+        return min(self.last, self.first * (1 << min(max(failures, 1) - 1, 20)))
+
+
+USUAL = Retry()
+
+
+def claim(
+    before: Intent | None,
+    send: Send,
+    now: datetime,
+    *,
+    epoch: int,
+    answer_by: datetime | None,
+    boot_id: str = "",
+) -> Intent:
+    """The order is about to go out. `answer_by`: until when a worker that answers late has time."""
+    same_rule = before is not None and before.generation == send.generation
+    switching = before is not None and before.kind is OrderKind.FETCH and send.kind is not OrderKind.FETCH
+    return Intent(
+        send.kind,
+        send.generation,
+        send.operation,
+        send.build.variant if send.build else "",
+        send.build.digest if send.build else "",
+        Stage.SENT,
+        send.attempt,
+        before.failures if before is not None and same_rule and not switching else 0,
+        next_try_at=answer_by,
+        updated_at=now,
+        epoch=epoch,
+        sent_at=now,
+        boot_id=boot_id,
+        before=before.before if before is not None and send.again else send.before,
+    )
+
+
+def accepted(intent: Intent, boot_id: str, now: datetime) -> Intent:
+    return replace(intent, accepted_at=now, boot_id=boot_id, next_try_at=None, running=False, updated_at=now)
+
+
+def unsure(intent: Intent, now: datetime) -> Intent:
+    """Nobody said whether the order was accepted: the same one will be sent once more."""
+    return replace(intent, next_try_at=now + ASK_AGAIN, updated_at=now)
+
+
+def still_running(intent: Intent, now: datetime, timeout: timedelta) -> Intent:
+    """A worker that answers when it is done did not in time. No failure: it most likely is still at it."""
+    reason = "no answer yet: the worker is still at it"
+    return replace(intent, running=True, reason=reason, next_try_at=now + timeout, updated_at=now)
+
+
+def answered(intent: Intent, now: datetime) -> Intent:
+    """It says it is done. Whether it is, the inventory tells."""
+    return replace(intent, answered=True, updated_at=now)
+
+
+def failed(
+    intent: Intent,
+    reason: str,
+    now: datetime,
+    *,
+    permanent: bool = False,
+    switch_failed: bool = False,
+    retry: Retry = USUAL,
+) -> Intent:
+    failures = intent.failures + 1
+    return replace(
+        intent,
+        stage=Stage.PARKED if permanent else Stage.WAITING,
+        failures=failures,
+        reason=reason,
+        next_try_at=None if permanent else now + retry.delay(failures),
+        running=False,
+        answered=False,
+        accepted_at=None,
+        switch_failed=switch_failed,
+        updated_at=now,
+    )
+
+
+def not_sent(intent: Intent, reason: str, now: datetime, wait: timedelta) -> Intent:
+    """Something of ours was in the way; the node had no part in it."""
+    return replace(intent, stage=Stage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
+
+
+def ended(intent: Intent, result: OrderEnded, now: datetime, retry: Retry = USUAL) -> Intent:
+    """What a worker reports of an order it accepted."""
+    if result.success:
+        return answered(intent, now)
+    if result.cancelled:  # on our word; if it is wanted after all, it is sent anew
+        return replace(
+            intent, stage=Stage.WAITING, reason="cancelled", next_try_at=None, accepted_at=None, updated_at=now
+        )
+    switching = intent.kind is not OrderKind.FETCH and result.phase not in _BEFORE_THE_SWITCH
+    reason = result.error or "the node gave no reason"
+    return failed(intent, reason, now, permanent=result.permanent, switch_failed=switching, retry=retry)
+
+
+def done(before: Intent | None, step: Done, now: datetime) -> Intent:
+    attempt = before.attempt if before is not None else 0
+    kind = before.kind if before is not None and before.stage is Stage.SENT else step.kind
+    variant = before.variant if before is not None else ""
+    return Intent(kind, step.generation, step.operation, variant, step.digest, Stage.DONE, attempt, updated_at=now)
+
+
+def dropped(intent: Intent, now: datetime) -> Intent:
+    """Kept, because its attempts are numbered through."""
+    return Intent(
+        intent.kind, intent.generation, intent.operation, stage=Stage.IDLE, attempt=intent.attempt, updated_at=now
+    )
+
+
+def over(intent: Intent, now: datetime) -> Intent:
+    """The worker does not know the order (any more): whatever came of it, it is not under way."""
+    return replace(intent, stage=Stage.WAITING, next_try_at=None, accepted_at=None, running=False, updated_at=now)
+
+
+def catch_up(
+    node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: Retry = USUAL
+) -> dict[str, Intent]:
+    """Intents whose outcome stands in the node's last heartbeat: the event that told it was lost."""
+    found = {}
+    for backend, intent in node.intents.items():
+        result = results.get((intent.operation, intent.attempt))
+        if intent.stage is Stage.SENT and not intent.answered and result is not None and result.backend == backend:
+            order = OrderId(node.id, intent.operation, intent.attempt, backend)
+            found[backend] = ended(intent, OrderEnded.from_result(order, result), now, retry)
+    return found
+
+
+def apply(intent: Intent, observation: Observation, now: datetime, retry: Retry = USUAL) -> Intent:
+    """The intent after the observation; one about an order that is no longer the last says nothing."""
+    order = observation.order
+    if intent.stage is not Stage.SENT or (intent.operation, intent.attempt) != (order.operation, order.attempt):
+        return intent
+    match observation:
+        case OrderAccepted(boot_id=boot_id):
+            return accepted(intent, boot_id, now)
+        case OrderUnconfirmed():
+            return unsure(intent, now)
+        case OrderStillRunning(timeout_s=timeout_s):
+            return still_running(intent, now, timedelta(seconds=timeout_s))
+        case OrderEnded():
+            return ended(intent, observation, now, retry)
+        case WorkerUnreachable(reason=reason):
+            return failed(intent, reason, now, retry=retry)
+        case OrderNotSent(reason=reason):
+            return not_sent(intent, reason, now, NOT_SENT_WAIT)
+        case OrderNotRunning():
+            return over(intent, now)
+        case _:
+            assert_never(observation)

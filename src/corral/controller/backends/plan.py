@@ -1,0 +1,470 @@
+"""From what should be and what is to what to do next, per node and backend. Pure (docs/explanation/design.md#intents).
+
+`plan` looks at one node's world and says what comes next for each backend that is not as it should be. It never counts
+on having been called before: an intent in the world tells what was already tried, the inventory tells what came of it.
+Which of several nodes may go first is `rollout.py`'s; what an answer makes of an intent is `outcomes.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.backends.evidence import UNVERIFIED, Evidence, compare, why_not
+from corral.controller.backends.rules import Unwanted, Wanted, has_to_go
+from corral.controller.inventory.installed import Installed, find_installed
+from corral.controller.orders.order import Build, OrderKind, Send
+
+# A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
+# counts only after so long.
+STALE_NEWS = timedelta(seconds=30)
+# A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
+FORGOTTEN = timedelta(seconds=60)
+
+# An order may be on its way for so long, also to a worker that is not the one it was meant for: what a node told before
+# that says nothing about what comes of it.
+ARRIVED = timedelta(seconds=5)
+
+# A call of ours whose time is over by so much was given up, whatever became of the word about it.
+OVERDUE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class NoBuild:
+    """Time does not cure this: only another gallery, node or rule does."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NotLookedUp:
+    """Nobody has been able to say yet."""
+
+    reason: str = "its build is being looked up"
+    until: datetime | None = None  # when that is tried again, after it failed
+
+
+class Stage(StrEnum):
+    WAITING = "waiting"  # not sent, or failed and waiting for its next try
+    SENT = "sent"  # ordered: accepted by the worker, or no answer came and it may be at it
+    PARKED = "parked"  # a refusal that time does not cure
+    DONE = "done"  # the inventory showed it
+    IDLE = "idle"  # nobody asks for it any more
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What one node still has to do for one backend, as it is stored."""
+
+    kind: OrderKind
+    generation: int
+    operation: str = ""
+    variant: str = ""
+    digest: str = ""  # what was asked for; once done, what was found
+    stage: Stage = Stage.WAITING
+    attempt: int = 0  # of the last order; numbered through for as long as the node is there
+    failures: int = 0
+    reason: str = ""
+    next_try_at: datetime | None = None
+    updated_at: datetime | None = None
+    epoch: int = 0  # of the lease under which it was sent
+    sent_at: datetime | None = None
+    accepted_at: datetime | None = None
+    boot_id: str = ""  # of the worker it was sent to
+    before: str = ""  # `Installed.mark` when it was sent, for what no digest can tell
+    running: bool = False  # no answer came in time: it may well be at it
+    answered: bool = False  # it says it is done, and the inventory has been read since
+    switch_failed: bool = False
+
+
+@dataclass(frozen=True)
+class NodeWorld:
+    id: str
+    name: str
+    status: str
+    accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
+    bus_down: bool = False
+    boot_id: str = ""
+    heard_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
+    known: bool = True  # False: its inventory has not been read since it started
+    looked: bool = False  # it was read just now, after what was heard of its orders
+    backends: tuple[NodeBackend, ...] = ()
+    orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
+    cured: frozenset[tuple[str, int]] = frozenset()  # of them, those it refused for a reason that is gone by now
+    intents: Mapping[str, Intent] = field(default_factory=dict)
+    stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
+    keeping: frozenset[str] = frozenset()  # those of them that were paused: what came stays
+
+    def find(self, backend: str, variant: str = "") -> Installed | None:
+        return find_installed(self.backends, backend, variant)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The inventory shows it: the only proof there is."""
+
+    backend: str
+    operation: str
+    generation: int = 0
+    kind: OrderKind = OrderKind.INSTALL
+    digest: str = ""
+    version: str = ""  # as the node reports it
+    note: str = ""  # what to know of this success
+
+
+@dataclass(frozen=True)
+class Skip:
+    backend: str
+    operation: str
+    reason: str
+
+
+class Why(StrEnum):
+    NODE = "node"  # it is away: nothing happens before it returns
+    TURN = "turn"  # something else comes first
+    STOPPED = "stopped"  # another node failed, so this one is left as it is
+    RETRY = "retry"  # it failed; `until` says when it is tried again
+    PARKED = "parked"  # it failed in a way that time does not cure
+
+
+@dataclass(frozen=True)
+class Hold:
+    """It will be done, not now."""
+
+    backend: str
+    operation: str
+    kind: OrderKind
+    why: Why
+    reason: str
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The worker is at it, as far as we know."""
+
+    backend: str
+    operation: str
+    kind: OrderKind
+    running: bool = False  # it has not answered in time
+
+
+@dataclass(frozen=True)
+class Fail:
+    """It says it is done, and it is not."""
+
+    backend: str
+    operation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An order under way that nobody wants any more."""
+
+    backend: str
+    operation: str
+    attempt: int
+    keep: bool = False  # what was fetched: it was only paused
+
+
+@dataclass(frozen=True)
+class Drop:
+    """An intent nobody wants any more."""
+
+    backend: str
+
+
+Step = Send | Done | Skip | Hold | Wait | Fail | Stop | Drop
+BuildOrNot = Build | NoBuild | NotLookedUp
+
+
+def plan(
+    node: NodeWorld,
+    wanted: Mapping[str, Wanted | Unwanted],
+    builds: Mapping[str, BuildOrNot],
+    now: datetime,
+    *,
+    epoch: int = 0,
+) -> list[Step]:
+    """`wanted`: the folded rules. `builds`: for each wanted backend, the build that fits this node. `epoch`: of our
+    lease; an order sent under another was sent by a controller that can no longer hear the answer."""
+    steps: list[Step] = []
+    for backend in sorted(wanted.keys() | node.intents.keys()):
+        steps.extend(_Backend(node, backend, node.intents.get(backend), now, epoch).steps(wanted, builds))
+    return steps
+
+
+class _Backend:
+    """One backend on one node: the question `plan` asks for each."""
+
+    def __init__(self, node: NodeWorld, name: str, intent: Intent | None, now: datetime, epoch: int) -> None:
+        self.node = node
+        self.name = name
+        self.intent = intent
+        self.now = now
+        self.epoch = epoch
+
+    def steps(self, wanted: Mapping[str, Wanted | Unwanted], builds: Mapping[str, BuildOrNot]) -> list[Step]:
+        want = wanted.get(self.name)
+        build = builds.get(self.name, NotLookedUp())
+        if (want is None or not self._is_mine(want)) and (self._is_under_way() or self._is_to_be_stopped()):
+            return self._older_order(want, build)
+        match want:
+            case None:
+                return self._nothing_more()
+            case Wanted():
+                step = self._wanted(want, build)
+            case Unwanted():
+                step = self._unwanted(want, wanted)
+        if isinstance(step, Skip) and not self._is_under_way():
+            return [step, *self._nothing_more()]
+        return [step] if step is not None else []
+
+    def _nothing_more(self) -> list[Step]:
+        settled = self.intent is None or self.intent.stage in (Stage.DONE, Stage.IDLE)
+        return [] if settled else [Drop(self.name)]
+
+    def _older_order(self, want: Wanted | Unwanted | None, build: BuildOrNot) -> list[Step]:
+        """Orders for one backend are serial: one under way ends first, unless there is no sense in it any more."""
+        assert self.intent is not None
+        steps: list[Step] = []
+        cancelled = self._is_to_be_stopped()
+        useful = isinstance(want, Wanted) and isinstance(build, Build) and build.digest == self.intent.digest
+        reachable = self.node.status == "healthy" and not self.node.bus_down
+        # Whether one that nobody answered is under way at all, the answer to a stop tells too.
+        senseless = want is not None and (not useful or self._is_unsure(self.intent))
+        if self.node.accepts and reachable and (cancelled or senseless):
+            paused = self.intent.operation in self.node.keeping
+            steps.append(Stop(self.name, self.intent.operation, self.intent.attempt, keep=paused))
+        if want is not None:
+            kind = OrderKind.DELETE if isinstance(want, Unwanted) else OrderKind.INSTALL
+            steps.append(
+                self._away(want, kind) or self._hold(want, kind, Why.TURN, "waits for an earlier order to end")
+            )
+        return steps
+
+    def _wanted(self, want: Wanted, build: BuildOrNot) -> Step | None:
+        match build:
+            case NotLookedUp(reason, until):
+                return self._hold(want, OrderKind.INSTALL, Why.RETRY if until else Why.TURN, reason, until)
+            case NoBuild(reason):
+                return Skip(self.name, want.operation, reason)
+            case Build():
+                pass
+        there = self.node.find(self.name, build.variant)
+        if self.node.known and there is not None and self._is_it(there, build, want):
+            if not self._is_proof(want):
+                return self._hold(want, OrderKind.INSTALL, Why.TURN, "waits for the node's inventory")
+            return self._done(want, OrderKind.INSTALL, there, self._note(there, build, want))
+        fetched = there is not None and bool(build.digest) and build.digest in there.beside
+        order = Send(
+            self.name,
+            self._kind(want, build, there, fetched=fetched),
+            build,
+            want.generation,
+            want.operation,
+            0,
+            force=want.force and there is not None,
+            before=there.mark if there is not None else "",
+            max_parallel=want.max_parallel,
+            fetched=fetched and not want.force,
+        )
+        return self._send_or_hold(want, order)
+
+    def _kind(self, want: Wanted, build: Build, there: Installed | None, *, fetched: bool) -> OrderKind:
+        """What goes node by node is fetched everywhere at once first, so that a turn is short. Where no digest is known
+        beforehand nobody could tell that it is there."""
+        if there is None or want.force:
+            return OrderKind.INSTALL
+        in_two = bool(want.max_parallel) and self.node.accepts and bool(build.digest)
+        return OrderKind.FETCH if in_two and not fetched else OrderKind.UPGRADE
+
+    def _unwanted(self, want: Unwanted, wanted: Mapping[str, Wanted | Unwanted]) -> Step | None:
+        there = self.node.find(self.name)
+        if self.node.known and not has_to_go(self.node.backends, self.name, wanted):
+            if not self._is_proof(want):
+                return self._hold(want, OrderKind.DELETE, Why.TURN, "waits for the node's inventory")
+            return self._done(want, OrderKind.DELETE)
+        if self.node.known and there is not None and there.system:
+            return Skip(self.name, want.operation, "it belongs to the system there and cannot be removed")
+        return self._send_or_hold(want, Send(self.name, OrderKind.DELETE, None, want.generation, want.operation, 0))
+
+    def _is_proof(self, want: Wanted | Unwanted) -> bool:
+        """Whether what is on file was told after the last order can have done anything. One of our own rule brings
+        about what is looked for; one of an earlier rule may have undone it since."""
+        intent = self.intent
+        if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.looked:
+            return True
+        if (intent.operation, intent.attempt) in self.node.orders:  # told in the same breath
+            return True
+        if self.node.heard_at is None:
+            return False
+        # Who answers only when it is done has the call itself in its hands, or nobody has.
+        on_its_way = ARRIVED if self.node.accepts else timedelta()
+        return self.node.heard_at - intent.sent_at > on_its_way
+
+    def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
+        intent = self.intent if self._is_mine(want) else None
+        if intent is not None and intent.stage is Stage.DONE:
+            return there.digest == intent.digest  # still what was found then
+        if not self.node.accepts and self.intent is not None and self.intent.generation > want.generation:
+            return True  # an earlier rule holds again, and there is no way back there: it would fetch the newest anew
+        fetched = self._digest_before(there, want) is not None
+        if want.force and not fetched:
+            return False
+        if (evidence := self._evidence(there, build, want)) is not Evidence.NONE:
+            return evidence is Evidence.MATCHES
+        if there.system and self.node.accepts and build.digest:
+            return False
+        # Nothing to compare: an upgrade shows by its date, an install by being there at all.
+        upgrading = want.upgraded or (intent is not None and intent.kind is OrderKind.UPGRADE)
+        return fetched if upgrading else True
+
+    def _evidence(self, there: Installed, build: Build, want: Wanted) -> Evidence:
+        since = self._digest_before(there, want)
+        return compare(there, build.digest, build.version, installed_since=since, told=self.node.accepts)
+
+    def _digest_before(self, there: Installed, want: Wanted) -> str | None:
+        """Of what was there when this rule's order was sent; None where nothing was installed since."""
+        intent = self.intent if self._is_mine(want) else None
+        return there.digest_before(intent.before) if intent is not None and intent.stage is Stage.SENT else None
+
+    def _note(self, there: Installed, build: Build, want: Wanted) -> str:
+        upgraded = self.intent is not None and self.intent.kind is OrderKind.UPGRADE
+        by_date = upgraded and not self.node.accepts and self._digest_before(there, want) is not None
+        return UNVERIFIED if by_date and self._evidence(there, build, want) is Evidence.NONE else ""
+
+    def _done(
+        self, want: Wanted | Unwanted, kind: OrderKind, there: Installed | None = None, note: str = ""
+    ) -> Done | None:
+        if self._is_mine(want) and self.intent is not None and self.intent.stage is Stage.DONE:
+            return None
+        digest, version = (there.digest, there.version) if there is not None else ("", "")
+        return Done(self.name, want.operation, want.generation, kind, digest, version, note)
+
+    def _send_or_hold(self, want: Wanted | Unwanted, order: Send) -> Step | None:
+        intent = self.intent if self._is_mine(want) else None
+        if (away := self._away(want, order.kind)) is not None:
+            # Only the bus is gone, and the node still heard of: it goes on with what it was told over it.
+            if intent is not None and self.node.status == "healthy" and self.node.bus_down and self._is_under_way():
+                return Wait(self.name, want.operation, intent.kind, intent.running)
+            return away
+        fresh = replace(order, attempt=(self.intent.attempt if self.intent else 0) + 1)
+        if intent is None or self._is_cured(intent):
+            return fresh
+        match intent.stage:
+            case Stage.IDLE:
+                return fresh
+            case Stage.DONE:
+                settled = intent.updated_at is None or self.now - intent.updated_at > STALE_NEWS
+                return fresh if settled else None
+            case Stage.PARKED:
+                if intent.boot_id and self.node.boot_id != intent.boot_id:
+                    return fresh  # another worker by now: it may know better
+                return self._hold(want, order.kind, Why.PARKED, intent.reason)
+            case Stage.WAITING:
+                if intent.next_try_at is not None and intent.next_try_at > self.now:
+                    why = Why.RETRY if intent.failures else Why.TURN
+                    return self._hold(want, order.kind, why, intent.reason, intent.next_try_at)
+                return fresh
+            case Stage.SENT:
+                return self._under_way(want, intent, order)
+
+    def _under_way(self, want: Wanted | Unwanted, intent: Intent, order: Send) -> Step:
+        waiting = Wait(self.name, want.operation, intent.kind, intent.running)
+        if intent.answered:
+            if intent.kind is OrderKind.FETCH and order.kind is not OrderKind.FETCH:
+                return replace(order, attempt=intent.attempt + 1)
+            return Fail(self.name, want.operation, self._why_not_done(want, order.build))
+        again = replace(order, kind=intent.kind, attempt=intent.attempt, again=True)
+        if not self.node.accepts:
+            if self._is_our_open_call(intent):
+                return waiting
+            if not self._has_time(intent):  # it had its time and has nothing to show: asked anew
+                return replace(order, attempt=intent.attempt + 1)
+            return replace(waiting, running=True)
+        if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
+            return again if self._is_unsure(intent) else waiting
+        return again if self._was_lost(intent) else waiting
+
+    def _is_cured(self, intent: Intent) -> bool:
+        """It failed, and the node says that what it lacked then is there now."""
+        failed = intent.stage in (Stage.PARKED, Stage.WAITING) and intent.failures > 0
+        return failed and (intent.operation, intent.attempt) in self.node.cured
+
+    def _why_not_done(self, want: Wanted | Unwanted, build: Build | None) -> str:
+        if isinstance(want, Wanted) and build is not None and not self.node.accepts:
+            there = self.node.find(self.name, build.variant)
+            if there is not None and self._evidence(there, build, want) is Evidence.DIFFERS:
+                return why_not(there, build.digest, build.version)
+        return "the node said it was done, but its inventory does not show it"
+
+    def _was_lost(self, intent: Intent) -> bool:
+        """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or
+        that its end was too long ago to be told."""
+        if (intent.operation, intent.attempt) in self.node.orders:
+            return False
+        if self.node.known and intent.boot_id and self.node.boot_id != intent.boot_id:
+            return True
+        heard, since = self.node.heard_at, intent.accepted_at or intent.sent_at
+        return heard is not None and since is not None and heard - since > FORGOTTEN
+
+    def _is_to_be_stopped(self) -> bool:
+        """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
+        intent = self.intent
+        if intent is None or intent.stage is not Stage.SENT or intent.answered or not self.node.accepts:
+            return False
+        return intent.operation in self.node.stopping and not self._was_lost(intent)
+
+    def _is_our_open_call(self, intent: Intent) -> bool:
+        """Somebody here still waits for the answer, and will say how it went."""
+        open_until = intent.next_try_at + OVERDUE if intent.next_try_at is not None else self.now
+        return intent.epoch == self.epoch and not intent.running and self.now < open_until
+
+    def _has_time(self, intent: Intent) -> bool:
+        """A worker that answers when it is done may still be at it. An order without a time was given to one that
+        accepts first, which this one is no more."""
+        return intent.next_try_at is not None and intent.next_try_at > self.now
+
+    def _is_under_way(self) -> bool:
+        """Whether an order may be running on the node, whoever asked for it."""
+        intent = self.intent
+        if intent is None or intent.stage is not Stage.SENT or intent.answered:
+            return False
+        if not self.node.accepts:
+            return self._has_time(intent) or self._is_our_open_call(intent) or self._may_have_changed(intent)
+        return not self._was_lost(intent)
+
+    def _may_have_changed(self, intent: Intent) -> bool:
+        """Its time is over and nobody heard how it ended: what is on file is from before that."""
+        heard, until = self.node.heard_at, intent.next_try_at
+        return until is not None and (heard is None or heard <= until)
+
+    def _is_unsure(self, intent: Intent) -> bool:
+        """Nobody heard whether it was accepted, and nobody waits for that any more."""
+        if intent.accepted_at is not None or (intent.operation, intent.attempt) in self.node.orders:
+            return False
+        due = intent.next_try_at is not None and intent.next_try_at <= self.now
+        return due or intent.epoch != self.epoch
+
+    def _is_mine(self, want: Wanted | Unwanted) -> bool:
+        return self.intent is not None and self.intent.generation == want.generation
+
+    def _away(self, want: Wanted | Unwanted, kind: OrderKind) -> Hold | None:
+        node = self.node
+        if node.status != "healthy":
+            return self._hold(want, kind, Why.NODE, f"node {node.status}, will retry when healthy")
+        if node.bus_down:
+            return self._hold(want, kind, Why.NODE, "the node cannot reach the bus, will retry when it can")
+        if not node.known:
+            return self._hold(want, kind, Why.TURN, "waits for the node's inventory")
+        return None
+
+    def _hold(
+        self, want: Wanted | Unwanted, kind: OrderKind, why: Why, reason: str, until: datetime | None = None
+    ) -> Hold:
+        return Hold(self.name, want.operation, kind, why, reason, until)

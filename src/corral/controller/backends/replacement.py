@@ -1,0 +1,45 @@
+"""How the processes of a backend are replaced when its version changes (docs/explanation/design.md#upgrades). Pure.
+
+Where memory holds both, the new one starts beside the old one and nobody notices. Where it does not, the old one has to
+end first. What a process needs is what was reserved for it; one of which nobody said is taken to need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from corral.contract.messages.backends import NodeBackend
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.inventory.installed import concrete_name
+
+
+def processes_of(
+    processes: Iterable[ReplicaProcess], rows: Sequence[NodeBackend], backend: str
+) -> list[ReplicaProcess]:
+    """What runs of a backend, under any of its names there: its own, its alias, the metas that stand for it."""
+    build = concrete_name(rows, backend)
+    metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == build}
+    aliases = {row.alias for row in rows if row.name == build and row.alias}
+    names = {backend, build} | metas | aliases
+    return [process for process in processes if process.backend in names]
+
+
+def has_room_for_two(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> bool:
+    """Whether a successor for each fits beside them all: a worker starts all of them before it ends the first."""
+    vram = ram = 0
+    for process in processes:
+        if process.devices:
+            vram += process.memory_bytes
+        else:
+            ram += process.memory_bytes
+    return vram <= free_vram and ram <= free_ram
+
+
+def start_took_s(process: ReplicaProcess) -> float | None:
+    """How long this one took from its start until it served: what its successor will take, as far as anybody knows."""
+    try:
+        began, served = datetime.fromisoformat(process.started_at), datetime.fromisoformat(process.ready_at)
+    except ValueError:
+        return None
+    return max(0.0, (served - began).total_seconds())

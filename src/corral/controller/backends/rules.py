@@ -1,0 +1,149 @@
+"""Rules: what people want, for all nodes, some, or one. Pure (docs/explanation/design.md#rules).
+
+A rule never changes; a later one says otherwise, or it is withdrawn. What holds on a node is found by folding the rules
+that match it in the order they were made. So a node that was off for a month, or joins tomorrow, comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from corral.contract.labels import Selector, parse_selector
+from corral.contract.messages.backends import NodeBackend
+from corral.controller.inventory.installed import find_installed, only_called
+
+
+class Want(StrEnum):
+    PRESENT = "present"
+    ABSENT = "absent"
+    UPGRADED = "upgraded"
+
+
+class Origin(StrEnum):
+    PERSON = "person"
+    LOAD = "load"  # a model was to be loaded there and needed the backend
+
+
+class ScopeKind(StrEnum):
+    ALL = "all"
+    SELECTOR = "selector"
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Scope:
+    kind: ScopeKind
+    value: str = ""  # the selector's text, or the node's id
+
+    def matches(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        match self.kind:
+            case ScopeKind.ALL:
+                return True
+            case ScopeKind.NODE:
+                return self.value == node_id
+            case ScopeKind.SELECTOR:
+                return _selector(self.value).matches(labels)
+
+
+@lru_cache(maxsize=1024)
+def _selector(text: str) -> Selector:
+    return parse_selector(text)
+
+
+@dataclass(frozen=True)
+class Rule:
+    generation: int
+    scope: Scope
+    backend: str
+    want: Want
+    target: str = ""  # name of the resolved target (a digest per variant) it was accepted with; empty for absent
+    origin: Origin = Origin.PERSON
+    operation: str = ""  # the operation that made it
+    force: bool = False  # fetch again even what is there
+    max_parallel: str = ""  # how many nodes switch at once, when an upgrade goes one by one
+    excluded: frozenset[str] = frozenset()  # ids of nodes a person took out of it
+
+    def covers(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        return node_id not in self.excluded and self.scope.matches(node_id, labels)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The backend should be there, as the target says. `generation` is the rule that decided."""
+
+    target: str
+    generation: int
+    operation: str
+    force: bool = False
+    upgraded: bool = False  # what is there must have been fetched for this rule, or be the very build
+    max_parallel: str = ""
+
+
+@dataclass(frozen=True)
+class Unwanted:
+    generation: int
+    operation: str
+
+
+def fold(
+    rules: Iterable[Rule], *, node_id: str, labels: Mapping[str, str], installed: frozenset[str] = frozenset()
+) -> dict[str, Wanted | Unwanted]:
+    """What holds for each backend some rule names; the rest is unmanaged and none of our business.
+
+    `installed`: what the node reports. An upgrade changes only what is wanted or installed: it never installs."""
+    result: dict[str, Wanted | Unwanted] = {}
+    for rule in sorted(rules, key=lambda rule: rule.generation):
+        if not rule.covers(node_id, labels):
+            continue
+        before = result.get(rule.backend)
+        match rule.want:
+            case Want.PRESENT:
+                if isinstance(before, Unwanted) and rule.origin is Origin.LOAD:
+                    continue  # where a person said no, a load does not say yes
+                result[rule.backend] = _wanted(rule)
+            case Want.ABSENT:
+                result[rule.backend] = Unwanted(rule.generation, rule.operation)
+            case Want.UPGRADED:
+                there = isinstance(before, Wanted) or (before is None and rule.backend in installed)
+                if there:
+                    result[rule.backend] = _wanted(rule)
+    return result
+
+
+def without_overruled(rules: Iterable[Rule]) -> list[Rule]:
+    """Rules without those that cannot decide anything any more: a word for every node ends all earlier ones about the
+    same backend. They are needed again when that word is withdrawn, so they are only left out here, not forgotten."""
+    kept: list[Rule] = []
+    ended: set[str] = set()
+    for rule in sorted(rules, key=lambda rule: rule.generation, reverse=True):
+        if rule.backend in ended:
+            continue
+        kept.append(rule)
+        # A load may be overruled by an earlier no, so it ends nothing; an upgrade only changes what went before.
+        whole = rule.scope.kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
+        if whole and rule.want in (Want.PRESENT, Want.ABSENT):
+            ended.add(rule.backend)
+    return kept[::-1]
+
+
+def _wanted(rule: Rule) -> Wanted:
+    return Wanted(
+        rule.target,
+        rule.generation,
+        rule.operation,
+        rule.force,
+        rule.want is Want.UPGRADED,
+        rule.max_parallel,
+    )
+
+
+def has_to_go(rows: Sequence[NodeBackend], name: str, wanted: Mapping[str, Wanted | Unwanted]) -> bool:
+    """Whether something is there by a name that is not wanted. A build that only goes by it too, and is wanted by its
+    own, does not count: removed, it would be brought back."""
+    called_so = only_called(rows, name)
+    if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
+        return False
+    return find_installed(rows, name) is not None

@@ -1,0 +1,162 @@
+"""Finds out what a target comes to on each kind of machine, once, and keeps it (docs/explanation/design.md#rules).
+
+Usually that happens when a request is accepted. What nobody could say then (a registry that was away, a kind of machine
+that joined later) is looked up here, again and again with growing pauses, and told to people meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+
+import msgspec
+
+from corral.controller.backends.catalogue import Catalogue, MachineKind
+from corral.controller.backends.outcomes import USUAL, Retry
+from corral.controller.backends.plan import NoBuild, NotLookedUp
+from corral.controller.backends.world import TargetKey
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Invalid, NotFound
+from corral.kit.log import get_log
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_targets, revisions
+from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_targets import BackendTarget, TargetBuild
+
+log = get_log(__name__)
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class _Failing:
+    reason: str
+    failures: int
+    until: datetime
+
+
+class Targets:
+    """`async with` it. `found` is called when a build was found that was missing."""
+
+    def __init__(
+        self, store: Store, catalogue: Catalogue, clock: Clock, *, found: Callable[[], None], retry: Retry = USUAL
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._clock = clock
+        self._found = found
+        self._retry = retry
+        self._under_way: set[TargetKey] = set()
+        self._failing: dict[TargetKey, _Failing] = {}
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Targets:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks, self._tasks = self._tasks, None
+        for task in self._running:
+            task.cancel()
+        if tasks is not None:
+            await tasks.__aexit__(kind, error, trace)
+
+    def looking(self, key: TargetKey) -> NotLookedUp:
+        """How far the search is, for people."""
+        failing = self._failing.get(key)
+        return NotLookedUp() if failing is None else NotLookedUp(failing.reason, failing.until)
+
+    def look_up(self, missing: Mapping[TargetKey, Asked], *, whole: bool) -> None:
+        """Start looking for these, those that failed lately and those being looked for apart. `whole`: nobody needs any
+        other, so those that failed before are not tried again."""
+        if whole:
+            self._failing = {key: failing for key, failing in self._failing.items() if key in missing}
+        for key, asked in missing.items():
+            failing = self._failing.get(key)
+            if key in self._under_way or (failing is not None and failing.until > self._clock.now()):
+                continue
+            if self._tasks is not None:
+                self._under_way.add(key)
+                task = self._tasks.create_task(self._find(key, asked), name=f"look up {asked.backend}")
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+
+    def next_try_s(self) -> float | None:
+        """How long until something that failed is due again."""
+        due = [failing.until for failing in self._failing.values()]
+        return max(0.0, (min(due) - self._clock.now()).total_seconds()) if due else None
+
+    async def resolve(
+        self, asked: Asked, kinds: Collection[MachineKind], *, budget_s: float
+    ) -> dict[MachineKind, TargetBuild | NoBuild]:
+        """What can be said within the budget, at the moment a request is accepted. The rest is looked up later."""
+        found: dict[MachineKind, TargetBuild | NoBuild] = {}
+
+        async def one(kind: MachineKind) -> None:
+            try:
+                found[kind] = await self._resolved(asked, kind)
+            except CorralError as error:
+                log.warning("build not found out yet", backend=asked.backend, kind=kind, error=error.message)
+
+        try:
+            async with asyncio.timeout(budget_s), asyncio.TaskGroup() as tasks:
+                for kind in sorted(kinds):
+                    tasks.create_task(one(kind))
+        except TimeoutError:
+            log.warning("builds are looked up later", backend=asked.backend, missing=len(kinds) - len(found))
+        return found
+
+    async def _resolved(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+        if asked.pinned:
+            return NoBuild(f"nobody knows a build of this version for {kind.platform or kind.capability}")
+        try:
+            return await self._catalogue.resolve(asked, kind)
+        except (NotFound, Invalid) as error:
+            return NoBuild(error.message)
+
+    async def _find(self, key: TargetKey, asked: Asked) -> None:
+        try:
+            async with self._turn:
+                build = await self._resolved(asked, key.kind)
+            async with self._store.write() as tx:
+                await add_target(tx, key, build)
+                await revisions.bump(tx, "rules")
+        except CorralError as error:
+            self._failed(key, asked, error.message)
+        except Exception:
+            log.exception("looking up a build failed", backend=asked.backend)
+            self._failed(key, asked, "something went wrong here; the log has the details")
+        else:
+            self._failing.pop(key, None)
+        finally:
+            self._under_way.discard(key)
+        self._found()
+
+    def _failed(self, key: TargetKey, asked: Asked, reason: str) -> None:
+        before = self._failing.get(key)
+        failures = before.failures + 1 if before is not None else 1
+        wait = self._retry.delay(failures)
+        self._failing[key] = _Failing(f"its build could not be found out: {reason}", failures, self._clock.now() + wait)
+        log.warning("build could not be found out", backend=asked.backend, reason=reason, again_in=str(wait))
+
+
+async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBuild) -> None:
+    """One variant is one build within a target: a node of another kind that comes later gets what the others got."""
+    now = await tx.now()
+    if isinstance(build, NoBuild):
+        row = BackendTarget(key.target, *key.kind, now, reason=build.reason)
+    else:
+        for known in await backend_targets.list_for(tx, [key.target]):
+            machine = (known.platform, known.python) == (key.kind.platform, key.kind.python)
+            same = known.build is not None and known.build.variant == build.variant and machine
+            if same and known.build is not None:
+                build = msgspec.structs.replace(known.build, note=build.note)  # why, differs by kind of machine
+        row = BackendTarget(key.target, *key.kind, now, build)
+    await backend_targets.add(tx, [row])

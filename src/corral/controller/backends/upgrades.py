@@ -1,0 +1,165 @@
+"""Which installed backends have something newer (docs/reference/wire/http-backends.md#upgradeinfo): every few hours, on
+demand, after changes.
+
+What counts as newer is the galleries' word, given what the nodes report. One controller asks and writes the answer
+down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked; but not where the only
+difference is a digest that a node does not report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+import msgspec
+
+from corral.contract.messages.backends import UpgradeInfo
+from corral.controller.backends.catalogue import Catalogue, NodeInventory
+from corral.controller.backends.world import kind_of
+from corral.controller.inventory.nodes import takes_backends
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.leadership import Leadership
+from corral.gallery.backends.upgrades import is_proven
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import backend_targets, node_backends, nodes, revisions, settings_kv
+
+log = get_log(__name__)
+
+_LEASE = "upgrades"
+_KEY = "backend_upgrades"
+_ASKED = "upgrade_check"
+_INVENTORY = "inventory"
+
+
+class Checked(msgspec.Struct, frozen=True):
+    checked_at: str = ""
+    upgrades: dict[str, UpgradeInfo] = {}
+    inventory: int = 0  # the counters as they were then
+    asked: int = 0
+
+
+class UpgradeCheck:
+    name = "upgrades"
+
+    def __init__(
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        leadership: Leadership,
+        watch: Watch,
+        clock: Clock,
+        *,
+        interval_s: float,
+        rest_s: float = 10.0,
+        look_s: float = 60.0,
+        upgrade: Callable[[str], Awaitable[object]] | None = None,
+    ) -> None:
+        """`rest_s`: what changes within it is looked at together. `look_s`: so often each controller looks whether a
+        check is due. `upgrade`: asked for each that has something newer; None = people decide."""
+        self._store = store
+        self._catalogue = catalogue
+        self._leadership = leadership
+        self._watch = watch
+        self._clock = clock
+        self._interval_s = interval_s
+        self._rest_s = rest_s
+        self._upgrade = upgrade
+        self._wake = Wake()
+        self._look_s = min(interval_s, look_s)
+
+    def check_soon(self) -> None:
+        """Something changed; the store knows whether it matters."""
+        self._wake.set()
+
+    async def ask(self) -> None:
+        """A person wants to know now: whichever controller checks reads the galleries anew."""
+        async with self._store.write() as tx:
+            await revisions.bump(tx, _ASKED)
+        self._watch.touched(_ASKED)
+
+    async def run(self) -> None:
+        self._watch.on(_INVENTORY, self.check_soon)
+        self._watch.on(_ASKED, self.check_soon)
+        await self._clock.sleep(self._rest_s)
+        await run_every(self.name, self._look_s, self._rested, clock=self._clock, wake=self._wake)
+
+    async def _rested(self) -> None:
+        await self.look()
+        await self._clock.sleep(self._rest_s)
+
+    async def look(self) -> None:
+        """Whether a check is due is on file, not in memory: who takes over from a controller that died knows, too."""
+        if not await self._leadership.lead(_LEASE):
+            return
+        async with self._store.read() as tx:
+            last, counters, now = await _last(tx), await revisions.read_all(tx), await tx.now()
+        asked = counters.get(_ASKED, 0) != last.asked
+        long_ago = not last.checked_at or _age_s(last, now) >= self._interval_s
+        if asked or long_ago:
+            await self.check(refresh=True)
+        elif counters.get(_INVENTORY, 0) != last.inventory:
+            await self.check()
+
+    async def check(self, *, refresh: bool = False) -> dict[str, UpgradeInfo]:
+        """`refresh`: read the galleries anew."""
+        async with self._store.read() as tx:  # first: what is said or changes from here on is another check's
+            last, counters = await _last(tx), await revisions.read_all(tx)
+        if refresh:
+            await self._catalogue.refresh()
+            await self._look_again_for_missing()
+        async with self._store.read() as tx:
+            inventories = await read_inventories(tx)
+        found = await self._catalogue.upgrades(inventories)
+        async with self._store.write() as tx:
+            moment = (await tx.now()).isoformat(timespec="seconds").replace("+00:00", "Z")
+            asked = counters.get(_ASKED, 0) if refresh else last.asked
+            checked = Checked(moment, dict(sorted(found.items())), counters.get(_INVENTORY, 0), asked)
+            await settings_kv.put(tx, _KEY, checked)
+            await revisions.bump(tx, self.name)
+        self._watch.touched(self.name)
+        await self._act_on(found)
+        return found
+
+    async def read(self) -> Checked:
+        """As it was last found."""
+        async with self._store.read() as tx:
+            return await _last(tx)
+
+    async def _look_again_for_missing(self) -> None:
+        """A gallery that was read anew may have a build where there was none."""
+        async with self._store.write() as tx:
+            if await backend_targets.forget_missing(tx):
+                await revisions.bump(tx, "rules")
+        self._watch.touched("rules")
+
+    async def _act_on(self, found: dict[str, UpgradeInfo]) -> None:
+        """Only on what reports prove: a node that reports no digest would be upgraded after every check."""
+        if self._upgrade is None:
+            return
+        for backend in sorted(name for name, info in found.items() if is_proven(info)):
+            try:
+                await self._upgrade(backend)
+            except CorralError as error:
+                log.warning("automatic upgrade was not accepted", backend=backend, error=error.message)
+
+
+async def _last(tx: Transaction) -> Checked:
+    return await settings_kv.find(tx, _KEY, Checked) or Checked()
+
+
+def _age_s(checked: Checked, now: datetime) -> float:
+    return (now - datetime.fromisoformat(checked.checked_at)).total_seconds()
+
+
+async def read_inventories(tx: Transaction) -> list[NodeInventory]:
+    """Of every node that takes backends and has told, in name order."""
+    told = {row.node_id: row for row in await node_backends.list_(tx)}
+    return [
+        NodeInventory(outline.id, outline.name, *kind_of(outline)[:2], told[outline.id].backends, outline.python)
+        for outline in await nodes.list_outlines(tx)
+        if takes_backends(outline) and outline.id in told
+    ]

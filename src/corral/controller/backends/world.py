@@ -1,0 +1,315 @@
+"""Reads from the store what `plan` looks at: nodes with their inventories and intents, and what the rules say of them.
+
+Called in the transaction that will also write what was decided: an intent that was read is ours until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from corral.contract.messages.backends import BackendResult
+from corral.contract.messages.replicas import ReplicaProcess
+from corral.controller.backends.catalogue import MachineKind
+from corral.controller.backends.plan import BuildOrNot, Intent, NoBuild, NodeWorld, NotLookedUp, Stage
+from corral.controller.backends.replacement import has_room_for_two, processes_of
+from corral.controller.backends.rollout import Peer
+from corral.controller.backends.rules import (
+    Origin,
+    Rule,
+    Scope,
+    ScopeKind,
+    Unwanted,
+    Want,
+    Wanted,
+    fold,
+    without_overruled,
+)
+from corral.controller.inventory.installed import names_in
+from corral.controller.inventory.nodes import is_current, takes_backends
+from corral.controller.orders.order import Build, OrderKind
+from corral.store.engine.transactions import Transaction
+from corral.store.engine.types import storable
+from corral.store.tables import (
+    backend_intents,
+    backend_rules,
+    backend_targets,
+    node_backends,
+    node_labels,
+    nodes,
+    operation_nodes,
+    operations,
+)
+from corral.store.tables.backend_intents import BackendIntent
+from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_targets import BackendTarget
+from corral.store.tables.node_backends import Inventory
+from corral.store.tables.nodes import NodeOutline
+
+PAUSED = "paused: what was fetched is kept"  # why a row was cancelled; what stops the bytes tells the node so
+
+
+@dataclass(frozen=True)
+class TargetKey:
+    """One target on one kind of machine."""
+
+    target: str
+    kind: MachineKind
+
+
+@dataclass
+class World:
+    now: datetime
+    nodes: dict[str, NodeWorld] = field(default_factory=dict)
+    outlines: dict[str, NodeOutline] = field(default_factory=dict)
+    wanted: dict[str, dict[str, Wanted | Unwanted]] = field(default_factory=dict)  # by node, then backend
+    builds: dict[str, dict[str, BuildOrNot]] = field(default_factory=dict)
+    processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node, what runs there
+    results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
+    targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
+    asked: dict[int, Asked] = field(default_factory=dict)  # by generation
+    missing: dict[TargetKey, Asked] = field(default_factory=dict)  # builds somebody has to look up
+    peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that go node by node
+    concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule is about
+
+    def target_of(self, node_id: str, backend: str) -> BackendTarget | None:
+        want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
+        if not isinstance(want, Wanted):
+            return None
+        return self.targets.get(TargetKey(want.target, kind_of(outline)))
+
+    def ends_first(self, node_id: str, backend: str) -> bool:
+        """Whether what runs of it there has to end before its successor can start."""
+        outline = self.outlines[node_id]
+        running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
+        return not has_room_for_two(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
+
+
+Looking = Callable[[TargetKey], NotLookedUp]
+
+
+async def read_world(
+    tx: Transaction, node_ids: Sequence[str] | None, looking: Looking, looked: Collection[str] = ()
+) -> World:
+    """Of these nodes, or all. `looking` says how far the search for a build is that is not on file; `looked` are those
+    whose inventory was read just now."""
+    world = World(await tx.now())
+    rules = await backend_rules.list_live(tx)
+    world.asked = {rule.generation: rule.asked for rule in rules}
+    pure = without_overruled(rule_of(rule) for rule in rules)
+    labelled = any(rule.scope.kind is ScopeKind.SELECTOR for rule in pure)
+    for outline in await nodes.list_outlines(tx, node_ids):
+        if takes_backends(outline):
+            world.outlines[outline.id] = outline
+    ids = list(world.outlines)
+    labels = await node_labels.list_for(tx, ids) if labelled else {}
+    inventories = {row.node_id: row for row in await node_backends.list_(tx, ids)}
+    intents: dict[str, dict[str, Intent]] = {}
+    for row in await backend_intents.list_(tx, ids):
+        intents.setdefault(row.node_id, {})[row.backend] = intent_of(row)
+    stopping, keeping = await _stopping(tx, intents)
+    for outline in world.outlines.values():
+        inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
+        stops = stopping.get(outline.id, frozenset()), keeping.get(outline.id, frozenset())
+        node = _node_world(outline, inventory, own, stops, looked=outline.id in looked)
+        world.nodes[outline.id] = node
+        world.results[outline.id] = _results(inventory)
+        world.processes[outline.id] = inventory.processes if inventory is not None and node.known else ()
+        world.wanted[outline.id] = fold(
+            pure, node_id=outline.id, labels=labels.get(outline.id, {}), installed=_installed(node)
+        )
+    await _read_builds(tx, world, looking)
+    await _read_rollouts(tx, world)
+    return world
+
+
+def rule_of(row: BackendRule) -> Rule:
+    return Rule(
+        row.generation,
+        Scope(ScopeKind(row.scope_kind), row.scope_value),
+        row.backend,
+        Want(row.want),
+        row.target,
+        Origin(row.origin),
+        row.operation_id,
+        row.force,
+        row.max_parallel,
+        frozenset(row.excluded),
+    )
+
+
+def intent_of(row: BackendIntent) -> Intent:
+    return Intent(
+        kind=OrderKind(row.kind),
+        generation=row.generation,
+        operation=row.operation_id,
+        variant=row.variant,
+        digest=row.digest,
+        stage=Stage(row.stage),
+        attempt=row.attempt,
+        failures=row.failures,
+        reason=row.reason,
+        next_try_at=row.next_try_at,
+        updated_at=row.updated_at,
+        epoch=row.epoch,
+        sent_at=row.sent_at,
+        accepted_at=row.accepted_at,
+        boot_id=row.boot_id,
+        before=row.before,
+        running=row.running,
+        answered=row.answered,
+        switch_failed=row.switch_failed,
+    )
+
+
+def row_of(node_id: str, backend: str, intent: Intent, now: datetime) -> BackendIntent:
+    return BackendIntent(
+        node_id=node_id,
+        backend=backend,
+        kind=intent.kind,
+        stage=intent.stage,
+        generation=intent.generation,
+        operation_id=intent.operation,
+        attempt=intent.attempt,
+        updated_at=intent.updated_at or now,
+        variant=intent.variant,
+        digest=storable(intent.digest, 512),
+        failures=intent.failures,
+        reason=storable(intent.reason),
+        next_try_at=intent.next_try_at,
+        epoch=intent.epoch,
+        sent_at=intent.sent_at,
+        accepted_at=intent.accepted_at,
+        boot_id=intent.boot_id,
+        before=storable(intent.before, 512),
+        running=intent.running,
+        answered=intent.answered,
+        switch_failed=intent.switch_failed,
+    )
+
+
+def _node_world(
+    outline: NodeOutline,
+    inventory: Inventory | None,
+    intents: dict[str, Intent],
+    stops: tuple[frozenset[str], frozenset[str]],
+    *,
+    looked: bool,
+) -> NodeWorld:
+    known = is_current(inventory, outline)
+    return NodeWorld(
+        id=outline.id,
+        name=outline.name,
+        status=outline.status,
+        accepts=outline.protocol >= 1,
+        bus_down=outline.bus_down,
+        boot_id=outline.boot_id,
+        heard_at=_heard_at(outline, inventory) if known else None,
+        known=known,
+        looked=looked,
+        backends=inventory.backends if inventory is not None else (),
+        orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
+        if inventory is not None and known
+        else frozenset(),
+        cured=_cured(inventory) if known else frozenset(),
+        intents=intents,
+        stopping=stops[0],
+        keeping=stops[1],
+    )
+
+
+def _heard_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | None:
+    """A worker that tells no orders is asked, and shows what came of them."""
+    if inventory is None:
+        return None
+    return inventory.told_at if outline.protocol >= 1 else inventory.seen_at
+
+
+def _installed(node: NodeWorld) -> frozenset[str]:
+    """Also what an upgrade is just replacing: a worker in the middle of it may not list it."""
+    upgrading = (
+        backend
+        for backend, intent in node.intents.items()
+        if intent.kind in (OrderKind.FETCH, OrderKind.UPGRADE) and intent.stage not in (Stage.DONE, Stage.IDLE)
+    )
+    return names_in(node.backends) | frozenset(upgrading)
+
+
+def _cured(inventory: Inventory | None) -> frozenset[tuple[str, int]]:
+    orders = inventory.orders if inventory is not None else ()
+    return frozenset((order.op_id, order.attempt) for order in orders if order.cured)
+
+
+def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult]:
+    orders = inventory.orders if inventory is not None else ()
+    return {(order.op_id, order.attempt): order.result for order in orders if order.result is not None}
+
+
+async def _stopping(
+    tx: Transaction, intents: dict[str, dict[str, Intent]]
+) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
+    """By node, the operations that were cancelled, as a whole or there; and which of them were only paused."""
+    sent = {
+        node_id: {intent.operation for intent in own.values() if intent.stage is Stage.SENT}
+        for node_id, own in intents.items()
+    }
+    named = sorted(set[str]().union(*sent.values()))
+    if not named:
+        return {}, {}
+    whole = set(await operations.list_cancelled(tx, named))
+    there = await operation_nodes.list_cancelled(tx, named)
+    return {
+        node_id: frozenset(name for name in own if name in whole or (name, node_id) in there)
+        for node_id, own in sent.items()
+    }, {
+        node_id: frozenset(name for name in own if there.get((name, node_id)) == PAUSED)
+        for node_id, own in sent.items()
+    }
+
+
+async def _read_builds(tx: Transaction, world: World, looking: Looking) -> None:
+    wanted = {want.target for own in world.wanted.values() for want in own.values() if isinstance(want, Wanted)}
+    for row in await backend_targets.list_for(tx, sorted(wanted)):
+        world.targets[TargetKey(row.id, MachineKind(row.capability, row.platform, row.python))] = row
+    for node_id, own in world.wanted.items():
+        world.builds[node_id] = {
+            backend: _build(world, node_id, want, looking) for backend, want in own.items() if isinstance(want, Wanted)
+        }
+
+
+def _build(world: World, node_id: str, want: Wanted, looking: Looking) -> BuildOrNot:
+    key = TargetKey(want.target, kind_of(world.outlines[node_id]))
+    found = world.targets.get(key)
+    if found is None:
+        world.missing[key] = world.asked[want.generation]
+        return looking(key)
+    if found.build is None:
+        return NoBuild(found.reason)
+    return Build(found.build.variant, found.build.digest, found.build.version)
+
+
+async def _read_rollouts(tx: Transaction, world: World) -> None:
+    by_generation = {
+        want.generation: want
+        for own in world.wanted.values()
+        for want in own.values()
+        if isinstance(want, Wanted) and want.max_parallel
+    }
+    for generation, want in by_generation.items():
+        rows = await operation_nodes.list_(tx, want.operation)
+        names = {row.node_id: row.node_name for row in rows}
+        world.concerned[generation] = sum(row.status not in ("skipped", "withdrawn") for row in rows)
+        world.peers[generation] = [
+            Peer(row.node_id, names.get(row.node_id, row.node_id), intent_of(row))
+            for row in await backend_intents.list_generation(tx, generation)
+        ]
+
+
+def kind_of(outline: NodeOutline) -> MachineKind:
+    return MachineKind(outline.capability, outline.platform, outline.python)
+
+
+def kinds_of(outlines: Iterable[NodeOutline]) -> set[MachineKind]:
+    """The kinds of machine among them, as builds are chosen by."""
+    return {kind_of(outline) for outline in outlines}

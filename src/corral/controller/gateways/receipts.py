@@ -1,0 +1,159 @@
+"""What gateways tell of the requests they served: stored and listed. What they lack is `demand.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from datetime import datetime
+
+from corral.contract.receipts import Receipt, Receipts, RequestList, RequestView
+from corral.controller.gateways.demand import Demand
+from corral.controller.runtime.node_views import rfc3339
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid
+from corral.kit.log import get_log
+from corral.store.engine.transactions import Store
+from corral.store.tables import api_keys, receipts
+from corral.store.tables.receipts import NamedReceipt, ReceiptRow
+
+log = get_log(__name__)
+
+_NOTE_EVERY_S = 60.0
+_MOST_NOTED = 10_000
+_LONGEST = 512  # of a text in a receipt
+_LARGEST = 2**53
+_LATEST_S = 2.0**33
+
+
+class ReceiptBook:
+    def __init__(self, store: Store, clock: Clock, demand: Demand | None = None) -> None:
+        self._store = store
+        self._demand = demand
+        self._clock = clock
+        self._noted: dict[str, float] = {}  # keys, and when their use was written down
+        self.dropped = 0  # receipts that gateways had no room for
+
+    async def take(self, batch: Receipts) -> None:
+        if self._demand is not None:
+            await self._demand.take(batch)
+        if batch.dropped:
+            self.dropped += batch.dropped
+            log.warning("a gateway had no room for receipts", dropped=batch.dropped)
+        if batch.receipts:
+            async with self._store.write() as tx:
+                await receipts.insert(tx, rows_of(batch.receipts))
+                for key_id in self._keys_to_note(batch):
+                    await api_keys.note_use(tx, key_id)
+
+    async def list_views(
+        self, *, limit: int, failed: bool, model: str, key: str, node: str, since: datetime | None, before: str
+    ) -> RequestList:
+        place, place_id = _read_place(before) if before else (None, None)
+        async with self._store.read() as tx:
+            found = await receipts.list_(
+                tx,
+                limit=limit,
+                failed=failed,
+                model=model or None,
+                key=key or None,
+                node=node or None,
+                since=since,
+                before=place,
+                before_id=place_id,
+            )
+        more = f"{found[-1].receipt.at.isoformat()}~{found[-1].receipt.id}" if len(found) == limit else ""
+        return RequestList(tuple(_view(each) for each in found), more)
+
+    def _keys_to_note(self, batch: Receipts) -> list[str]:
+        """Keys that were used, each at most once a minute: nobody looks closer than that, and it is a write."""
+        now = self._clock.monotonic()
+        used = sorted({receipt.key_id for receipt in batch.receipts})
+        due = [key_id for key_id in used if now - self._noted.get(key_id, -_NOTE_EVERY_S) >= _NOTE_EVERY_S]
+        if len(self._noted) > _MOST_NOTED:
+            self._noted.clear()
+        self._noted.update(dict.fromkeys(due, now))
+        return due
+
+
+def _read_place(text: str) -> tuple[datetime, str]:
+    moment, mark, request_id = text.partition("~")
+    at: datetime | None = None
+    with contextlib.suppress(ValueError):
+        at = datetime.fromisoformat(moment)
+    if at is None or at.tzinfo is None or not mark:
+        raise Invalid("before: use what `next` said")
+    return at, request_id
+
+
+def rows_of(told: Iterable[Receipt]) -> list[ReceiptRow]:
+    """As the store takes them: what a gateway says is made to fit, never refused."""
+    # Most receipts of a batch differ in few texts: those that are the same in many are looked at once.
+    seen: dict[tuple[str, ...], tuple[str, ...]] = {}
+    return [_row(receipt, seen) for receipt in told]
+
+
+def _row(told: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> ReceiptRow:
+    texts = (
+        told.key_id,
+        told.model,
+        told.path,
+        told.served_by,
+        told.node_id,
+        told.process_id,
+        told.revision,
+        told.digest,
+        told.ending,
+    )
+    clean = seen.get(texts)
+    if clean is None:
+        clean = seen[texts] = tuple(map(_text, texts))
+    numbers: tuple[int, ...] = (
+        told.status,
+        told.replica,
+        round(told.queue_ms * 1000) if told.queue_ms else 0,
+        round(told.load_ms * 1000) if told.load_ms else 0,
+        round(told.first_byte_ms * 1000) if told.first_byte_ms else 0,
+        round(told.total_ms * 1000),
+        told.prompt_tokens,
+        told.completion_tokens,
+        told.tries,
+    )
+    if min(numbers) < 0 or max(numbers) > _LARGEST:
+        numbers = tuple(min(max(number, 0), _LARGEST) for number in numbers)
+    at_us = round(min(max(told.at, 0.0), _LATEST_S) * 1_000_000)
+    return (at_us, _text(told.id), *clean, *numbers, told.estimated, told.streamed)
+
+
+def _text(value: str) -> str:
+    # PostgreSQL takes no NUL in a text.
+    return value[:_LONGEST].replace("\0", "")
+
+
+def _view(named: NamedReceipt) -> RequestView:
+    kept = named.receipt
+    return RequestView(
+        id=kept.id,
+        at=rfc3339(kept.at),
+        key_id=kept.key_id,
+        key=named.key,
+        model=kept.model,
+        served_by=kept.served_by,
+        path=kept.path,
+        status=kept.status,
+        node_id=kept.node_id,
+        node=named.node,
+        process_id=kept.process_id,
+        replica=kept.replica,
+        revision=kept.revision,
+        digest=kept.digest,
+        queue_ms=kept.queue_us / 1000,
+        load_ms=kept.load_us / 1000,
+        first_byte_ms=kept.first_byte_us / 1000,
+        total_ms=kept.total_us / 1000,
+        prompt_tokens=kept.prompt_tokens,
+        completion_tokens=kept.completion_tokens,
+        estimated=kept.estimated,
+        streamed=kept.streamed,
+        ending=kept.ending,
+        tries=kept.tries,
+    )

@@ -1,0 +1,1 @@
+"""What nodes report: installed backends, running processes, files, activity."""

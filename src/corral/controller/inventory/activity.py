@@ -1,0 +1,93 @@
+"""Which processes have requests under way, as the nodes' ingresses tell (`nodes.{node}.load`).
+
+A node with requests under way tells so every two seconds, one that has none falls silent. So a process is known to be
+idle only once we have listened for a while: a controller that has just come must not take silence for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
+from corral.controller.inventory.records import ProcessActivity
+from corral.kit.clock import Clock
+
+HEARD_WITHIN_S = 7.0  # three times as far apart as a busy node's words
+# Whoever leads writes down when a process was last used; others need to know it for as long as nobody leads.
+KEPT_S = 3600.0
+
+
+@dataclass
+class _Node:
+    boot_id: str = ""
+    seq: int = 0
+    heard_at: float = 0.0
+    in_flight: dict[str, int] = field(default_factory=dict)
+
+
+class Quietness:
+    def __init__(self, bus: Bus, clock: Clock, *, heard_within_s: float = HEARD_WITHIN_S) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._heard_within_s = heard_within_s
+        self._listening_since: float | None = None
+        self._nodes: dict[str, _Node] = {}
+        self._used: dict[str, float] = {}  # by process: when it was last heard of
+        self._pruned_at = 0.0
+
+    async def listen(self) -> None:
+        await self._bus.subscribe(NODE_LOAD, self.heard)
+        self._bus.on_change(self._bus_changed)
+        self._bus_changed(self._bus.connected)
+
+    def _bus_changed(self, connected: bool) -> None:
+        """What was said while we were away was not heard."""
+        self._listening_since = self._clock.monotonic() if connected else None
+
+    async def heard(self, load: NodeLoad, tokens: Tokens) -> None:
+        self._prune()
+        node = self._nodes.setdefault(tokens["node"], _Node())
+        if load.boot_id == node.boot_id and load.seq <= node.seq:
+            return  # overtaken
+        now = self._clock.monotonic()
+        # One that had some and has none now was in use until a moment ago.
+        for process_id in {*load.in_flight, *node.in_flight}:
+            self._used[process_id] = now
+        node.boot_id, node.seq, node.in_flight, node.heard_at = load.boot_id, load.seq, dict(load.in_flight), now
+
+    def find(self, node_id: str, process_id: str) -> ProcessActivity:
+        count = self._in_flight(node_id).get(process_id, 0)
+        return ProcessActivity(count, count > 0 or self._is_sure())
+
+    def of_node(self, node_id: str) -> tuple[int, bool]:
+        """All requests under way on the node, and whether we have listened for long enough to know."""
+        return sum(self._in_flight(node_id).values()), self._is_sure()
+
+    def _in_flight(self, node_id: str) -> Mapping[str, int]:
+        node = self._nodes.get(node_id)
+        return node.in_flight if node is not None and self._is_fresh(node.heard_at, self._clock.monotonic()) else {}
+
+    def _is_sure(self) -> bool:
+        return self._listening_since is not None and not self._is_fresh(self._listening_since, self._clock.monotonic())
+
+    def used_s_ago(self, process_id: str) -> float | None:
+        """None: not while we listened."""
+        at = self._used.get(process_id)
+        return self._clock.monotonic() - at if at is not None else None
+
+    def forget_all_but(self, process_ids: set[str]) -> None:
+        self._used = {process_id: at for process_id, at in self._used.items() if process_id in process_ids}
+
+    def _prune(self) -> None:
+        """A controller that never leads hears of processes, too, and of nodes that are long gone."""
+        now = self._clock.monotonic()
+        if now - self._pruned_at < KEPT_S:
+            return
+        self._pruned_at = now
+        self._used = {process_id: at for process_id, at in self._used.items() if now - at < KEPT_S}
+        self._nodes = {node_id: node for node_id, node in self._nodes.items() if now - node.heard_at < KEPT_S}
+
+    def _is_fresh(self, moment: float, now: float) -> bool:
+        return now - moment < self._heard_within_s

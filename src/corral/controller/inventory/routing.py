@@ -1,0 +1,33 @@
+"""Reads what gateways may ask, for the view and for whoever wants to know whether a model answers."""
+
+from __future__ import annotations
+
+from corral.contract.view import ViewReplica
+from corral.controller.inventory.routable import Listing, Served, routable
+from corral.store.engine.transactions import Transaction
+from corral.store.records import ReplicaStage
+from corral.store.tables import models, node_backends, nodes, replicas
+from corral.store.tables.nodes import NodeOutline
+
+
+async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewReplica, ...], dict[str, str]]:
+    """Of one model or all: the processes, and by model the revision that answers where it is not the present one."""
+    listed = await node_backends.list_processes(tx)
+    if not any(process.model for told in listed.values() for process in told.processes):
+        return (), {}
+    outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, list(listed)) if outline.approved}
+    found = await models.list_(tx, [model] if model else None)
+    served = {row.id: Served(row.revision, row.formers) for row in found}
+    leaving = {
+        (row.node_id, row.model, row.replica) for row in await replicas.list_(tx) if row.stage == ReplicaStage.LEAVING
+    }
+    listings = [
+        Listing(node_id, outlines[node_id].status, told.processes, _is_current(told.boot_id, outlines[node_id]))
+        for node_id, told in listed.items()
+        if node_id in outlines
+    ]
+    return routable(listings, served, leaving)
+
+
+def _is_current(boot_id: str, outline: NodeOutline) -> bool:
+    return boot_id in ("", outline.boot_id)

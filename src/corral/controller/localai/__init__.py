@@ -1,0 +1,1 @@
+"""Everything that exists only for LocalAI workers: the controller acts as their agent and their ingress."""

@@ -1,0 +1,197 @@
+"""What a LocalAI worker is asked over the bus about its processes
+(docs/reference/wire/backends.md#loads-of-localai)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.backends import (
+    INSTALL_BACKEND,
+    INSTALL_PROGRESS,
+    STOP_BACKEND,
+    InstallBackend,
+    InstallProgress,
+    StopBackend,
+)
+from corral.contract.messages.models import (
+    DELETE_MODEL,
+    LIST_RUNNING_MODELS,
+    STOP_MODEL,
+    DeleteModel,
+    ListRunningModels,
+    RunningModel,
+    StopModel,
+)
+from corral.controller.localai.keys import port_of, process_key
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
+from corral.kit.log import get_log
+from corral.store.tables.peer_processes import PeerProcess
+
+log = get_log(__name__)
+T = TypeVar("T")
+Key = tuple[str, int]  # model and replica
+
+
+@dataclass(frozen=True)
+class PeerTimes:
+    install_s: float = 900.0
+    running_s: float = 10.0
+    stop_s: float = 30.0  # Free 5 s, SIGTERM 15 s, SIGKILL
+    delete_s: float = 30.0
+    second_try_s: float = 0.25  # "nobody listens" counts only when it is so twice
+    gone_within_s: float = 30.0  # a process that was told to end
+    unseen_s: float = 2.0  # the same, of a worker that does not say what runs
+    look_s: float = 0.5
+
+
+class NobodyListens(Unreachable):
+    """Twice: the worker is not on the bus."""
+
+
+class WorkerCalls:
+    def __init__(
+        self, bus: Bus, clock: Clock, times: PeerTimes, *, galleries_with: Callable[[str], Awaitable[str]]
+    ) -> None:
+        """`galleries_with`: by backend, the gallery in which a worker finds it, as JSON."""
+        self._bus = bus
+        self._clock = clock
+        self._galleries_with = galleries_with
+        self.times = times
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    async def install(self, node_id: str, backend: str, model: str, replica: int, op_id: str) -> str:
+        """The address of a process for the model; the backend is fetched first where it is not there. Raises Failed
+        with the worker's words, NobodyListens, OutcomeUnknown."""
+        asked = InstallBackend(
+            backend=backend,
+            model_id=model,
+            backend_galleries=await self._galleries_with(backend),
+            replica_index=replica,
+            op_id=op_id,
+        )
+        try:
+            reply = await self._twice(
+                lambda: self._bus.call(INSTALL_BACKEND, asked, timeout_s=self.times.install_s, node=node_id)
+            )
+        except Unreachable as error:
+            raise NobodyListens("nobody listens on the node") from error
+        if not reply.success:
+            raise Failed(reply.error or "its worker gave no reason")
+        return reply.address
+
+    @contextlib.asynccontextmanager
+    async def progress(self, node_id: str, op_id: str, tell: Callable[[InstallProgress], None]) -> AsyncIterator[None]:
+        """How far the fetching of the backend is, while the block runs."""
+
+        async def heard(event: InstallProgress, _tokens: Tokens) -> None:
+            tell(event)
+
+        subscription = await self._bus.subscribe(INSTALL_PROGRESS, heard, node=node_id, op=op_id)
+        try:
+            yield
+        finally:
+            await subscription.unsubscribe()
+
+    async def running(self, node_id: str) -> dict[Key, RunningModel] | None:
+        """By model and replica, what lives and is not ending; None: the worker is too old to say, or not there. Raises
+        what keeps it from answering."""
+        asked = ListRunningModels()
+        try:
+            reply = await self._twice(
+                lambda: self._bus.call(LIST_RUNNING_MODELS, asked, timeout_s=self.times.running_s, node=node_id)
+            )
+        except Unreachable:
+            return None
+        if reply.error:
+            raise Failed(f"its worker cannot list what runs: {reply.error}")
+        return {(row.model_id, row.replica_index): row for row in reply.models}
+
+    async def stop(self, process: PeerProcess, *, force: bool = False) -> bool | None:
+        """End exactly this process. Whether it is gone; None: its worker does not say."""
+        return await self.stop_key(
+            process.node_id,
+            process.model,
+            process.replica,
+            address=process.address,
+            revision=process.revision,
+            force=force,
+        )
+
+    async def stop_key(
+        self, node_id: str, model: str, replica: int, *, address: str = "", revision: str = "", force: bool = False
+    ) -> bool | None:
+        """End the process that has this key; with `address` only if it is the one there. Whether it is gone; None: its
+        worker is too old to say."""
+        running = await self.running(node_id)
+        found = running.get((model, replica)) if running is not None else None
+        if running is not None and found is None:
+            return True
+        if found is not None and address and found.address and port_of(found.address) != port_of(address):
+            return True  # another has its key by now: that one is not ours to end
+        key = process_key(model, replica)
+        if found is None or not await self._stopped(node_id, model, key, found.address, revision, force):
+            # Unacknowledged, and all that a worker from before `model.stop` understands.
+            await self._bus.publish(STOP_BACKEND, StopBackend(backend=key, force=force), node=node_id)
+        return await self._gone(node_id, (model, replica))
+
+    async def tell_to_stop(self, node_id: str, model: str, replica: int) -> None:
+        """At once, and nobody waits: what a load that is given up leaves behind
+        (docs/reference/wire/backends.md#loads-of-localai)."""
+        try:
+            await self._bus.publish(
+                STOP_BACKEND, StopBackend(backend=process_key(model, replica), force=True), node=node_id
+            )
+        except CorralError as error:
+            log.warning("a process may go on loading", node_id=node_id, model=model, error=error.message)
+
+    async def _stopped(self, node_id: str, model: str, key: str, address: str, revision: str, force: bool) -> bool:
+        """Whether the worker knows how to end exactly one. It compares with its own, local address."""
+        asked = StopModel(
+            model_name=model, process_key=key, expected_address=address, force=force, config_revision=revision
+        )
+        try:
+            reply = await self._bus.call(STOP_MODEL, asked, timeout_s=self.times.stop_s, node=node_id)
+        except Unreachable:
+            return False
+        except OutcomeUnknown:
+            return True  # it is at it
+        if not reply.terminated:
+            log.warning("a process could not be ended", node_id=node_id, process=key, error=reply.error)
+        return True
+
+    async def _gone(self, node_id: str, key: Key) -> bool | None:
+        until = self._clock.monotonic() + self.times.gone_within_s
+        while True:
+            running = await self.running(node_id)
+            if running is None:
+                await self._clock.sleep(self.times.unseen_s)
+                return None
+            if key not in running:
+                return True
+            if self._clock.monotonic() >= until:
+                return False
+            await self._clock.sleep(self.times.look_s)
+
+    async def delete_folder(self, node_id: str, folder: str) -> None:
+        """A folder below the worker's models folder, with all that is in it. Raises what keeps it from going."""
+        asked = DeleteModel(model_name=folder)
+        reply = await self._twice(
+            lambda: self._bus.call(DELETE_MODEL, asked, timeout_s=self.times.delete_s, node=node_id)
+        )
+        if not reply.success:
+            raise Failed(reply.error or "its worker gave no reason")
+
+    async def _twice(self, ask: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await ask()
+        except Unreachable:
+            await self._clock.sleep(self.times.second_try_s)
+            return await ask()

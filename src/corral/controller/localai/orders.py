@@ -1,0 +1,212 @@
+"""Orders about replicas, also for LocalAI workers: those are carried out here, by whoever gives them.
+
+To the loop that orders them they look like any other: accepted at once, the same order twice is one, progress and
+outcome come over the bus under the order's name. A controller that dies in the middle leaves nothing to be believed:
+the next asks again, and it is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Protocol
+
+from corral.bus.api import Bus
+from corral.contract.messages.replicas import (
+    START_REPLICA_PROGRESS,
+    START_REPLICA_RESULT,
+    ReplicaProgress,
+    ReplicaResult,
+    ReplicaState,
+    StartReplica,
+    StopReplica,
+)
+from corral.contract.models import read_definition
+from corral.controller.localai.calls import NobodyListens, WorkerCalls
+from corral.controller.localai.start import Starting
+from corral.controller.localai.table import NotLeading, PeerTable
+from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderId, OrderNotSent, ReplicaObservation
+from corral.controller.orders.replica_calls import Orders
+from corral.inference.processes import take_pulse
+from corral.inference.pulse import Pulse
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+from corral.kit.tasks import KeyedTasks, Wake
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes
+from corral.store.tables.nodes import Node
+from corral.store.tables.peer_processes import PeerProcess
+
+log = get_log(__name__)
+
+
+class Busyness(Protocol):
+    def total(self, process_id: str) -> int:
+        """Requests under way, at all controllers."""
+
+
+class PeerOrders:
+    """`async with` it. Fits `Orders`."""
+
+    def __init__(
+        self,
+        own: Orders,
+        store: Store,
+        bus: Bus,
+        calls: WorkerCalls,
+        starting: Starting,
+        table: PeerTable,
+        busy: Busyness,
+        clock: Clock,
+        *,
+        token: str,
+        not_reached: Callable[[str], Awaitable[None]] | None = None,
+        tell_every_s: float = 0.5,
+    ) -> None:
+        """`not_reached` is told of a node on which nobody listens."""
+        self._own = own
+        self._store = store
+        self._bus = bus
+        self._calls = calls
+        self._starting = starting
+        self._table = table
+        self._busy = busy
+        self._clock = clock
+        self._token = token
+        self._not_reached = not_reached
+        self._tell_every_s = tell_every_s
+        self._starts: KeyedTasks[str] = KeyedTasks()  # by process
+        self._stopping: set[str] = set()
+
+    async def __aenter__(self) -> PeerOrders:
+        await self._starts.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._starts.__aexit__(kind, error, trace)
+
+    async def start(self, node_id: str, order: StartReplica) -> ReplicaObservation:
+        """Never raises for what the other side or the bus does."""
+        named = OrderId(node_id, order.op_id, order.attempt)
+        try:
+            node = await self._peer(node_id)
+        except CorralError as error:
+            log.warning("order not sent", node_id=node_id, model=order.model, error=error.message)
+            return OrderNotSent(named)
+        if node is None:
+            return await self._own.start(node_id, order)
+        known = self._table.known().get(order.process_id)
+        if known is not None and known.state == ReplicaState.READY:
+            return OrderEnded(named, success=True)
+        self._starts.begin(order.process_id, lambda: self._start(node, order), name=f"start {order.process_id}")
+        return OrderAccepted(named)
+
+    async def stop(self, node_id: str, order: StopReplica) -> None:
+        """Whether it worked, the node's list tells; it is told again until it has."""
+        try:
+            node = await self._peer(node_id)
+            if node is None:
+                await self._own.stop(node_id, order)
+            elif order.process_id not in self._stopping:
+                self._stopping.add(order.process_id)
+                try:
+                    await self._stop(order)
+                finally:
+                    self._stopping.discard(order.process_id)
+        except CorralError as error:
+            log.warning("stop not accepted", node_id=node_id, process=order.process_id, error=error.message)
+
+    async def _peer(self, node_id: str) -> Node | None:
+        """None: it takes orders itself."""
+        async with self._store.read() as tx:
+            node = await nodes.get(tx, node_id)
+        return node if node.shares_token else None
+
+    # Starting.
+
+    async def _start(self, node: Node, order: StartReplica) -> None:
+        told = _Latest()
+        speaking = asyncio.create_task(self._tell_progress(node.id, told))
+        error = ""
+        try:
+            definition = read_definition(order.definition | {"name": order.model})
+            await self._starting.start(node, order, definition, told.put)
+        except NotLeading:
+            return  # it is another controller's by now
+        except NobodyListens as failure:
+            error = failure.message
+            if self._not_reached is not None:
+                await self._not_reached(node.id)
+        except CorralError as failure:
+            error = failure.message or failure.code
+        except Exception:
+            log.exception("starting a replica failed", node=node.name, model=order.model)
+            error = "something went wrong; the controller's log says what"
+        finally:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+        if error:
+            log.warning("replica did not start", node=node.name, model=order.model, error=error.splitlines()[0][:200])
+        result = ReplicaResult(
+            op_id=order.op_id,
+            attempt=order.attempt,
+            success=not error,
+            process_id=order.process_id,
+            error=error,
+        )
+        try:
+            await self._bus.publish(START_REPLICA_RESULT, result, node=node.id, op=order.op_id)
+        except CorralError as failure:  # of one that serves the list tells; one that failed is asked for again
+            log.warning("outcome not told", node=node.name, model=order.model, error=failure.message)
+
+    async def _tell_progress(self, node_id: str, told: _Latest) -> None:
+        while True:
+            progress = await told.next()
+            try:
+                await self._bus.publish(START_REPLICA_PROGRESS, progress, node=node_id, op=progress.op_id)
+            except CorralError as error:
+                log.debug("progress not told", node_id=node_id, error=error.message)
+            await self._clock.sleep(self._tell_every_s)
+
+    # Stopping.
+
+    async def _stop(self, order: StopReplica) -> None:
+        if order.process_id in self._starts.under_way():
+            self._starts.give_up(order.process_id)
+        process = await self._table.find(order.process_id)
+        if process is None:
+            return
+        if not order.force and self._busy.total(order.process_id):
+            return  # it finishes what it has; we are told again
+        await self._table.mark(order.process_id, ReplicaState.STOPPING)
+        ended = await self._calls.stop(process, force=order.force)
+        if ended or (ended is None and await self._is_dead(process)):
+            await self._table.forget(order.process_id)
+            log.info("replica stopped", node_id=process.node_id, model=process.model, process=order.process_id)
+
+    async def _is_dead(self, process: PeerProcess) -> bool:
+        """Of a worker that does not say what runs: whether anybody answers there."""
+        pulse = await take_pulse(process.address, self._token, self._calls.times.running_s)
+        return pulse is Pulse.UNREACHABLE
+
+
+class _Latest:
+    """Only the last word counts; whoever listens may be slower."""
+
+    def __init__(self) -> None:
+        self._wake = Wake()
+        self._last: ReplicaProgress | None = None
+
+    def put(self, progress: ReplicaProgress) -> None:
+        self._last = progress
+        self._wake.set()
+
+    async def next(self) -> ReplicaProgress:
+        while self._last is None:
+            await self._wake.wait(3600.0)
+        last, self._last = self._last, None
+        return last

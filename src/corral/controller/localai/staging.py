@@ -1,0 +1,135 @@
+"""A model's files on a LocalAI worker, and what LoadModel is then told of them
+(docs/reference/wire/files.md#staging-a-model).
+
+Files go under the keys `models/<model>/<which set of files>/<path>`: the worker's own models folder, where deleting the
+model removes them. Names of the definition are then looked up among what is really there, so that a hub's name is never
+mistaken for a file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from corral.contract.messages.replicas import ReplicaFile
+from corral.contract.sources import is_safe_path
+from corral.controller.localai import file_server
+from corral.controller.localai.file_server import FileServers
+from corral.controller.localai.needs import ModelFiles
+from corral.inference.load_options import Place, load_options, weights_of
+from corral.kit.errors import CorralError, Failed, NotFound
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+MODELS = "models/"
+GIB = 1024**3
+
+
+class Staged(NamedTuple):
+    """One file: what it is called below the models folder here, and its whole path there."""
+
+    path: str
+    there: str
+
+
+class Moving(NamedTuple):
+    """How far the files of one model are, all of them together."""
+
+    file: str
+    file_index: int  # from 1
+    total_files: int
+    current_bytes: int
+    total_bytes: int
+
+
+class Staging:
+    def __init__(self, servers: FileServers, files: ModelFiles) -> None:
+        self._servers = servers
+        self._files = files
+
+    async def bring(
+        self, where: file_server.Place, files: Sequence[ReplicaFile], tell: Callable[[Moving], None]
+    ) -> tuple[Staged, ...]:
+        """All of them, one after the other, as the contract has it. Raises what keeps one from getting there."""
+        total, before = sum(file.size_bytes for file in files), 0
+        staged = []
+        for number, file in enumerate(files, 1):
+            here = self._files.find(file.digest)
+            if here is None:
+                raise NotFound(f"{file.path} is not on this controller any more")
+
+            def sent(count: int, file: ReplicaFile = file, number: int = number, before: int = before) -> None:
+                tell(Moving(file.path, number, len(files), before + count, total))
+
+            sent(0)
+            there = await self._servers.ensure(where, MODELS + file.path, here, file.digest, sent)
+            staged.append(Staged(file.path, there))
+            before += file.size_bytes
+        return tuple(staged)
+
+    async def look(self, where: file_server.Place, definition: Mapping[str, Any]) -> tuple[Staged, ...]:
+        """Of a model whose files are not ours to bring: the weights it names, where they lie there already."""
+        named = weights_of(definition)
+        if not named or "://" in named or not is_safe_path(named):
+            return ()
+        try:
+            head = await self._servers.head(where, MODELS + named)
+            if head is not None and head.path and not head.target:
+                return (Staged(named, head.path),)
+            inside = [file for file in await self._servers.list_(where, MODELS + named) if is_safe_path(file)]
+            if inside and (one := await self._servers.head(where, f"{MODELS}{named}/{inside[0]}")) and one.path:
+                root = one.path.removesuffix(inside[0])
+                return tuple(Staged(f"{named}/{file}", root + file) for file in inside)
+        except CorralError as error:
+            # Most such names are a hub's. Whether the backend finds it is its own business.
+            log.info("no telling whether a model's weights are there", node=where.name, reason=error.message)
+        return ()
+
+
+def place_of(definition: Mapping[str, Any], staged: Sequence[Staged], *, set_depth: int) -> Place:
+    """Where the definition's names lead there. `set_depth`: how many names stand before a file's own in its path, which
+    are ours: the model's and its set's. Pure but for the seed."""
+    seed = random.getrandbits(31)
+    if not staged:
+        return Place(folder="", seed=seed)
+    own = {_own_path(file.path, set_depth): file.there for file in staged}
+    first, there = next(iter(own.items()))
+    if not there.endswith(f"/{first}"):
+        raise Failed(f"its worker keeps {first} at {there[:200]!r}: names of the model's definition lead nowhere there")
+    folder = there.removesuffix(f"/{first}")
+    known = set(own.values())
+    known |= {parent for path in own.values() for parent in _parents(path, folder)}
+    named = weights_of(definition)
+    wanted = posixpath.join(folder, named) if named and is_safe_path(named) else ""
+    weights = wanted if wanted in known else there
+    if named and is_safe_path(named) and wanted not in known:
+        # A name that stands for one of its files by its ending only: `weights.gguf` for `sub/weights.gguf`.
+        weights = next((path for path in own.values() if path.endswith(f"/{named}")), there)
+        folder = weights.removesuffix(f"/{named}") if weights.endswith(f"/{named}") else folder
+    return Place(folder=folder, model_file=weights, seed=seed, exists=known.__contains__)
+
+
+def options_of(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> str:
+    """ModelOptions as JSON. Raises Invalid."""
+    return msgspec.json.encode(load_options(definition, model, backend, place)).decode()
+
+
+def load_timeout_s(size_bytes: int) -> float:
+    """5 min and 20 s for each GiB of weights, at most 6 h (docs/reference/wire/routing.md#load-timeouts)."""
+    return min(300.0 + 20.0 * size_bytes / GIB, 6 * 3600.0)
+
+
+def _own_path(path: str, set_depth: int) -> str:
+    return path.split("/", set_depth)[-1] if set_depth else path
+
+
+def _parents(path: str, folder: str) -> list[str]:
+    found = []
+    while (path := posixpath.dirname(path)).startswith(f"{folder}/"):
+        found.append(path)
+    return found

@@ -1,0 +1,118 @@
+"""Looks after the processes on LocalAI workers: asks each worker what runs and each process whether it lives, and keeps
+the list of it true. Whoever leads does; what it finds, the loop of the replicas acts on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from corral.contract.messages.models import RunningModel
+from corral.contract.messages.replicas import ReplicaState
+from corral.controller.localai.calls import WorkerCalls
+from corral.controller.localai.process_state import IsGone, IsUseless, Stays, is_watched, judge
+from corral.controller.localai.table import PeerTable
+from corral.inference.processes import holds_another, take_pulse
+from corral.inference.pulse import Pulse
+from corral.inference.served import identity_of
+from corral.kit.clock import Clock
+from corral.kit.errors import CorralError
+from corral.kit.log import get_log
+from corral.kit.tasks import Wake, run_every
+from corral.store.engine.transactions import Store
+from corral.store.tables import nodes, peer_processes
+from corral.store.tables.nodes import Node
+from corral.store.tables.peer_processes import PeerProcess
+
+log = get_log(__name__)
+
+_AT_ONCE = 32
+_IDENTITY_EVERY_S = 60.0
+_ANSWERING = ("healthy", "draining")  # of others silence says nothing
+
+
+class Watching:
+    name = "watching peers"
+
+    def __init__(
+        self,
+        store: Store,
+        calls: WorkerCalls,
+        table: PeerTable,
+        clock: Clock,
+        *,
+        token: str,
+        every_s: float,
+        pulse_s: float = 5.0,
+    ) -> None:
+        self._store = store
+        self._calls = calls
+        self._table = table
+        self._clock = clock
+        self._token = token
+        self._every_s = every_s
+        self._pulse_s = pulse_s
+        self._misses: dict[str, int] = {}  # by process
+        self._silent: set[str] = set()  # nodes of which it was told that they do not answer
+        self._asked: dict[str, float] = {}  # by process: when it was last asked who it is
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._wake = Wake()
+
+    async def run(self) -> None:
+        await run_every(self.name, self._every_s, self.look, clock=self._clock, wake=self._wake)
+
+    def doubt(self, process_id: str) -> None:
+        """It did not answer as it should: have a look at it."""
+        self._asked.pop(process_id, None)
+        self._wake.set()
+
+    async def look(self) -> None:
+        if not self._table.leads or not self._calls.connected:
+            self._misses.clear()
+            return
+        async with self._store.read() as tx:
+            found = [node for node in await nodes.list_(tx) if node.shares_token and node.approved]
+            rows = await peer_processes.list_(tx)
+        there = [node for node in found if node.status in _ANSWERING and not node.bus_down]
+        processes: dict[str, list[PeerProcess]] = {}
+        for row in rows:
+            if is_watched(row):
+                processes.setdefault(row.node_id, []).append(row)
+        self._misses = {row.process_id: self._misses.get(row.process_id, 0) for row in rows}
+        self._asked = {row.process_id: at for row in rows if (at := self._asked.get(row.process_id)) is not None}
+        await self._table.mend([node.id for node in found])
+        await asyncio.gather(*(self._look_at(node, processes[node.id]) for node in there if node.id in processes))
+
+    async def _look_at(self, node: Node, processes: list[PeerProcess]) -> None:
+        try:
+            async with self._turn:
+                running = await self._calls.running(node.id)
+                for process in processes:
+                    await self._judge(process, running)
+            self._silent.discard(node.id)
+        except CorralError as error:  # no answer says nothing about what is there
+            tell = log.debug if node.id in self._silent else log.warning
+            self._silent.add(node.id)
+            tell("a worker could not be asked what runs", node=node.name, error=error.message)
+
+    async def _judge(self, process: PeerProcess, running: Mapping[tuple[str, int], RunningModel] | None) -> None:
+        pulse = await take_pulse(process.address, self._token, self._pulse_s)
+        another = await self._is_another(process) if pulse is Pulse.ALIVE else False
+        judged = judge(process, running, pulse, self._misses.get(process.process_id, 0), is_another=another)
+        match judged:
+            case Stays(misses=misses):
+                self._misses[process.process_id] = misses
+            case IsGone(why=why):
+                log.warning("replica gone", node_id=process.node_id, model=process.model, why=why)
+                await self._table.forget(process.process_id, unless_stopping=True)
+            case IsUseless(why=why):
+                log.warning("replica of no use", node_id=process.node_id, model=process.model, why=why)
+                await self._table.mark(process.process_id, ReplicaState.FAILED, why)
+
+    async def _is_another(self, process: PeerProcess) -> bool:
+        """Now and then, and when somebody doubts it: every request asks the same, and is refused by one that is."""
+        asked_at, now = self._asked.get(process.process_id), self._clock.monotonic()
+        identity = identity_of(process.load)
+        if not identity or (asked_at is not None and now - asked_at < _IDENTITY_EVERY_S):
+            return False
+        self._asked[process.process_id] = now
+        return await holds_another(process.address, self._token, identity, self._pulse_s)

@@ -1,0 +1,1 @@
+"""The order protocol with workers: send, accept, outcome, doubt, retry."""

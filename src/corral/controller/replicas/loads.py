@@ -1,0 +1,187 @@
+"""Loads as gateways and people ask for them. What is asked is only written down; the loop carries it out.
+
+One row per model: a hundred who ask for the same cold model cause one load, and all wait for the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from corral.contract.loads import LoadState, LoadStatus
+from corral.contract.models import Definition
+from corral.controller.inventory.routing import read_routing
+from corral.controller.models.near import unknown_model
+from corral.controller.replicas import load_jobs as jobs
+from corral.controller.replicas.lifecycle import leave
+from corral.controller.replicas.load_jobs import Cooldown, Job
+from corral.controller.replicas.world import job_of, job_row_of, read_own, row_of
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.counters import LOADS, REPLICAS
+from corral.kit.clock import Clock
+from corral.kit.errors import Conflict, NotFound
+from corral.kit.log import get_log
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import ReplicaStage
+from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
+
+log = get_log(__name__)
+
+_POLL_S = 1.0  # a hint may be lost
+
+
+class KnownModels(Protocol):
+    async def ensure(self, name: str, *, by: str = "", install: bool = True) -> Definition:
+        """The model of that name, or the one it stands for; with `install` out of a gallery when it is not there."""
+
+
+class Loads:
+    def __init__(
+        self, store: Store, models: KnownModels, watch: Watch, clock: Clock, *, cooldown: Cooldown | None = None
+    ) -> None:
+        self._store = store
+        self._models = models
+        self._watch = watch
+        self._clock = clock
+        self._cooldown = cooldown or Cooldown()
+
+    async def ask(self, name: str, *, by: str = "", install: bool = True, current: bool = False) -> LoadStatus:
+        """A replica is wanted. Raises NotFound, with what is near; else says how it stands. `install`: also of a model
+        the fleet does not have yet. `current`: replicas of an earlier definition do not count."""
+        definition = await self._models.ensure(name, by=by, install=install)
+        model = definition.name
+        if definition.disabled:
+            raise NotFound(f"the model {model} is disabled; `corral models edit {model} --unset disabled` enables it")
+        known = await self._known(definition, current=current)
+        if known is not None:
+            return known
+        async with self._store.write() as tx:
+            now, row = await tx.now(), await load_jobs.find(tx, model)
+            before = job_of(row) if row is not None else None
+            if before is not None and _stands(before, definition, now, current=current):
+                return jobs.status_of(before, now)
+            job = jobs.begin(model, definition.revision, now, before)
+            if before is None and not await load_jobs.claim(tx, job_row_of(job)):
+                return jobs.status_of(job, now)  # somebody was quicker by a moment: it is the same load
+            await load_jobs.put(tx, [job_row_of(job)])
+            await revisions.bump(tx, LOADS)
+        log.info("load asked for", model=model, by=by)
+        self._watch.touched(LOADS, model)
+        return jobs.status_of(job, now)
+
+    async def find(self, model: str, *, current: bool = False) -> LoadStatus | None:
+        """None: it is not being loaded, and nothing answers for it."""
+        async with self._store.read() as tx:
+            return await self._find(tx, model, current=current)
+
+    async def wait(
+        self, model: str, *, since: int = 0, wait_s: float = 0.0, current: bool = False
+    ) -> LoadStatus | None:
+        """As soon as there is something newer than `since`, or when the time is over."""
+        moved = asyncio.Event()
+        counters = (LOADS, REPLICAS, "inventory")
+        for counter in counters:
+            self._watch.on(counter, moved.set)
+        try:
+            deadline = self._clock.monotonic() + wait_s
+            while True:
+                moved.clear()
+                found = await self.find(model, current=current)
+                left_s = deadline - self._clock.monotonic()
+                if found is None or found.version > since or left_s <= 0:
+                    return found
+                try:
+                    async with asyncio.timeout(min(left_s, _POLL_S)):
+                        await moved.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for counter in counters:
+                self._watch.off(counter, moved.set)
+
+    async def list_(self, *, past: bool = False) -> list[LoadStatus]:
+        """Those under way, and those that failed a moment ago; with `past` also those that may be tried again by now,
+        as long as anybody remembers them."""
+        async with self._store.read() as tx:
+            now = await tx.now()
+            known = [job_of(row) for row in await load_jobs.list_(tx)]
+        return [jobs.status_of(job, now) for job in known if past or jobs.is_shown(job, now, self._cooldown)]
+
+    async def unload(self, model: str, *, node_id: str = "", force: bool = False, by: str = "") -> int:
+        """Its replicas finish what they have and end; with force, at once. How many. Raises Conflict where a schedule
+        would bring them back, NotFound when there is none."""
+        async with self._store.write() as tx:
+            rows, known = await read_own(tx)
+            now = await tx.now()
+            own = [row for row in rows if row.model == model and node_id in ("", row.node_id)]
+            schedule = await model_schedules.find(tx, model)
+            if schedule is not None and (schedule.min_replicas or schedule.spread_all) and not node_id:
+                raise Conflict(f"{model} is scheduled to have replicas: change its schedule first")
+            if not own and model not in known:
+                if await models.find(tx, model) is None:
+                    raise NotFound(unknown_model(model, await models.list_ids(tx)))
+                where = "there" if node_id else "anywhere"
+                raise NotFound(f"no replica of {model} runs {where}")
+            ordered = [row for row in own if row.stage is not ReplicaStage.PLACED]
+            await replicas.delete(tx, [row_of(row) for row in own if row.stage is ReplicaStage.PLACED])
+            await replicas.put(tx, [row_of(leave(row, "somebody unloaded it", now, force=force)) for row in ordered])
+            if not node_id:
+                await load_jobs.delete(tx, [model])
+            await revisions.bump(tx, LOADS)
+            await revisions.bump(tx, REPLICAS)
+        log.info("model unloaded", model=model, node_id=node_id, replicas=len(own), by=by)
+        self._watch.touched(LOADS, model)
+        self._watch.touched(REPLICAS, model)
+        return len(own)
+
+    async def _known(self, definition: Definition, *, current: bool) -> LoadStatus | None:
+        """Nothing has to be written: it answers, or is on its way, or must wait."""
+        model = definition.name
+        async with self._store.read() as tx:
+            now, row = await tx.now(), await load_jobs.find(tx, model)
+            answering = await self._answering(tx, model)
+        if definition.revision in answering or (answering and not current):
+            return _loaded(model, now)
+        job = job_of(row) if row is not None else None
+        if job is None or not _stands(job, definition, now, current=current):
+            return None
+        return _beside(jobs.status_of(job, now), answering)
+
+    async def _find(self, tx: Transaction, model: str, *, current: bool) -> LoadStatus | None:
+        now, row = await tx.now(), await load_jobs.find(tx, model)
+        job = job_of(row) if row is not None else None
+        if job is not None and job.active:
+            return jobs.status_of(job, now)
+        answering = await self._answering(tx, model)
+        known = await models.find(tx, model) if current and answering else None
+        if answering and (known is None or known.revision in answering):
+            return _loaded(model, now)
+        if job is None or not jobs.is_shown(job, now, self._cooldown):
+            return None
+        return _beside(jobs.status_of(job, now), answering)
+
+    async def _answering(self, tx: Transaction, model: str) -> set[str]:
+        """The revisions of which a replica can answer."""
+        shown, _ = await read_routing(tx, model)
+        return {replica.revision for replica in shown}
+
+
+def _beside(status: LoadStatus, answering: set[str]) -> LoadStatus:
+    """A load that failed while replicas of an earlier definition still answer: requests are served, and by what."""
+    if status.state != LoadState.FAILED or not answering:
+        return status
+    return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still answer requests")
+
+
+def _stands(job: Job, definition: Definition, now: datetime, *, current: bool) -> bool:
+    """It is under way, or has failed too lately to be tried again. What was changed since is another matter; so is,
+    with `current`, a load that was begun for an earlier definition and may end with it."""
+    same = job.revision == definition.revision
+    return (same or not current) if job.active else (same and not job.may_try(now))
+
+
+def _loaded(model: str, now: datetime) -> LoadStatus:
+    return replace(LoadStatus(model, LoadState.LOADED), progress=100.0, version=int(now.timestamp() * 1000))

@@ -1,0 +1,68 @@
+"""Throws away what nobody needs any more: tombstones, ended sessions, revocations that outlived every credential,
+operations and receipts of long ago, rules that were withdrawn and what they meant."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from corral.controller.runtime.counters import RULES
+from corral.controller.runtime.leadership import Leadership
+from corral.kit.clock import Clock
+from corral.kit.tasks import run_every
+from corral.store.engine.transactions import Store, Transaction
+from corral.store.tables import (
+    backend_rules,
+    backend_targets,
+    bus_credentials,
+    node_tombstones,
+    operations,
+    receipts,
+    revisions,
+    web_sessions,
+)
+
+_LEASE = "housekeeping"
+_KEEP_TOMBSTONES_S = 90 * 86400.0
+
+
+class Housekeeping:
+    name = "housekeeping"
+
+    def __init__(
+        self,
+        store: Store,
+        leadership: Leadership,
+        clock: Clock,
+        *,
+        interval_s: float = 3600.0,
+        keep_operations_s: float = 30 * 86400.0,
+        keep_receipts_s: float = 14 * 86400.0,
+    ) -> None:
+        self._store = store
+        self._keep_receipts = timedelta(seconds=keep_receipts_s)
+        self._keep_operations = timedelta(seconds=keep_operations_s)
+        self._leadership = leadership
+        self._clock = clock
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        await run_every("housekeeping", self._interval_s, self.tidy, clock=self._clock)
+
+    async def tidy(self) -> None:
+        if not await self._leadership.lead(_LEASE, every_s=self._interval_s):
+            return
+        async with self._store.write() as tx:
+            await self._leadership.require(tx, _LEASE)
+            await node_tombstones.prune(tx, older_than_s=_KEEP_TOMBSTONES_S)
+            await web_sessions.prune_expired(tx, await tx.now())
+            await bus_credentials.prune_expired(tx)
+            await receipts.prune(tx, await tx.now() - self._keep_receipts)
+            await self._forget_operations(tx)
+
+    async def _forget_operations(self, tx: Transaction) -> None:
+        """Only what has ended: a rule that holds is what keeps a node as it should be, however old it is."""
+        await revisions.hold(tx, RULES)
+        before = await tx.now() - self._keep_operations
+        await operations.prune(tx, before)
+        await backend_rules.prune(tx, before)
+        await backend_targets.prune(tx)

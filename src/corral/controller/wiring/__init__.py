@@ -1,0 +1,1 @@
+"""Assembles each subsystem from the settings; `main.py` puts the subsystems together."""

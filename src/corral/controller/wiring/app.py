@@ -1,0 +1,101 @@
+"""The ASGI application: every door of the controller, and what each may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Litestar
+from litestar.config.app import AppConfig
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from corral import __version__
+from corral.controller.access.keys import Access
+from corral.controller.api import access, cluster, events, fleet, internal, loads, meta, requests
+from corral.controller.api.backends import BackendPages
+from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
+from corral.controller.api.localai.backends import Backends
+from corral.controller.api.logs import NodeLogs
+from corral.controller.api.models import ModelsDoor, Scheduling
+from corral.controller.api.node import NodeSelfService
+from corral.controller.api.node_backends import NodeBackends
+from corral.controller.api.nodes import Nodes
+from corral.controller.api.operations import OperationsDoor
+from corral.controller.api.redaction import Redaction
+from corral.controller.api.request_log import RequestLog
+from corral.controller.api.segments import keep_segments
+from corral.controller.api.why import WhyDoor
+from corral.controller.web import routes as web
+from corral.kit.errors import CorralError
+
+_LARGEST_BODY = 1024 * 1024
+
+
+def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: str, settle_s: float = 60.0) -> Litestar:
+    """`services` are handed to the doors by name, as their parameters ask. `settle_s`: how long a call that answers
+    when all is done may take; after that it answers that it goes on."""
+    return _App(
+        route_handlers=[
+            NodeSelfService,
+            Nodes,
+            NodeBackends,
+            NodeLogs,
+            OperationsDoor,
+            Backends,
+            BackendPages,
+            ModelsDoor,
+            Scheduling,
+            *access.ROUTES,
+            *cluster.ROUTES,
+            *fleet.ROUTES,
+            events.events,
+            internal.fleet_view,
+            internal.gateway_credentials,
+            *loads.ROUTES,
+            *requests.ROUTES,
+            WhyDoor,
+            *meta.ROUTES,
+            *web.ROUTES,
+        ],
+        dependencies={name: Provide(_giver(service), sync_to_thread=False) for name, service in services.items()},
+        state=State({"access": access_service, "ca_pem": ca_pem, "settle_s": settle_s}),
+        exception_handlers={
+            CorralError: on_corral_error,
+            HTTPException: on_http_exception,
+            RecursionError: on_too_deep,
+            Exception: on_unexpected,
+        },
+        middleware=[RequestLog, Redaction],
+        openapi_config=OpenAPIConfig(
+            title="Corral",
+            version=__version__,
+            path="/openapi",
+            render_plugins=[JsonRenderPlugin()],
+            description="One OpenAI-compatible endpoint over every machine you own: the control API.",
+        ),
+        request_max_body_size=_LARGEST_BODY,
+        debug=False,
+        on_app_init=[_quiet],
+    )
+
+
+class _App(Litestar):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        keep_segments(scope)
+        await super().__call__(scope, receive, send)
+
+
+def _giver(service: Any) -> Any:
+    def give() -> Any:
+        return service
+
+    return give
+
+
+def _quiet(config: AppConfig) -> AppConfig:
+    config.logging_config = None  # our own logging is set up before the app is built
+    return config

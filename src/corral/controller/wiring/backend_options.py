@@ -1,0 +1,55 @@
+"""From the settings to what the parts that install backends are told."""
+
+from __future__ import annotations
+
+from corral.blobs.oci.registry import RegistrySettings
+from corral.controller.backends.galleries import gallery_folder
+from corral.controller.backends.reconcile import Pace
+from corral.controller.orders.backend_calls import CallTimes
+from corral.controller.settings import ControllerSettings
+from corral.controller.wiring.backends import BackendOptions
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.galleries import parse_galleries
+from corral.gallery.index_cache import LibraryOptions
+
+
+def backend_options(settings: ControllerSettings) -> BackendOptions:
+    return BackendOptions(
+        times=CallTimes(
+            install_s=settings.backend_install_timeout_s,
+            upgrade_s=settings.backend_upgrade_timeout_s,
+            delete_s=settings.backend_delete_timeout_s,
+            accept_s=settings.backend_accept_timeout_s,
+            list_s=settings.backend_list_timeout_s,
+        ),
+        pace=Pace(
+            every_s=settings.reconcile_interval_s,
+            renew_s=settings.lease_ttl_s / 3,
+            first_retry_s=settings.retry_first_s,
+            last_retry_s=settings.retry_cap_s,
+        ),
+        inventory_flush_s=settings.heartbeat_flush_s,
+        ask_inventory_every_s=settings.inventory_interval_s,
+        look_for_silent_every_s=min(5.0, settings.inventory_interval_s),
+        progress_tell_s=settings.progress_interval_s,
+        progress_write_s=settings.progress_write_interval_s,
+        accept_budget_s=settings.accept_budget_s,
+        upgrade_check_every_s=settings.upgrade_check_interval_s,
+        upgrade_check_rest_s=min(10.0, settings.upgrade_check_interval_s),
+        auto_upgrade=settings.auto_upgrade,
+    )
+
+
+def gallery_options(settings: ControllerSettings) -> GalleryOptions:
+    data = settings.data.expanduser()
+    return GalleryOptions(
+        galleries=parse_galleries(settings.galleries),
+        base_folder=gallery_folder(data, settings.gallery_folder),
+        cache_folder=data / "cache",
+        library=LibraryOptions(fresh_s=settings.gallery_fresh_s, candidate_s=settings.gallery_timeout_s),
+        connect_s=min(10.0, settings.gallery_timeout_s),
+    )
+
+
+def registry_settings(settings: ControllerSettings) -> RegistrySettings:
+    return RegistrySettings(insecure=frozenset(settings.insecure_registries))

@@ -1,0 +1,113 @@
+"""The parts of the catalogue, put together: what `main.py` starts and the API's doors use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corral.contract.catalogue import ScheduleBody
+from corral.controller.backends.galleries import gallery_folder
+from corral.controller.models.folder import ModelsFolder
+from corral.controller.models.galleries import open_model_galleries
+from corral.controller.models.schedules import Schedules, read_given
+from corral.controller.models.service import BackendNames, FileSizes, Models
+from corral.controller.runtime.change_feed import Watch
+from corral.controller.settings import ControllerSettings
+from corral.gallery.backends.factory import GalleryOptions
+from corral.gallery.galleries import parse_galleries
+from corral.gallery.index_cache import LibraryOptions
+from corral.gallery.models.library import ModelLibrary
+from corral.gallery.yaml_items import read_items
+from corral.kit.clock import Clock
+from corral.kit.errors import Invalid
+from corral.store.engine.transactions import Store
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    models: Models
+    schedules: Schedules
+    folder: ModelsFolder
+    library: ModelLibrary
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Each has a name and a `run`."""
+        return (self.folder,)
+
+    def notices(self) -> list[str]:
+        """What a person should mend."""
+        return [
+            f"{name} in the models folder: {problem}" for name, told in self.folder.problems.items() for problem in told
+        ]
+
+
+@asynccontextmanager
+async def open_models(
+    settings: ControllerSettings, store: Store, watch: Watch, backends: BackendNames, sizes: FileSizes, clock: Clock
+) -> AsyncIterator[ModelParts]:
+    """Raises Invalid for schedules in the settings that cannot be meant."""
+    schedules = Schedules(store, watch)
+    given = given_schedules(settings.model_scheduling, settings.model_scheduling_config)
+    async with open_model_galleries(store, model_gallery_options(settings), clock=clock) as galleries:
+        models = Models(store, watch, galleries, backends, sizes)
+        folder = ModelsFolder(
+            models_folder(settings), models, store, watch, clock, interval_s=settings.models_folder_interval_s
+        )
+        await schedules.seed(given)
+        yield ModelParts(models, schedules, folder, galleries.library)
+
+
+def model_gallery_options(settings: ControllerSettings) -> GalleryOptions:
+    data = settings.data.expanduser()
+    return GalleryOptions(
+        galleries=parse_galleries(settings.model_galleries),
+        base_folder=gallery_folder(data, settings.gallery_folder),
+        cache_folder=data / "cache",
+        library=LibraryOptions(fresh_s=settings.gallery_fresh_s, candidate_s=settings.gallery_timeout_s),
+        connect_s=min(10.0, settings.gallery_timeout_s),
+    )
+
+
+def models_folder(settings: ControllerSettings) -> Path:
+    """Ours is made when it is not there; one that somebody chose may not be mounted yet."""
+    if settings.models_folder is not None:
+        return settings.models_folder.expanduser()
+    folder = settings.data.expanduser() / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def given_schedules(text: str, file: Path | None) -> tuple[ScheduleBody, ...]:
+    """Of the setting and of the file; where both name a model, the setting counts."""
+    found: dict[str, ScheduleBody] = {}
+    for body in (*_of_file(file), *_of_text(text)):
+        found[body.model_name] = body
+    return tuple(found.values())
+
+
+def _of_text(text: str) -> tuple[ScheduleBody, ...]:
+    if not text.strip():
+        return ()
+    try:
+        items = msgspec.json.decode(text, type=list[dict[str, Any]])
+        return read_given(items)
+    except (msgspec.DecodeError, Invalid) as error:
+        raise Invalid(f"model-scheduling: {error}") from error
+
+
+def _of_file(file: Path | None) -> tuple[ScheduleBody, ...]:
+    if file is None:
+        return ()
+    try:
+        read = read_items(file.expanduser().read_bytes(), typed=True, single=True, exact=True)
+        if read.problems:
+            raise Invalid(str(read.problems[0]))
+        return read_given(item.value for item in read.items)
+    except (OSError, Invalid) as error:
+        raise Invalid(f"model-scheduling-config: {error}") from error

@@ -1,0 +1,33 @@
+"""From the settings to what the parts that load models are told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from corral.controller.replicas.lifecycle import Times
+from corral.controller.replicas.load_jobs import Cooldown
+from corral.controller.replicas.reconcile import Pace, ReplicaOptions
+from corral.controller.scheduler.world import Policy
+from corral.controller.settings import ControllerSettings
+from corral.controller.wiring.replicas import ReplicaSettings, ReplicaTimes
+
+
+def replica_settings(settings: ControllerSettings) -> ReplicaSettings:
+    cooldown_s = settings.load_cooldown_s
+    return ReplicaSettings(
+        ReplicaOptions(
+            pace=Pace(every_s=settings.replica_interval_s),
+            times=Times(orphan=timedelta(seconds=settings.stray_after_s)),
+            cooldown=Cooldown(first=timedelta(seconds=cooldown_s), longest=timedelta(seconds=max(300.0, cooldown_s))),
+            policy=Policy(
+                disk_check=settings.disk_check,
+                exclusive_groups=settings.exclusive_groups,
+                shared_models=settings.shared_models,
+                up_after_s=settings.scale_up_after_s,
+                down_after_s=settings.scale_down_after_s,
+            ),
+            idle_unload_s=settings.idle_unload_s,
+            localai=settings.compat_localai,
+        ),
+        ReplicaTimes(accept_s=settings.backend_accept_timeout_s),
+    )

@@ -1,0 +1,72 @@
+"""Addresses a LocalAI worker tells, and what is believed of its processes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from corral.contract.messages.models import RunningModel
+from corral.controller.localai.keys import port_of, process_key, reachable_address
+from corral.controller.localai.process_state import IsGone, IsUseless, Judgement, Stays, judge
+from corral.inference.pulse import Pulse
+from corral.kit.errors import Failed
+from corral.store.tables.peer_processes import PeerProcess
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+PROCESS = PeerProcess("p1", "n1", "m", 1, "r1", "engine", "w1:50052", "ready", "{}", {}, NOON, NOON)
+LISTED = {("m", 1): RunningModel("m", 1, "127.0.0.1:50052")}
+
+
+@pytest.mark.parametrize(
+    ("told", "node_address", "found"),
+    [
+        ("w1:50052", "w1:50051", "w1:50052"),
+        ("10.0.0.7:50052", "w1:50051", "10.0.0.7:50052"),
+        ("", "w1:50051", "w1:50051"),
+        ("127.0.0.1:50053", "w1:50051", "w1:50053"),
+        ("127.0.0.1:50053", "127.0.0.1:50051", "127.0.0.1:50053"),
+        (":50053", "w1:50051", "w1:50053"),
+        ("[fd00::1]:50053", "w1:50051", "[fd00::1]:50053"),
+    ],
+)
+def test_where_a_process_is(told: str, node_address: str, found: str) -> None:
+    assert reachable_address(told, node_address) == found
+
+
+@pytest.mark.parametrize("told", ["w1", "w1:", "w1:x", "w1:99999", "http://w1:5", "user@w1:5", "w1:5/x", "w1:5\n"])
+def test_what_is_no_address(told: str) -> None:
+    with pytest.raises(Failed, match="no host:port"):
+        reachable_address(told, "w1:50051")
+
+
+def test_keys_and_ports() -> None:
+    assert process_key("org/m#1", 2) == "org/m#1#2"
+    assert port_of("127.0.0.1:50052") == 50052
+    assert port_of("nonsense:") is None
+
+
+@pytest.mark.parametrize(
+    ("running", "pulse", "misses", "judged"),
+    [
+        (LISTED, Pulse.ALIVE, 2, Stays(0)),
+        (LISTED, Pulse.BUSY, 2, Stays(0)),  # for as long as it likes
+        (LISTED, Pulse.UNREACHABLE, 0, Stays(1)),
+        (LISTED, Pulse.UNREACHABLE, 2, IsUseless("…")),
+        ({}, Pulse.ALIVE, 0, IsGone("…")),  # its worker has the last word
+        ({("m", 0): RunningModel("m", 0)}, Pulse.BUSY, 0, IsGone("…")),
+        ({("m", 1): RunningModel("m", 1, "127.0.0.1:50099")}, Pulse.ALIVE, 0, IsGone("…")),
+        ({("m", 1): RunningModel("m", 1)}, Pulse.ALIVE, 0, Stays(0)),  # older workers tell no address
+        (None, Pulse.BUSY, 2, Stays(0)),
+        (None, Pulse.UNREACHABLE, 1, Stays(2)),
+        (None, Pulse.UNREACHABLE, 2, IsGone("…")),
+    ],
+)
+def test_a_process_is_gone_when_its_worker_says_so_and_never_for_being_busy(
+    running: dict[tuple[str, int], RunningModel] | None, pulse: Pulse, misses: int, judged: Judgement
+) -> None:
+    assert isinstance(judge(PROCESS, running, pulse, misses, is_another=True), IsGone | IsUseless)
+    found = judge(PROCESS, running, pulse, misses)
+    assert type(found) is type(judged)
+    if isinstance(judged, Stays):
+        assert found == judged

@@ -1,0 +1,155 @@
+"""Rooms import only what the plan of the house allows (README, "Map of the rooms")."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "corral"
+
+ALLOWED = {
+    "kit": set[str](),
+    "contract": set[str](),
+    "bus": {"contract"},
+    "store": {"contract"},
+    "relay": {"contract"},
+    "client": {"contract"},
+    "gateway": {"bus", "relay", "contract"},
+    "blobs": {"contract"},
+    "gallery": {"contract"},
+    "inference": {"contract"},
+    "worker": {"bus", "relay", "blobs", "gallery", "inference", "contract"},
+    "controller": {"store", "bus", "blobs", "gallery", "inference", "contract"},
+    "cli": {"client", "contract"},
+    "sdk": {"contract"},
+}
+# `corral up` and friends start the roles: these modules alone reach into them, and only when they are called.
+LAZY = {
+    "cli": {"controller", "gateway", "worker", "bus", "store"},
+}
+PURE = [
+    "controller/registry/transitions.py",
+    "controller/registry/identity.py",
+    "controller/registry/offers.py",
+    "controller/health/classify.py",
+    "controller/access/principal.py",
+    "controller/backends/rules.py",
+    "controller/backends/plan.py",
+    "controller/backends/outcomes.py",
+    "controller/backends/rollout.py",
+    "controller/inventory/installed.py",
+    "controller/backends/replacement.py",
+    "controller/scheduler/world.py",
+    "controller/scheduler/room.py",
+    "controller/scheduler/fit.py",
+    "controller/scheduler/place.py",
+    "controller/scheduler/evict.py",
+    "controller/scheduler/scale.py",
+    "controller/scheduler/gguf.py",
+    "controller/scheduler/memory.py",
+    "controller/scheduler/explain.py",
+    "controller/operations/state.py",
+    "controller/operations/rows.py",
+    "controller/replicas/load_jobs.py",
+    "controller/replicas/lifecycle.py",
+    "controller/replicas/facts.py",
+    "controller/replicas/scheduler_replicas.py",
+    "controller/replicas/plan.py",
+    "controller/inventory/routable.py",
+    "controller/localai/keys.py",
+    "controller/localai/process_state.py",
+    "contract/budget.py",
+    "contract/labels.py",
+    "contract/capability.py",
+    "contract/manifest.py",
+    "contract/sources.py",
+    "gallery/yaml_items.py",
+    "gallery/galleries.py",
+    "gallery/backends/entries.py",
+    "gallery/backends/compatibility.py",
+    "gallery/backends/catalogue.py",
+    "gallery/backends/variants.py",
+    "gallery/backends/upgrades.py",
+    "worker/hardware/capability.py",
+    "worker/supervisor/states.py",
+    "worker/supervisor/ports.py",
+    "worker/supervisor/keys.py",
+    "worker/agent/peer.py",
+    "worker/supervisor/environment.py",
+    "blobs/answers.py",
+    "blobs/serving/asked.py",
+    "blobs/together.py",
+    "blobs/archives/bounds.py",
+    "blobs/archives/tree.py",
+    "blobs/oci/challenge.py",
+    "blobs/oci/documents.py",
+    "worker/installer/names.py",
+    "inference/asked.py",
+    "inference/grammars.py",
+    "inference/load_options.py",
+    "inference/messages.py",
+    "inference/multipart.py",
+    "inference/predict_options.py",
+    "inference/refusals.py",
+    "inference/replies.py",
+    "inference/served.py",
+    "inference/shapes.py",
+    "inference/tool_calls.py",
+    "inference/transcripts.py",
+]
+IMPURE = {"asyncio", "time", "random", "os", "secrets", "socket", "subprocess", "threading", "aiohttp"}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Every imported module, and whether it happens when the module is loaded."""
+
+    def walk(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, at_load) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module:
+                if child.module == "corral":
+                    yield from ((f"corral.{alias.name}", at_load) for alias in child.names)
+                yield child.module, at_load
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, at_load and not inside)
+
+    yield from walk(tree, True)
+
+
+def rooms_of(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "corral" and len(parts) > 1 and not parts[1].startswith("_") else None
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    assert room in ALLOWED, f"{room} is not a room of the house"
+    for name, at_load in imports(ast.parse(path.read_text())):
+        other = rooms_of(name)
+        if other is None or other in (room, "kit") or other in ALLOWED[room]:
+            continue
+        assert not at_load, f"{path.name} imports {name} when it is loaded"
+        assert other in LAZY.get(room, set()), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_deciding_modules_do_nothing(name: str) -> None:
+    for module, _ in imports(ast.parse((SOURCE / name).read_text())):
+        assert module.split(".")[0] not in IMPURE, f"{name} imports {module}"
+        if module != "corral.store.records":  # types of rows, without SQL
+            assert rooms_of(module) not in ("store", "bus"), f"{name} imports {module}"
+
+
+def test_the_middle_rooms_are_all_named() -> None:
+    found = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert found <= set(ALLOWED)
