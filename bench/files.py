@@ -32,7 +32,6 @@ from pathlib import Path
 
 import uvloop
 
-from corral.blobs.progress import human_bytes
 from corral.blobs.remote import open_session
 from corral.blobs.store import BlobStore
 from corral.contract.messages.replicas import ReplicaFile
@@ -40,6 +39,7 @@ from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.kit.certificates import Ca, make_ca
 from corral.kit.clock import SystemClock
+from corral.kit.humanize import format_bytes
 from corral.kit.log import configure_logging
 from corral.kit.signing import Signer
 from corral.worker.agent.trust import trust_only
@@ -173,9 +173,9 @@ def measure(name: str, folder: Path, file: ReplicaFile, rounds: int, *, tls: boo
                 theirs.append(other)
                 most = max(most, memory)
     mine, other = statistics.median(ours), statistics.median(theirs)
-    speeds = [human_bytes(int(file.size_bytes / each)) for each in (mine, other)]
+    speeds = [format_bytes(int(file.size_bytes / each)) for each in (mine, other)]
     print(
-        f"{name:10} ours {speeds[0]}/s   socat {speeds[1]}/s   ratio {other / mine:5.2f} ×   {human_bytes(most)} held"
+        f"{name:10} ours {speeds[0]}/s   socat {speeds[1]}/s   ratio {other / mine:5.2f} ×   {format_bytes(most)} held"
     )
     return other / mine
 

@@ -28,7 +28,7 @@ from corral.blobs.archives.bounds import Bounds, Count
 from corral.blobs.archives.decompress import read_plain
 from corral.blobs.archives.tar import read_tar
 from corral.blobs.archives.unpack import Unpacker
-from corral.blobs.progress import human_bytes
+from corral.kit.humanize import format_bytes
 
 TARGET = 0.35
 SOURCE_LINE = b"def answer(question: str) -> str:\n    return question.upper()\n"
@@ -94,7 +94,7 @@ def measure(name: str, layers: list[Path], folder: Path, rounds: int, size_bytes
             theirs.append(pair[1])
     mine, tar = statistics.median(ours), statistics.median(theirs)
     ratio = tar / mine
-    speed = human_bytes(int(size_bytes / mine))
+    speed = format_bytes(int(size_bytes / mine))
     print(f"{name:22} ours {mine:6.2f} s ({speed}/s)   tar x {tar:6.2f} s   ratio {ratio:5.2f} ×")
     return ratio
 

@@ -58,7 +58,7 @@ class ScriptedCatalogue:
             return Listed(name, hardware_specific=True, meta_alternative=self.concrete[name])
         if name not in self.builds:
             near = difflib.get_close_matches(name, self.builds)
-            raise NotFound(f"no backend is called {name!r}; near it: {', '.join(near)}")
+            raise NotFound(f"no backend is called {name!r}; did you mean {', '.join(near)}?")
         return Listed(name, asked=msgspec.structs.replace(asked, backend=name))
 
     async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:

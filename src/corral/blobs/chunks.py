@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from corral.blobs.digests import PREFIX, digest_of, digest_of_parts
-from corral.blobs.threads import Stop
 from corral.contract.codec import Message, always
 from corral.kit.errors import Invalid
+from corral.kit.threads import StopToken
 
 CHUNK_BYTES = 4 << 20
 
@@ -44,13 +44,13 @@ def check_chunks(listed: ChunkList) -> ChunkList:
     return listed
 
 
-def list_chunks(path: Path, stop: Stop | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
+def list_chunks(path: Path, stop: StopToken | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
     """Read the file once."""
     chunks = tuple(_digests(path, stop, chunk_bytes))
     return ChunkList(path.stat().st_size, chunk_bytes, chunks)
 
 
-def missing_chunks(path: Path, listed: ChunkList, stop: Stop | None = None) -> list[int]:
+def missing_chunks(path: Path, listed: ChunkList, stop: StopToken | None = None) -> list[int]:
     """Which chunks of a file that may be short, sparse or damaged are not the listed ones."""
     if not path.exists():
         return list(range(len(listed.chunks)))
@@ -58,7 +58,7 @@ def missing_chunks(path: Path, listed: ChunkList, stop: Stop | None = None) -> l
     return [index for index, digest in enumerate(listed.chunks) if index >= len(there) or there[index] != digest]
 
 
-def _digests(path: Path, stop: Stop | None, chunk_bytes: int) -> Iterator[str]:
+def _digests(path: Path, stop: StopToken | None, chunk_bytes: int) -> Iterator[str]:
     with path.open("rb") as file:
         while block := file.read(chunk_bytes):
             if stop is not None:

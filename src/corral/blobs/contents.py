@@ -22,10 +22,10 @@ from corral.blobs.sources.image import open_image
 from corral.blobs.sources.means import Content, Means
 from corral.blobs.sources.saved_image import open_saved_image
 from corral.blobs.sources.texts import check_texts, digest_of_texts, open_inline, write_texts
-from corral.blobs.threads import to_the_end
 from corral.contract import sources
 from corral.contract.sources import INLINE, Source, is_digest
 from corral.kit.errors import Invalid
+from corral.kit.threads import run_uncancelled
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Contents:
             case sources.HTTP:
                 return await open_url(self._means, source, tell)
             case sources.FILE:
-                is_folder = await to_the_end(Path(source.uri).is_dir)
+                is_folder = await run_uncancelled(Path(source.uri).is_dir)
                 return await (open_folder if is_folder else open_file)(self._means, source, tell)
             case sources.DIRECTORY:
-                is_file = await to_the_end(Path(source.uri).is_file)
+                is_file = await run_uncancelled(Path(source.uri).is_file)
                 return await (open_file if is_file else open_folder)(self._means, source, tell)
             case sources.OCIFILE:
                 return await open_saved_image(self._means, source, tell)

@@ -17,14 +17,14 @@ from corral.blobs.answers import Append, Busy, Complete, Refused, StartOver, Who
 from corral.blobs.digests import BLOCK_BYTES
 from corral.blobs.errors import TooLarge, WrongDigest, from_os
 from corral.blobs.partial import At, Note, Partial, Wanted, drop
-from corral.blobs.progress import human_bytes
 from corral.blobs.remote import Broken, Remote, translated, unread
 from corral.blobs.space import Room
-from corral.blobs.threads import in_thread, to_the_end
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Unreachable
+from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
+from corral.kit.threads import run_in_thread, run_uncancelled
 
 log = get_log(__name__)
 
@@ -67,7 +67,7 @@ class Fetcher:
         """
         most = self._limits.max_bytes
         if wanted.size > most:
-            raise TooLarge(f"{remote.name} has {human_bytes(wanted.size)}, more than {human_bytes(most)}")
+            raise TooLarge(f"{remote.name} has {format_bytes(wanted.size)}, more than {format_bytes(most)}")
         try:
             for last in (False, True):
                 fetched = await self._fetch_once(remote, Partial(path, remote.name, wanted, at))
@@ -84,7 +84,7 @@ class Fetcher:
         """Until all bytes are there, over as many connections as that takes."""
         backoff = Backoff(self._limits.first_wait_s, self._limits.cap_wait_s)
         try:
-            await in_thread(partial.open)
+            await run_in_thread(partial.open)
             partial.at(partial.have, partial.total)
             finished = partial.is_whole
             while not finished:
@@ -100,7 +100,7 @@ class Fetcher:
                     wait_s = max(backoff.next_s(), error.after_s)
                     log.info("fetch will go on", what=remote.name, why=str(error), have=partial.have, wait_s=wait_s)
                     await self._clock.sleep(wait_s)
-            digest = await to_the_end(partial.finish)
+            digest = await run_uncancelled(partial.finish)
             return Fetched(digest, partial.have)
         finally:
             partial.close()
@@ -113,7 +113,7 @@ class Fetcher:
                 case Complete():
                     return
                 case StartOver():
-                    await to_the_end(partial.start_over, Note())
+                    await run_uncancelled(partial.start_over, Note())
                     raise Broken(f"{remote.name} has changed meanwhile")
                 case Busy(why, after_s):
                     raise Broken(why, after_s or 0.0)
@@ -122,7 +122,7 @@ class Fetcher:
                 case Append(total):
                     pass
                 case Whole(total):
-                    await to_the_end(partial.start_over, _note_of(headers))
+                    await run_uncancelled(partial.start_over, _note_of(headers))
             partial.expect(total, self._limits.max_bytes)
             self._room.require(partial.path.parent, max(partial.total - partial.have, 0), remote.name)
             await self._write_body(response, partial)
@@ -145,7 +145,7 @@ class Fetcher:
                 # By time too: on a slow line a crash should cost half a second, not a whole block.
                 if held >= BLOCK_BYTES or time.monotonic() - flushed_s >= FLUSH_S:
                     block, waiting, held, flushed_s = waiting, [], 0, time.monotonic()
-                    await to_the_end(partial.write, block)
+                    await run_uncancelled(partial.write, block)
                 if partial.have - checked >= ROOM_CHECK_BYTES:
                     checked = partial.have
                     self._room.require(partial.path.parent, 0, partial.name)

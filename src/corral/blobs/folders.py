@@ -14,7 +14,7 @@ from pathlib import Path
 
 from corral.blobs.archives.bounds import Bounds, Count
 from corral.blobs.errors import BadArchive, from_os
-from corral.blobs.threads import Stop
+from corral.kit.threads import StopToken
 
 FICLONE = 0x40049409  # linux/fs.h: share the blocks until one side changes
 
@@ -24,12 +24,12 @@ def copy_tree(
     target: Path,
     bounds: Bounds,
     *,
-    stop: Stop | None = None,
+    stop: StopToken | None = None,
     each: Callable[[int], None] | None = None,
 ) -> None:
     """Everything in `source` into the empty folder `target`. Blocks are shared where the file system can do that
     safely; hard links to the source would not be: who edits it later would edit the copy."""
-    stop = stop or Stop()
+    stop = stop or StopToken()
     count = Count(bounds, bounds.max_bytes)
     waiting = [(str(source), str(target))]
     try:

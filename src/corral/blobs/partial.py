@@ -16,8 +16,8 @@ import msgspec
 
 from corral.blobs.digests import BLOCK_BYTES, PREFIX
 from corral.blobs.errors import TooLarge, WrongDigest
-from corral.blobs.progress import human_bytes
-from corral.blobs.threads import Stop
+from corral.kit.humanize import format_bytes
+from corral.kit.threads import StopToken
 
 At = Callable[[int, int], None]  # so many bytes of so many (0: nobody knows)
 
@@ -55,7 +55,7 @@ class Partial:
     _file: BinaryIO | None = None
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def open(self, stop: Stop) -> None:
+    def open(self, stop: StopToken) -> None:
         """Go on with what an earlier process left. Its bytes are hashed again: nobody vouches for them."""
         self.total = self.wanted.size
         self._file = self.path.open("ab+")
@@ -91,14 +91,14 @@ class Partial:
             raise WrongDigest(f"{self.name} has {total} bytes, not {self.wanted.size}")
         self.total = total or self.wanted.size
         if self.total > most:
-            raise TooLarge(f"{self.name} has {human_bytes(self.total)}, more than {human_bytes(most)}")
+            raise TooLarge(f"{self.name} has {format_bytes(self.total)}, more than {format_bytes(most)}")
 
     def check_size(self, size: int, most: int) -> None:
         """It may have said something else than it sends."""
         if self.total and size > self.total:
             raise WrongDigest(f"{self.name} sends more than the {self.total} bytes it has")
         if size > most:
-            raise TooLarge(f"{self.name} is larger than {human_bytes(most)}")
+            raise TooLarge(f"{self.name} is larger than {format_bytes(most)}")
 
     def write(self, pieces: list[bytes]) -> None:
         file = self._opened()

@@ -23,17 +23,6 @@ class Progress:
     share: float | None = None  # of all there is to do, 0 to 1, whatever the bytes count; None: as the bytes say
 
 
-def human_bytes(count: int) -> str:
-    """As the contract writes sizes: binary units, one decimal, `17 B`, `412.0 MiB`."""
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # 1023.96 KiB would be shown as 1024.0 KiB: it belongs to the next unit.
-        if round(size, 1) < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
 Tell = Callable[[Progress], None]
 
 

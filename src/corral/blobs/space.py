@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.blobs.errors import NoSpace
-from corral.blobs.progress import human_bytes
+from corral.kit.humanize import format_bytes
 
 RESERVE_BYTES = 512 << 20  # a disk filled to the last byte takes the whole machine down, not only us
 
@@ -32,6 +32,6 @@ class Room:
         free = self.look(folder)
         if free - self.reserve_bytes < need_bytes:
             raise NoSpace(
-                f"not enough disk for {what}: it needs {human_bytes(need_bytes)} and {human_bytes(self.reserve_bytes)} "
-                f"stay free, but {folder} has {human_bytes(free)}"
+                f"not enough disk for {what}: it needs {format_bytes(need_bytes)} and "
+                f"{format_bytes(self.reserve_bytes)} stay free, but {folder} has {format_bytes(free)}"
             )

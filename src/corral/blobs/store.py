@@ -26,15 +26,15 @@ from corral.blobs.fetcher import Fetcher
 from corral.blobs.partial import At, Wanted, drop
 from corral.blobs.progress import Progress, Tell, tell_nobody
 from corral.blobs.remote import Remote
-from corral.blobs.sharing import SharedRuns
-from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import is_digest
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
 from corral.kit.files import sync_folder
 from corral.kit.log import get_log
+from corral.kit.single_flight import SingleFlight
 from corral.kit.tasks import run_every
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 log = get_log(__name__)
 
@@ -59,7 +59,7 @@ class BlobStore:
         self._finished = folder / "sha256"
         self._incoming = folder / "incoming"
         self._fetcher = fetcher or Fetcher()
-        self._runs: SharedRuns[str, Blob] = SharedRuns()
+        self._runs: SingleFlight[str, Progress, Blob] = SingleFlight()
         self._held: Counter[str] = Counter()
         self.leaving = False
         for part in (self._finished, self._incoming):
@@ -98,7 +98,7 @@ class BlobStore:
         async def fetch(tell: Tell) -> Blob:
             return await self._fetch(remote, wanted, self._incoming / f"{key}.part", _as_at(tell, remote.name))
 
-        return await self._runs.join(key, fetch, tell)
+        return await self._runs.run(key, fetch, tell)
 
     async def write(
         self,
@@ -119,13 +119,13 @@ class BlobStore:
         async def copy(tell: Tell) -> Blob:
             each = _from_thread(_as_at(tell, name, phase), wanted.size)
             try:
-                return await in_thread(lambda stop: self._write(partial, blocks(), wanted, name, each, stop))
+                return await run_in_thread(lambda stop: self._write(partial, blocks(), wanted, name, each, stop))
             except OSError as error:
                 raise from_os(error, f"writing {name}") from error
             finally:
-                await to_the_end(drop, partial)
+                await run_uncancelled(drop, partial)
 
-        return await self._runs.join(_url_key(key), copy, tell)
+        return await self._runs.run(_url_key(key), copy, tell)
 
     def link(self, blob: Blob, path: Path) -> None:
         """The same file under another name as well, in place of whatever is there: whole from the first moment. What
@@ -178,21 +178,21 @@ class BlobStore:
     async def sweep(self, *, older_than_s: float = KEEP_PARTIAL_S, keep: Collection[str] = ()) -> int:
         """Remove what nobody came back for: partial and finished files untouched for that long, but for the digests
         to `keep`. How many went."""
-        return await to_the_end(self._sweep, time.time() - older_than_s, frozenset(keep))
+        return await run_uncancelled(self._sweep, time.time() - older_than_s, frozenset(keep))
 
     async def sweep_finished(self, keep: Collection[str] = ()) -> None:
         """Finished blobs that nobody holds and that are not to be kept, however young."""
-        await to_the_end(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
+        await run_uncancelled(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
 
     async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
         """The blob, if that file is called after it and is of our own user, on our own file system: it becomes ours as
         well, without a byte copied. None: it must be fetched."""
-        return await to_the_end(self._adopt, digest, path, size)
+        return await run_uncancelled(self._adopt, digest, path, size)
 
     async def verify(self, digest: str) -> bool:
         """Read it again. A blob that is no longer what its name says is removed."""
         path = self.get(digest).path
-        if await to_the_end(hash_file, path) == digest:
+        if await run_uncancelled(hash_file, path) == digest:
             return True
         log.error("a stored blob is damaged and was removed", digest=digest)
         path.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ class BlobStore:
 
     async def _fetch(self, remote: Remote, wanted: Wanted, partial: Path, at: At) -> Blob:
         fetched = await self._fetcher.fetch(remote, partial, wanted, at)
-        return await to_the_end(self._finish, partial, fetched.digest, fetched.size)
+        return await run_uncancelled(self._finish, partial, fetched.digest, fetched.size)
 
     def _write(
         self,
@@ -209,7 +209,7 @@ class BlobStore:
         wanted: Wanted,
         name: str,
         each: Callable[[int], None],
-        stop: Stop,
+        stop: StopToken,
     ) -> Blob:
         whole, size = hashlib.sha256(), 0
         with partial.open("wb") as file:

@@ -14,8 +14,8 @@ import msgspec
 
 from corral.blobs.digests import BLOCK_BYTES, digest_of_parts
 from corral.blobs.errors import BadArchive, from_os
-from corral.blobs.threads import Stop
 from corral.kit.files import write_atomically
+from corral.kit.threads import StopToken
 
 FILE, FOLDER, LINK = "f", "d", "l"
 
@@ -59,14 +59,14 @@ class Difference:
 
 def list_tree(
     folder: Path,
-    stop: Stop | None = None,
+    stop: StopToken | None = None,
     *,
     each: Callable[[int], None] | None = None,
     leave_out: Iterable[str] = (),
 ) -> Listing:
     """Read all of it. `leave_out` are names at the top. Raises BadArchive for what is neither file, folder nor link."""
     try:
-        return Listing(tuple(_walk(folder, stop or Stop(), each or (lambda _size: None), frozenset(leave_out))))
+        return Listing(tuple(_walk(folder, stop or StopToken(), each or (lambda _size: None), frozenset(leave_out))))
     except OSError as error:
         raise from_os(error, f"reading {folder}") from error
 
@@ -96,7 +96,7 @@ def _parts(row: Row) -> Sequence[str]:
     return row.path, row.kind, "x" if row.executable else "-", str(row.size), row.content
 
 
-def _walk(top: Path, stop: Stop, each: Callable[[int], None], leave_out: frozenset[str]) -> list[Row]:
+def _walk(top: Path, stop: StopToken, each: Callable[[int], None], leave_out: frozenset[str]) -> list[Row]:
     rows: list[Row] = []
     waiting = [(str(top), "")]
     while waiting:
@@ -114,7 +114,9 @@ def _walk(top: Path, stop: Stop, each: Callable[[int], None], leave_out: frozens
     return sorted(rows, key=lambda row: row.path)
 
 
-def _row(entry: os.DirEntry[str], path: str, status: os.stat_result, stop: Stop, each: Callable[[int], None]) -> Row:
+def _row(
+    entry: os.DirEntry[str], path: str, status: os.stat_result, stop: StopToken, each: Callable[[int], None]
+) -> Row:
     # A name that is not UTF-8 cannot be written as JSON; escaped it still tells one from another.
     shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if stat.S_ISDIR(status.st_mode):
@@ -128,7 +130,7 @@ def _row(entry: os.DirEntry[str], path: str, status: os.stat_result, stop: Stop,
     return Row(shown, FILE, bool(status.st_mode & 0o100), size, digest)
 
 
-def _hash(path: str, stop: Stop, each: Callable[[int], None]) -> tuple[int, str]:
+def _hash(path: str, stop: StopToken, each: Callable[[int], None]) -> tuple[int, str]:
     whole, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from corral.blobs.errors import BadArchive, from_os
 from corral.blobs.folders import remove_tree
-from corral.blobs.programs import plain_environment, run_program
-from corral.blobs.threads import to_the_end
 from corral.contract.sources import Wheel, normal_name
 from corral.kit.errors import Failed, Invalid, NotFound
+from corral.kit.subprocesses import minimal_environment, run_program
+from corral.kit.threads import run_uncancelled
 
 ENVIRONMENT = "venv"
 WORK = ".wheels"
@@ -63,12 +63,12 @@ async def build_environment(
     interpreter = await find_python(python, tools)
     work = folder / WORK
     try:
-        await to_the_end(_lay_out, work, wheels)
+        await run_uncancelled(_lay_out, work, wheels)
         await _build(folder / ENVIRONMENT, work, interpreter, tools)
     except OSError as error:
         raise from_os(error, f"building the environment in {folder}") from error
     finally:
-        await to_the_end(remove_tree, work)
+        await run_uncancelled(remove_tree, work)
 
 
 def unpacked_bytes(paths: Iterable[Path]) -> int:
@@ -128,7 +128,7 @@ async def _build(environment: Path, work: Path, interpreter: str, tools: WheelTo
 
 
 async def _build_with_uv(uv: str, environment: Path, work: Path, interpreter: str, tools: WheelTools) -> None:
-    env = plain_environment(tools.env, UV_NO_CONFIG="1", UV_OFFLINE="1", UV_NO_CACHE="1", UV_NO_PROGRESS="1")
+    env = minimal_environment(tools.env, UV_NO_CONFIG="1", UV_OFFLINE="1", UV_NO_CACHE="1", UV_NO_PROGRESS="1")
     run = _Runner(env, work, tools.timeout_s)
     await run("making an environment", uv, "venv", "--quiet", "--no-project", "--python", interpreter, str(environment))
     await run(
@@ -140,7 +140,9 @@ async def _build_with_uv(uv: str, environment: Path, work: Path, interpreter: st
 
 
 async def _build_with_pip(environment: Path, work: Path, interpreter: str, tools: WheelTools) -> None:
-    env = plain_environment(tools.env, PIP_CONFIG_FILE=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+    env = minimal_environment(
+        tools.env, PIP_CONFIG_FILE=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1"
+    )
     run = _Runner(env, work, tools.timeout_s)
     await run("making an environment", interpreter, "-I", "-m", "venv", str(environment))
     await run(
@@ -165,7 +167,7 @@ async def _runs(command: Sequence[str], tools: WheelTools) -> bool:
     try:
         await run_program(
             command,
-            env=plain_environment(tools.env),
+            env=minimal_environment(tools.env),
             folder=Path("/"),
             timeout_s=tools.quick_timeout_s,
             what=command[0],

@@ -14,12 +14,12 @@ from typing import Generic, Protocol, TypeVar
 
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.index_fetcher import Stamp, stamp_of
-from corral.gallery.sharing import SharedWork
 from corral.gallery.yaml_items import Problem
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Unavailable
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
+from corral.kit.single_flight import SingleFlight
 
 log = get_log(__name__)
 
@@ -104,7 +104,7 @@ class Shelves(Generic[I]):
         self._options = options
         self._built_in = built_in
         self._shelves = {gallery.name: _Shelf[I]() for gallery in self.galleries}
-        self._reading: SharedWork[str, I] = SharedWork()
+        self._reading: SingleFlight[str, None, I] = SingleFlight()
 
     async def read(self, wanted: Sequence[Gallery]) -> list[I | str]:
         """At once; for each its index, or why there is none."""
@@ -149,7 +149,7 @@ class Shelves(Generic[I]):
         """Raises Unavailable when there is not even an old copy."""
         shelf = self._shelves[gallery.name]
         if await stamps_of(gallery.candidates) != shelf.stamps:  # a file was changed: that is seen at once
-            return await self._reading.do(gallery.name, lambda: self._read(gallery, shelf))
+            return await self._reading.run(gallery.name, lambda _: self._read(gallery, shelf))
         now = self._clock.monotonic()
         if shelf.index is not None and now - shelf.read_at < self._options.fresh_s:
             return shelf.index
@@ -157,7 +157,7 @@ class Shelves(Generic[I]):
             if shelf.index is None:
                 raise Unavailable(shelf.why)
             return shelf.index
-        return await self._reading.do(gallery.name, lambda: self._read(gallery, shelf))
+        return await self._reading.run(gallery.name, lambda _: self._read(gallery, shelf))
 
     async def _read(self, gallery: Gallery, shelf: _Shelf[I]) -> I:
         if gallery == BUILT_IN and self._built_in is not None:

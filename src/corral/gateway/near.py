@@ -7,11 +7,11 @@ names takes a tenth of a second. So pairs of letters choose a few names first, a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from heapq import nlargest
 from itertools import pairwise
 
 from corral.gateway.view import Client
+from corral.kit.suggest import similar_names
 
 _NEAR = 3
 _LOOKED_AT = 100  # characters of what was asked for
@@ -48,7 +48,7 @@ class NearNames:
             return len(own & other) / (len(own) + len(other) or 1)
 
         likely = nlargest(_COMPARED, (name for name in self._names if client.may_use(name)), key=likeness)
-        return get_close_matches(asked, likely, n=_NEAR)
+        return similar_names(asked, likely, limit=_NEAR)
 
 
 def _pairs(name: str) -> frozenset[str]:

@@ -18,6 +18,7 @@ from corral.contract.manifest import Needs, check_needs
 from corral.contract.messages.backends import TO_FIX
 from corral.kit.errors import CorralError, Failed
 from corral.kit.log import get_log
+from corral.kit.subprocesses import capture_blocking
 from corral.worker.system_packages import PackageManager
 
 log = get_log(__name__)
@@ -104,16 +105,14 @@ def find_missing(libraries: Collection[str]) -> frozenset[str]:
         return frozenset()
     command = (sys.executable, "-I", "-S", "-c", _PROBE, *libraries)
     try:
-        ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
-        )
+        ran = capture_blocking(command, timeout_s=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("libraries could not be looked for", libraries=", ".join(libraries), error=str(error))
         return frozenset()
-    if ran.returncode != 0:
-        log.warning("libraries could not be looked for", libraries=", ".join(libraries), status=ran.returncode)
+    if ran.status != 0:
+        log.warning("libraries could not be looked for", libraries=", ".join(libraries), status=ran.status)
         return frozenset()
-    return frozenset(ran.stdout.decode(errors="replace").split()) & frozenset(libraries)
+    return frozenset(ran.stdout.split()) & frozenset(libraries)
 
 
 def is_bundled(library: str, directory: Path) -> bool:

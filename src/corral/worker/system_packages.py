@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral.blobs.programs import plain_environment, run_program
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed
 from corral.kit.log import get_log
+from corral.kit.subprocesses import minimal_environment, run_program
 
 log = get_log(__name__)
 
@@ -113,7 +113,7 @@ class PackageManager:
     def _environment(self) -> dict[str, str]:
         proxies = {name: self.env[name] for name in _PROXIES if name in self.env}
         said = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C", "NEEDRESTART_MODE": "l"}
-        return plain_environment(self.env, PATH=self._path(), **proxies, **said)
+        return minimal_environment(self.env, PATH=self._path(), **proxies, **said)
 
     def _path(self) -> str:
         return f"{self.env.get('PATH', '')}:{_ADMIN_PATH}".lstrip(":")

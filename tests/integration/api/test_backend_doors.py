@@ -81,7 +81,7 @@ async def test_an_unknown_backend_is_404_with_what_is_near(api: Api, path: str, 
     await api.fleet.corral("barn")
     answer = await api.post(path, body)
     assert answer.status == 404
-    assert "near it: vllm" in sentence(answer)
+    assert "did you mean vllm?" in sentence(answer)
     assert await nothing_stored(api)
 
 

@@ -142,7 +142,7 @@ async def test_what_an_install_would_be_refused_with_fails_also_without_doing_it
     await api.fleet.corral("barn")
     text = "backends: [vlm, cuda-vllm]\nmodels: [{name: mine, backend: vlm}]\n"
     unknown, concrete, model = await changes(api, text, dry_run=dry_run)
-    assert (unknown["failed"], unknown["action"], "near it: vllm" in unknown["reason"]) == (True, "skip", True)
+    assert (unknown["failed"], unknown["action"], "did you mean vllm?" in unknown["reason"]) == (True, "skip", True)
     assert (concrete["failed"], "choose a node for it" in concrete["reason"]) == (True, True)
     assert (model["action"], "reason" in model) == ("create", False)  # the file asks for its backend: told there
     (model,) = await changes(api, "models: [{name: other, backend: vlm}]", dry_run=dry_run)

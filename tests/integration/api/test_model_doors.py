@@ -94,7 +94,7 @@ async def test_a_name_with_a_slash_is_one_segment(api: Api) -> None:
     ("body", "status", "words"),
     [
         ({}, 400, "which model of a gallery"),
-        ({"model": "smollm2-136m"}, 404, "near it: smollm2-135m"),
+        ({"model": "smollm2-136m"}, 404, "did you mean smollm2-135m?"),
         ({"model": "nowhere@x"}, 404, "no gallery of models is called 'nowhere'"),
         ({"model": "smollm2-135m", "variant": "big"}, 404, "has no variants"),
         ({"model": "smollm2-135m", "definition": MINE}, 400, "or give a definition"),

@@ -128,7 +128,7 @@ async def test_no_build_for_the_platform_is_skipped_with_the_reason(fleet: Fleet
 
 async def test_an_unknown_backend_is_refused_with_the_nearest_names(fleet: Fleet) -> None:
     await fleet.corral("barn")
-    with pytest.raises(NotFound, match="near it: llama-cpp"):
+    with pytest.raises(NotFound, match="did you mean llama-cpp"):
         await fleet.install("llama-ccp")
     async with fleet.store.read() as tx:
         assert await operations.list_(tx, limit=9) == []

@@ -186,7 +186,7 @@ async def test_what_is_asked_twice_is_one_operation_and_both_watch_it(api: Api, 
 async def test_unknown_names_are_answered_with_near_ones(api: Api, corral: Command) -> None:
     await api.fleet.corral("attic")
     code, out, err = await corral("backends", "install", "vlm")
-    assert (code, out, err) == (1, "", "corral: no backend is called 'vlm'; near it: vllm\n")
+    assert (code, out, err) == (1, "", "corral: no backend is called 'vlm'; did you mean vllm?\n")
     code, _, err = await corral("backends", "install", "vllm", "--node", "atic")
     assert (code, "did you mean attic?" in err) == (1, True)
     code, _, err = await corral("backends", "install", "cuda-vllm")

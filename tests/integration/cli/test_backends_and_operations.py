@@ -127,7 +127,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(corral: Corral,
 
 
 def test_an_unknown_backend_is_answered_with_near_names(corral: Corral) -> None:
-    words = "no backend is called 'vlm'; near it: vllm"
+    words = "no backend is called 'vlm'; did you mean vllm?"
     corral.fleet.answers[("POST", "/api/operations")] = refused(404, words, "not_found")
     ran = corral("backends", "install", "vlm")
     assert (ran.code, ran.out, ran.err) == (1, "", f"corral: {words}\n")

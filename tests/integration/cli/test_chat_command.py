@@ -83,9 +83,9 @@ def test_a_load_that_fails_says_the_real_cause(corral: Corral) -> None:
 
 
 def test_a_model_nobody_knows(corral: Corral) -> None:
-    corral.fleet.answers[LOAD] = refused(404, "no model is called 'tiny'; near it: tinier", "not_found")
+    corral.fleet.answers[LOAD] = refused(404, "no model is called 'tiny'; did you mean tinier?", "not_found")
     ran = corral("chat", "tiny", "hello")
-    assert (ran.code, ran.out, ran.err) == (1, "", "corral: no model is called 'tiny'; near it: tinier\n")
+    assert (ran.code, ran.out, ran.err) == (1, "", "corral: no model is called 'tiny'; did you mean tinier?\n")
 
 
 def test_whoever_may_only_ask_asks(corral: Corral) -> None:

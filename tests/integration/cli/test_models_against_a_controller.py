@@ -199,7 +199,7 @@ async def test_a_backend_that_fits_no_node_is_told_by_apply(
     file.write_text("backends: [vlm]\n")
     code, out, err = await corral("apply", "-f", str(file), *flags)
     assert (code, out) == (1, "? backend vlm\n")
-    assert "corral: backend vlm: no backend is called 'vlm'; near it: vllm" in err
+    assert "corral: backend vlm: no backend is called 'vlm'; did you mean vllm?" in err
 
 
 async def test_what_is_not_there_yet_is_told_before_and_after(corral: Command, tmp_path: Path) -> None:

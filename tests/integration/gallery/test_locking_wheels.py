@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 import http.server
 import os
 import shutil
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
 
 from corral.gallery.pypi.find_locker import NoLocker, find_locker
 from corral.gallery.pypi.lock import NoWheels, WheelLocker
 from corral.gallery.pypi.pip import PipLocker, own_platform, own_python
 from corral.gallery.pypi.sizes import WheelSizes
-from corral.gallery.pypi.tools import run_tool, tool_environment
 from corral.gallery.pypi.uv import UvLocker
 from corral.gallery.pypi.wheels import digest_of_lock
 from corral.kit.errors import Failed, NotFound, Unreachable
 from tests.support.uv import path_with_uv
-from tests.support.waiting import until
 
 
 class Shelf:
@@ -210,48 +205,3 @@ async def test_uv_and_pip_lock_the_same(uv: UvLocker, pip: WheelLocker) -> None:
 async def test_no_tool_at_all() -> None:
     with pytest.raises(Failed, match="neither uv nor pip"):
         await NoLocker().lock("app", platform="linux/amd64", python="3.11")
-
-
-async def test_a_tool_that_hangs_is_killed(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="did not end"):
-        await run_tool([sys.executable, "-c", SLEEP], env=os.environ, folder=tmp_path, timeout_s=0.2)
-
-
-async def test_a_tool_is_killed_with_its_children_when_nobody_waits_for_it(tmp_path: Path) -> None:
-    told = tmp_path / "pids"
-    words = [sys.executable, "-c", WITH_A_CHILD, SLEEP, str(told)]
-    waiting = asyncio.create_task(run_tool(words, env=os.environ, folder=tmp_path, timeout_s=60))
-    await until(told.exists)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    pids = [int(pid) for pid in told.read_text().split()]
-    await until(lambda: not any(_runs(pid) for pid in pids))
-
-
-SLEEP = "import time; time.sleep(60)"
-WITH_A_CHILD = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
-with open(sys.argv[2] + ".new", "w") as file:
-    file.write(f"{os.getpid()} {child.pid}")
-os.rename(sys.argv[2] + ".new", sys.argv[2])
-time.sleep(60)
-"""
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def test_a_tool_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="cannot be started"):
-        await run_tool(["/nonexistent"], env={}, folder=tmp_path, timeout_s=1)
-
-
-def test_tools_are_told_none_of_our_secrets() -> None:
-    env = {"PATH": "/bin", "UV_DEFAULT_INDEX": "x", "CORRAL_ADMIN_KEY": "s", "LOCALAI_REGISTRATION_TOKEN": "s"}
-    assert tool_environment(env) == {"PATH": "/bin", "UV_DEFAULT_INDEX": "x"}

@@ -90,9 +90,9 @@ async def test_asking_for_a_model_of_a_gallery_installs_it(store: Store) -> None
     assert (await service.view("qwen")).created_by == "ann"
     with pytest.raises(NotFound, match="there is no model 'smollm2-135m'"):
         await service.ensure("smollm2-135m", install=False)
-    with pytest.raises(NotFound, match="near it: qwen"):
+    with pytest.raises(NotFound, match="did you mean qwen"):
         await service.ensure("qwem")
-    with pytest.raises(NotFound, match="near it: smollm2-135m"):
+    with pytest.raises(NotFound, match="did you mean smollm2-135m"):
         await service.ensure("smollm-135m")
 
 

@@ -11,8 +11,8 @@ import pytest
 from corral.blobs.archives.bounds import Bounds
 from corral.blobs.errors import BadArchive, TooLarge
 from corral.blobs.folders import copy_tree, remove_tree, sync_tree
-from corral.blobs.threads import Stop, Stopped
 from corral.blobs.trees import compare, list_tree, read_listing, write_listing
+from corral.kit.threads import Stopped, StopToken
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_copy_has_bounds(tree: Path) -> None:
 
 
 def test_reading_can_be_given_up(tree: Path) -> None:
-    stop = Stop()
+    stop = StopToken()
     stop.set()
     with pytest.raises(Stopped):
         list_tree(tree, stop)

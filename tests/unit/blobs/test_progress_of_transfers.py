@@ -1,29 +1,11 @@
-"""Rates, sums over several files, sizes as the contract writes them."""
+"""Rates, and sums over several files."""
 
 from __future__ import annotations
 
 import pytest
 
-from corral.blobs.progress import Meter, Progress, Tally, human_bytes
+from corral.blobs.progress import Meter, Progress, Tally
 from corral.contract.messages.backends import Phase
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (17, "17 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (412 * 2**20, "412.0 MiB"),
-        (2254857830, "2.1 GiB"),
-        (2**20 - 1, "1.0 MiB"),  # never "1024.0 KiB"
-        (5 * 2**40, "5.0 TiB"),
-        (5000 * 2**40, "5000.0 TiB"),
-    ],
-)
-def test_sizes_for_people(count: int, text: str) -> None:
-    assert human_bytes(count) == text
 
 
 def test_the_rate_is_what_the_line_does_now() -> None:

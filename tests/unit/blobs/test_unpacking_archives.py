@@ -17,7 +17,7 @@ from corral.blobs.archives.open import unpack_archive
 from corral.blobs.archives.unpack import Unpacker
 from corral.blobs.errors import BadArchive, NoSpace, TooLarge, UnsafeArchive
 from corral.blobs.space import Room
-from corral.blobs.threads import Stop, Stopped
+from corral.kit.threads import Stopped, StopToken
 
 MIB = 1 << 20
 ROOM = Room(reserve_bytes=0)
@@ -234,7 +234,7 @@ def test_a_full_disk_has_a_name(target: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unpacking_can_be_given_up(target: Path) -> None:
-    stop = Stop()
+    stop = StopToken()
 
     def endless() -> object:
         number = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corral.contract.catalogue import ScheduleBody
-from corral.controller.models.near import misspelt, nearest, unknown_model
+from corral.controller.models.near import misspelt, unknown_model
 from corral.controller.models.schedules import next_schedule
 from corral.controller.wiring.models import given_schedules
 from corral.kit.errors import Invalid
@@ -61,14 +61,11 @@ def test_what_is_left_out_stays_and_what_is_said_counts() -> None:
     assert (cleared.route_policy, cleared.min_prefix_match, cleared.min_replicas) == ("", 0.0, 0)
 
 
-def test_names_that_are_near() -> None:
+def test_an_unknown_model_is_reported_with_suggestions() -> None:
     known = ["smollm2-135m", "Qwen3-Coder", "qwen3-8b", "bert"]
-    assert nearest("smolm2-135m", known) == ("smollm2-135m",)
-    assert nearest("CODER", known) == ("Qwen3-Coder",)
-    assert nearest("be", known) == ("bert",)
     shows = "; `corral models list` and `corral models available` show which there are"
     assert unknown_model("zzz", known) == f"there is no model 'zzz'{shows}"
-    assert unknown_model("qwen3", known) == "there is no model 'qwen3'; near it: qwen3-8b, Qwen3-Coder"
+    assert unknown_model("qwen3", known) == "there is no model 'qwen3'; did you mean qwen3-8b, Qwen3-Coder?"
     silent = unknown_model("x", (), {"localai": "https://localai.test cannot be reached: no route to host"})
     assert silent.splitlines() == [
         f"there is no model 'x'{shows}",

@@ -153,7 +153,8 @@ def test_unknown_names_come_with_near_ones() -> None:
     assert isinstance(got, Unknown)
     assert got.nearest[0] == "vllm"
     assert got.reason == (
-        f"no backend is called 'vlm'; near it: {', '.join(got.nearest)}; the gallery gone could not be read (timed out)"
+        "no backend is called 'vlm'; the gallery gone could not be read (timed out)"
+        f"; did you mean {', '.join(got.nearest)}?"
     )
     assert catalogue().nearest("whisper")[0] == "whisper-large"
     assert catalogue().nearest("nightly") == ()  # development builds are not offered

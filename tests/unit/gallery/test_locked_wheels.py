@@ -10,9 +10,9 @@ from corral.contract.sources import TextFile, Wheel
 from corral.gallery.pypi import pip, uv
 from corral.gallery.pypi.lock import NoWheels
 from corral.gallery.pypi.tags import Floor, supported_tags
-from corral.gallery.pypi.tools import Ran
 from corral.gallery.pypi.wheels import choose_wheel, digest_of_files, digest_of_lock, parse_wheel_name
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound, Unreachable
+from corral.kit.subprocesses import CapturedOutput
 
 LINUX = supported_tags("linux/amd64", "3.11")
 HASH = "a" * 64
@@ -179,7 +179,7 @@ def test_locks_that_will_not_do(text: str, error: type[CorralError], word: str) 
     ],
 )
 def test_what_uv_says_in_our_words(status: int, said: str, error: type[CorralError]) -> None:
-    told = uv.explain("app", "linux/amd64", "3.11", Ran(status, "", said))
+    told = uv.explain("app", "linux/amd64", "3.11", CapturedOutput(status, "", said))
     assert type(told) is error
     assert "we can conclude" not in told.message
 
@@ -212,7 +212,7 @@ def test_reports_that_will_not_do(body: bytes) -> None:
     ],
 )
 def test_what_pip_says_in_our_words(said: str, error: type[CorralError]) -> None:
-    assert type(pip.explain("x", "linux/amd64", Ran(1, "", said))) is error
+    assert type(pip.explain("x", "linux/amd64", CapturedOutput(1, "", said))) is error
 
 
 async def test_pip_does_not_answer_for_other_machines() -> None:

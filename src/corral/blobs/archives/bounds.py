@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.blobs.errors import TooLarge
-from corral.blobs.progress import human_bytes
+from corral.kit.humanize import format_bytes
 
 MOST_PARTS = 128  # folders in folders
 MOST_NAME_BYTES = 4096
@@ -42,6 +42,6 @@ class Count:
         self.bytes += size_bytes
         if self.bytes > self._most_bytes:
             raise TooLarge(
-                f"an archive of {human_bytes(self._packed_bytes)} wants to unpack to more than "
-                f"{human_bytes(self._most_bytes)}: this looks like a bomb"
+                f"an archive of {format_bytes(self._packed_bytes)} wants to unpack to more than "
+                f"{format_bytes(self._most_bytes)}: this looks like a bomb"
             )

@@ -13,7 +13,7 @@ from corral.blobs.archives.tar import read_tar
 from corral.blobs.archives.unpack import Unpacker
 from corral.blobs.archives.zip import read_zip
 from corral.blobs.space import Room
-from corral.blobs.threads import Stop
+from corral.kit.threads import StopToken
 
 
 def unpack_archive(
@@ -22,7 +22,7 @@ def unpack_archive(
     bounds: Bounds,
     *,
     room: Room | None = None,
-    stop: Stop | None = None,
+    stop: StopToken | None = None,
     each: Callable[[int], None] | None = None,
 ) -> None:
     """tar (plain, gzip, xz, bzip2, zstd where Python has it) or zip, told by content. `folder` exists and is empty.

@@ -19,7 +19,7 @@ from corral.blobs.archives.entries import Entry, Kind
 from corral.blobs.archives.tree import Placed, Removed, Tree
 from corral.blobs.errors import UnsafeArchive, from_os
 from corral.blobs.space import Room
-from corral.blobs.threads import Stop
+from corral.kit.threads import StopToken
 
 ROOM_CHECK_BYTES = 64 << 20
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,12 +42,12 @@ class Unpacker:
         self._count = count
         self._tree = Tree(rootfs=rootfs)
         self._room = room or Room()
-        self._stop = Stop()
+        self._stop = StopToken()
         self._unchecked_bytes = 0
 
-    def add(self, entries: Iterable[Entry], stop: Stop | None = None) -> None:
+    def add(self, entries: Iterable[Entry], stop: StopToken | None = None) -> None:
         """One layer. Raises UnsafeArchive, BadArchive, TooLarge, NoSpace; the folder is rubbish then."""
-        self._stop = stop or Stop()
+        self._stop = stop or StopToken()
         self._tree.next_layer()
         for entry in entries:
             self._stop.check()

@@ -14,9 +14,10 @@ from typing import Protocol
 
 import msgspec
 
-from corral.blobs.programs import ask_program
 from corral.contract.sources import IMAGE_HOSTS
+from corral.kit.errors import Failed
 from corral.kit.log import get_log
+from corral.kit.subprocesses import capture_program
 
 log = get_log(__name__)
 
@@ -94,10 +95,10 @@ class DockerConfig:
         if not _HELPER.match(helper):
             return None
         command = (f"docker-credential-{helper}", "get")
-        out = await ask_program(command, host, env=self._env, timeout_s=self._helper_timeout_s)
         try:
-            answer = msgspec.json.decode(out or b"", type=_Helped)
-        except msgspec.MsgspecError:
+            ran = await capture_program(command, env=self._env, timeout_s=self._helper_timeout_s, stdin=host)
+            answer = msgspec.json.decode(ran.stdout if ran.status == 0 else "", type=_Helped)
+        except (Failed, msgspec.MsgspecError):
             return None
         return Login(answer.user, answer.secret, is_token=answer.user == "<token>") if answer.secret else None
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from corral.blobs.serving.asked import END_OF_HEAD, BadRequest, Beyond, Head, Part, choose_part, read_head
 from corral.blobs.serving.newcomers import Newcomers
-from corral.blobs.threads import to_the_end
 from corral.kit.log import get_log
+from corral.kit.threads import run_uncancelled
 
 log = get_log(__name__)
 
@@ -115,7 +115,7 @@ class BlobListener:
                 with contextlib.suppress(OSError):
                     # Its thread notices, and closes it. TLS's own shutdown would first forget that it is TLS.
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
-        await to_the_end(self._threads.shutdown)
+        await run_uncancelled(self._threads.shutdown)
 
     async def listen(self, host: str, port: int) -> int:
         """Accept there; 0 picks a port, which is returned. Raises OSError."""

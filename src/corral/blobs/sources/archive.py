@@ -19,10 +19,10 @@ from corral.blobs.sources.means import (
     into_tally,
     require_unpack_room,
 )
-from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
 from corral.kit.errors import NotFound
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
 async def open_url(means: Means, source: Source, tell: Tell) -> ArchiveContent:
@@ -49,10 +49,10 @@ async def open_file(means: Means, source: Source, tell: Tell) -> ArchiveContent:
 
 async def hash_local(path: Path, tell: Tell) -> str:
     """Digest of a file on this disk. Raises NotFound."""
-    size = await to_the_end(_size_of, path)
+    size = await run_uncancelled(_size_of, path)
     each = count_in_thread(Tally(Phase.VERIFYING, tell, time.monotonic, total_bytes=size), path.name)
 
-    def work(stop: Stop) -> str:
+    def work(stop: StopToken) -> str:
         def step(size: int) -> None:
             stop.check()
             each(size)
@@ -60,7 +60,7 @@ async def hash_local(path: Path, tell: Tell) -> str:
         return hash_file(path, each=step)
 
     try:
-        return await in_thread(work)
+        return await run_in_thread(work)
     except OSError as error:
         raise from_os(error, f"reading {path}") from error
 
@@ -88,7 +88,7 @@ class ArchiveContent:
         require_unpack_room(self.means, folder, size, 0, self.name)
         tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=size)
         each = count_in_thread(tally, self.name)
-        await in_thread(
+        await run_in_thread(
             lambda stop: unpack_archive(
                 self.path, folder, self.means.bounds, room=self.means.room, stop=stop, each=each
             )

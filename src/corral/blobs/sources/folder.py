@@ -9,17 +9,17 @@ from pathlib import Path
 from corral.blobs.folders import copy_tree
 from corral.blobs.progress import Tally, Tell
 from corral.blobs.sources.means import Means, check_wanted, count_in_thread
-from corral.blobs.threads import in_thread, to_the_end
 from corral.blobs.trees import Listing, compare, list_tree
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
 from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.kit.threads import run_in_thread, run_uncancelled
 
 
 async def open_folder(means: Means, source: Source, tell: Tell) -> FolderContent:
-    path = await to_the_end(_find, source.uri)
+    path = await run_uncancelled(_find, source.uri)
     each = count_in_thread(Tally(Phase.VERIFYING, tell, time.monotonic), path.name)
-    listing = await in_thread(lambda stop: list_tree(path, stop, each=each))
+    listing = await run_in_thread(lambda stop: list_tree(path, stop, each=each))
     check_wanted(source.digest, listing.digest, str(path))
     return FolderContent(means, path, listing)
 
@@ -55,13 +55,13 @@ class FolderContent:
         return ()
 
     async def write_to(self, folder: Path, tell: Tell) -> None:
-        await to_the_end(_refuse_itself, self.path, folder)
+        await run_uncancelled(_refuse_itself, self.path, folder)
         size = self.listing.size_bytes
         self.means.room.require(folder, size, f"copying {self.path}")
         tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=size)
         each = count_in_thread(tally, self.path.name)
-        await in_thread(lambda stop: copy_tree(self.path, folder, self.means.bounds, stop=stop, each=each))
-        copied = await in_thread(lambda stop: list_tree(folder, stop))
+        await run_in_thread(lambda stop: copy_tree(self.path, folder, self.means.bounds, stop=stop, each=each))
+        copied = await run_in_thread(lambda stop: list_tree(folder, stop))
         if copied != self.listing:
             difference = compare(self.listing, copied)
             names = (*difference.missing, *difference.changed, *difference.added)

@@ -19,9 +19,9 @@ from corral.blobs.partial import Wanted
 from corral.blobs.progress import Progress, Tally, Tell
 from corral.blobs.sources.means import Means, count_in_thread, into_tally, require_unpack_room, together
 from corral.blobs.store import Blob
-from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source, parse_reference
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
 async def open_image(means: Means, source: Source, tell: Tell) -> ImageContent:
@@ -94,12 +94,12 @@ class ImageContent:
             part = f"{name} {number}/{len(self.image.layers)}"
             await _unpack_layer(unpacker, blob.path, count_in_thread(tally, part))
             tally.at(part, blob.size)
-        await to_the_end(unpacker.finish)
+        await run_uncancelled(unpacker.finish)
 
 
 async def _unpack_layer(unpacker: Unpacker, path: Path, each: Callable[[int], None]) -> None:
-    def work(stop: Stop) -> None:
+    def work(stop: StopToken) -> None:
         with watch_reads(path, each) as file:
             unpacker.add(read_tar(read_plain(file)), stop)
 
-    await in_thread(work)
+    await run_in_thread(work)

@@ -17,9 +17,9 @@ from corral.blobs.oci.image_file import open_image_file
 from corral.blobs.progress import Tally, Tell
 from corral.blobs.sources.archive import hash_local
 from corral.blobs.sources.means import Means, check_wanted, count_in_thread, require_unpack_room
-from corral.blobs.threads import Stop, in_thread
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
+from corral.kit.threads import StopToken, run_in_thread
 
 
 async def open_saved_image(means: Means, source: Source, tell: Tell) -> SavedImage:
@@ -50,7 +50,7 @@ class SavedImage:
         tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=size)
         each = count_in_thread(tally, self.path.name)
 
-        def work(stop: Stop) -> None:
+        def work(stop: StopToken) -> None:
             try:
                 with self._plain(folder, stop) as path, open_image_file(path, self.platform) as image:
                     unpacker = Unpacker(folder, Count(self.means.bounds, size), rootfs=True, room=self.means.room)
@@ -61,11 +61,11 @@ class SavedImage:
             except OSError as error:
                 raise from_os(error, f"reading {self.path}") from error
 
-        await in_thread(work)
+        await run_in_thread(work)
         tally.at(self.path.name, size)
 
     @contextlib.contextmanager
-    def _plain(self, folder: Path, stop: Stop) -> Iterator[Path]:
+    def _plain(self, folder: Path, stop: StopToken) -> Iterator[Path]:
         """The tar file itself. One that was packed as a whole is unpacked aside first: its parts lie in any order."""
         with self.path.open("rb") as file:
             if not is_packed(file):

@@ -10,10 +10,10 @@ from pathlib import Path
 from corral.blobs.digests import digest_of_parts
 from corral.blobs.errors import UnsafeArchive, from_os
 from corral.blobs.progress import Progress, Tell
-from corral.blobs.threads import to_the_end
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source, TextFile, is_safe_path
 from corral.kit.errors import Invalid
+from corral.kit.threads import run_uncancelled
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -34,7 +34,7 @@ async def write_texts(folder: Path, files: Sequence[TextFile]) -> None:
     check_texts(files)
     try:
         for file in files:
-            await to_the_end(_write, folder, file)
+            await run_uncancelled(_write, folder, file)
     except OSError as error:
         raise from_os(error, f"writing into {folder}") from error
 

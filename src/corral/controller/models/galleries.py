@@ -12,7 +12,7 @@ import aiohttp
 from corral.contract.capability import DEFAULT
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.models import Definition
-from corral.controller.models.near import UnknownModel, near_it
+from corral.controller.models.near import UnknownModel, suggestions_for
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.models.entries import ModelEntry
 from corral.gallery.models.library import ModelLibrary, NotInGalleries, make_model_library
@@ -37,7 +37,7 @@ class ModelGalleries:
             return await self._library.find(query)
         except NotInGalleries as error:
             known = [entry.name for entry in await self._library.entries()]
-            message = f"no gallery has a model {query!r}{near_it(query, known)}"
+            message = f"no gallery has a model {query!r}{suggestions_for(query, known)}"
             raise UnknownModel(message, known, error.unread) from error
 
     async def define(

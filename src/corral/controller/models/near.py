@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 from corral.gallery.models.library import with_unread
 from corral.kit.errors import NotFound
+from corral.kit.suggest import format_suggestions, similar_names, suggest_names
 
-_MOST = 5
-_SHORTEST = 3  # shorter words are inside everything
 # What we read of a definition. Engines may know other words: one is asked about only where it looks like one of these.
 _WORDS = (
     *("name", "alias", "backend", "parameters", "download_files", "artifacts", "mmproj", "context_size", "parallel"),
@@ -19,23 +17,14 @@ _WORDS = (
 _LIKE = 0.85
 
 
-def nearest(name: str, known: Iterable[str], most: int = _MOST) -> tuple[str, ...]:
-    """Those like it, then those with it inside; case does not matter."""
-    name = name.lower()
-    names = {each.lower(): each for each in known}
-    like = [names[each] for each in difflib.get_close_matches(name, names, n=most, cutoff=0.6)]
-    inside = [each for low, each in names.items() if len(name) >= _SHORTEST and name in low]
-    return tuple(dict.fromkeys((*like, *sorted(inside))))[:most]
-
-
-def near_it(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
-    return f"; near it: {', '.join(near)}" if near else ""
+def suggestions_for(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about a model that does not exist."""
+    return format_suggestions(suggest_names(name, sorted(known)))
 
 
 def misspelt(words: Iterable[str]) -> tuple[str, ...]:
     """A sentence for each word of a definition that is nearly one of ours."""
-    near = {word: difflib.get_close_matches(word, _WORDS, n=1, cutoff=_LIKE) for word in words if word not in _WORDS}
+    near = {word: similar_names(word, _WORDS, limit=1, cutoff=_LIKE) for word in words if word not in _WORDS}
     return tuple(
         f"`{word}` means nothing to the fleet: was `{meant[0]}` meant?" for word, meant in near.items() if meant
     )
@@ -43,7 +32,7 @@ def misspelt(words: Iterable[str]) -> tuple[str, ...]:
 
 def unknown_model(name: str, known: Iterable[str], unread: Mapping[str, str] | None = None) -> str:
     """One line, and one more for each gallery that could not be asked: what keeps one from being read is long."""
-    hint = near_it(name, known) or "; `corral models list` and `corral models available` show which there are"
+    hint = suggestions_for(name, known) or "; `corral models list` and `corral models available` show which there are"
     return with_unread(f"there is no model {name!r}{hint}", unread or {})
 
 

@@ -15,9 +15,9 @@ from corral.controller.backends.world import rule_of
 from corral.controller.inventory.nodes import takes_backends
 from corral.controller.operations.bookkeeping import row_of
 from corral.controller.operations.matrix import Pending, away_with, matrix_of, pending_of
-from corral.controller.operations.requests import did_you_mean
 from corral.controller.operations.state import Row
 from corral.kit.errors import NotFound
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import (
     backend_intents,

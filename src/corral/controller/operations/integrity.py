@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from corral.contract.admin import BackendVerified
-from corral.controller.operations.requests import did_you_mean
 from corral.controller.orders.backend_calls import WorkerCalls
 from corral.kit.errors import Conflict, Failed, NotFound
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store
 from corral.store.tables import node_backends, nodes
 

@@ -26,8 +26,9 @@ from corral.controller.inventory.installed import (
 )
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.models.views import definition_of
-from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish, did_you_mean
+from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish
 from corral.kit.errors import Conflict, Invalid, NotFound
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import (
     backend_rules,

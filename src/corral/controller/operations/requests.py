@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +11,7 @@ from corral.controller.backends.rollout import DEFAULT, parse_max_parallel
 from corral.controller.backends.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Transaction
 from corral.store.tables import nodes
 from corral.store.tables.backend_rules import Asked
@@ -104,8 +103,3 @@ async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> 
     if found.node_type not in ("", "backend"):
         raise Invalid(f"{found.name} is of type {found.node_type}: it takes no backends")
     return Scope(ScopeKind.NODE, found.id)
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=3)
-    return f"; did you mean {', '.join(near)}?" if near else ""

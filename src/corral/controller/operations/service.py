@@ -22,7 +22,7 @@ from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
 from corral.controller.operations.fetches import KIND as FETCH
 from corral.controller.operations.fetches import open_fetch
 from corral.controller.operations.live import Progress
-from corral.controller.operations.requests import OperationKind, Wish, did_you_mean, find_scope
+from corral.controller.operations.requests import OperationKind, Wish, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
 from corral.controller.operations.views import operation_view, record_view
 from corral.controller.runtime.change_feed import Watch
@@ -30,6 +30,7 @@ from corral.controller.runtime.counters import RULES
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import (
     backend_intents,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from corral.controller.registry.transitions import NodeEvent
 from corral.controller.runtime.node_views import InFlightOf, not_counted, read_node_view, read_node_views
 from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import node_labels, nodes, revisions
 from corral.store.tables.nodes import Node
@@ -193,8 +193,5 @@ async def _find(tx: Transaction, id_or_name: str) -> Node:
     node = await _lookup(tx, id_or_name)
     if node is not None:
         return node
-    near = []
-    if len(id_or_name) <= _LONGEST_NAME:  # comparing is quadratic, and a path may be 60 kB long
-        near = difflib.get_close_matches(id_or_name, [row.name for row in await nodes.list_(tx)], n=3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    raise NotFound(f"there is no node {id_or_name[:_LONGEST_NAME]!r}{hint}")
+    names = [outline.name for outline in await nodes.list_outlines(tx)]
+    raise NotFound(f"there is no node {id_or_name[:_LONGEST_NAME]!r}{did_you_mean(id_or_name, names)}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from corral.blobs.progress import human_bytes
 from corral.contract.capability import DEFAULT
 from corral.contract.messages.replicas import ReplicaDevice
 from corral.controller.scheduler.room import Room, Space, as_replica_device, emptied
 from corral.controller.scheduler.world import MIB, Build, Model, Node
+from corral.kit.humanize import format_bytes
 
 _IN_RAM = (DEFAULT, "cpu")  # capabilities whose builds use no accelerator
 _MOST_DEVICES = 64
@@ -69,7 +69,7 @@ def _try(model: Model, node: Node, build: Build, room: Room) -> Fit | None:
 
 def _why_not(model: Model, node: Node, build: Build, room: Room, empty: Room) -> str:
     if lives_in_ram(model, node, build, room):
-        return f"needs {human_bytes(model.memory.all_in_ram)} of RAM; {room.ram}"
+        return f"needs {format_bytes(model.memory.all_in_ram)} of RAM; {room.ram}"
     if not room.devices:
         return "its backend needs an accelerator, and there is none"
     if build.devices == "one" and model.tensor_parallel > 1:
@@ -178,17 +178,17 @@ def _why_no_devices(model: Model, room: Room, count: int) -> str:
     each = model.memory.on_each(count)
     spaces = ", ".join(map(str, room.devices))
     if count > 1:
-        need = f"needs {count} equal GPUs with {human_bytes(each)} free on each ({human_bytes(each * count)} in all)"
+        need = f"needs {count} equal GPUs with {format_bytes(each)} free on each ({format_bytes(each * count)} in all)"
     else:
-        need = f"needs {human_bytes(each)} on one GPU"
+        need = f"needs {format_bytes(each)} on one GPU"
     if model.device_share:
         need += f", and its engine takes {model.device_share:.0%} of each it uses"
     if room.left_of_budget is not None:
-        left, of = human_bytes(room.left_of_budget), human_bytes(room.budget_bytes or 0)
+        left, of = format_bytes(room.left_of_budget), format_bytes(room.budget_bytes or 0)
         spaces += f"; the budget leaves {left} of {of}"
     host = model.memory.host_bytes
     if host and not room.ram.holds(host):
-        spaces += f"; {human_bytes(host)} of RAM besides, {room.ram}"
+        spaces += f"; {format_bytes(host)} of RAM besides, {room.ram}"
     return f"{need}; {spaces}"
 
 
@@ -198,10 +198,10 @@ def _hint(model: Model, empty: Room, tried: int) -> str:
         return ""
     for count in range(max(2, tried + 1), min(len(empty.devices), _MOST_DEVICES) + 1):
         if _group(model, empty, count):
-            each = human_bytes(model.memory.on_each(count))
+            each = format_bytes(model.memory.on_each(count))
             return f"; with `tensor_parallel: {count}` in its definition it would take {each} on each of {count}"
     return ""
 
 
 def _amount(size: int) -> str:
-    return f"needs {human_bytes(size)}" if size else "needs an unknown amount"
+    return f"needs {format_bytes(size)}" if size else "needs an unknown amount"

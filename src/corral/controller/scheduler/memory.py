@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corral.blobs.progress import human_bytes
 from corral.contract.models import Definition
 from corral.controller.scheduler.gguf import Head
 from corral.controller.scheduler.world import MIB, Memory
+from corral.kit.humanize import format_bytes
 
 # llama.cpp works on so many tokens at a time, and keeps their results for the whole vocabulary as 32-bit numbers.
 BATCH = 512
@@ -114,9 +114,8 @@ def estimate(
     buffers = BATCH * 4 * (words + 4 * width + context)
     each = buffers + OWN_BYTES
     kept = min(MOST_KEPT_BYTES, KEPT_PROMPTS * cache)
-    how = (
-        f"{human_bytes(weights_bytes)} weights, {human_bytes(cache)} for {context} tokens, {human_bytes(each)} besides"
-    )
+    for_context = f"{format_bytes(cache)} for {context} tokens"
+    how = f"{format_bytes(weights_bytes)} weights, {for_context}, {format_bytes(each)} besides"
     return Memory(weights_bytes + cache + each, each, kept, how=how)
 
 
@@ -149,7 +148,7 @@ def _guess(definition: Definition, files_bytes: int, head: Head | None, slots: i
     if found is not None:
         return found
     total = int(files_bytes * FILES_FACTOR) + OWN_BYTES
-    how = f"{human_bytes(files_bytes)} of files and {FILES_FACTOR - 1:.0%} besides"
+    how = f"{format_bytes(files_bytes)} of files and {FILES_FACTOR - 1:.0%} besides"
     return Memory(total, OWN_BYTES, how=how)
 
 

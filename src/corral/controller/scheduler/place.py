@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from corral.blobs.progress import human_bytes
 from corral.controller.scheduler.fit import Fit, TooLittle, find_fit
 from corral.controller.scheduler.groups import rivals, shared_groups
 from corral.controller.scheduler.room import Key, room_of
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState, World
+from corral.kit.humanize import format_bytes
 from corral.kit.lines import in_short
 
 NOT_LOOKED_UP = Build(BuildState.UNKNOWN, "nobody has looked yet whether there is a build for it")
@@ -256,7 +256,7 @@ def _check_disk(model: Model, node: Node, policy: Policy) -> Check:
         need = policy.disk_unknown_bytes
     else:
         need = missing + max(int(missing * policy.disk_share), policy.disk_spare_bytes)
-    text = f"{human_bytes(need)} needed on disk, {human_bytes(node.available_disk)} free"
+    text = f"{format_bytes(need)} needed on disk, {format_bytes(node.available_disk)} free"
     enough = node.available_disk >= need
     if not enough and not policy.disk_check:
         return Check("disk", True, f"{text}; that does not count, as checking is switched off")
@@ -281,7 +281,7 @@ def _notes(model: Model, build: Build, fetch: int, failed: str, peers: Sequence[
     if peers:
         notes.append(f"would rather not be beside {', '.join(sorted({peer.model for peer in peers}))}")
     if fetch:
-        notes.append(f"{human_bytes(fetch)} to fetch")
+        notes.append(f"{format_bytes(fetch)} to fetch")
     elif build.state is BuildState.INSTALLED and model.files:
         notes.append("backend and files are there")
     return tuple(notes)
@@ -301,7 +301,7 @@ def _summary(model: Model, verdicts: Sequence[Verdict]) -> str:
     if looking := [verdict.node for verdict in verdicts if verdict.only_looking]:
         return f"looking up a build of {model.backend} for {_few(looking)} …"
     need = model.memory
-    what = f"{model.name} (needs {human_bytes(need.total_bytes)}: {need.how})" if need.known else model.name
+    what = f"{model.name} (needs {format_bytes(need.total_bytes)}: {need.how})" if need.known else model.name
     if not verdicts:
         return f"no place for {what}: there are no nodes"
     if len(verdicts) == 1:

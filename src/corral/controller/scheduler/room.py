@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from corral.blobs.progress import human_bytes
 from corral.contract.budget import Amount, Share, ceiling_bytes
 from corral.contract.hardware import Device
 from corral.contract.messages.replicas import ReplicaDevice
 from corral.controller.scheduler.world import Node, Policy, Replica, ReplicaState
+from corral.kit.humanize import format_bytes
 
 Key = tuple[str, str, int]  # of a replica
 
@@ -43,7 +43,7 @@ class Space:
         if self.free_bytes is None or self.limit_bytes is None:
             return f"{self.name}: does not say what it has"
         guessed = "" if self.measured else ", use not measured"
-        return f"{self.name}: {human_bytes(self.free_bytes)} free of {human_bytes(self.limit_bytes)}{guessed}"
+        return f"{self.name}: {format_bytes(self.free_bytes)} free of {format_bytes(self.limit_bytes)}{guessed}"
 
 
 @dataclass(frozen=True)

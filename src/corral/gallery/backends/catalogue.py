@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from corral.contract.capability import DISABLED
 from corral.gallery.backends.compatibility import is_listed
 from corral.gallery.backends.entries import BackendEntry, Index
+from corral.kit.suggest import format_suggestions, suggest_names
 
 _NEAREST = 5
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -37,9 +37,9 @@ class Unknown:
     def reason(self) -> str:
         if self.why:
             return self.why
-        hint = f"; near it: {', '.join(self.nearest)}" if self.nearest else ""
+        hint = format_suggestions(self.nearest)
         unread = "".join(f"; the gallery {name} could not be read ({why})" for name, why in self.unread.items())
-        return f"no backend is called {self.query!r}{hint}{unread}"
+        return f"no backend is called {self.query!r}{unread}{hint}"
 
 
 class Catalogue:
@@ -91,13 +91,9 @@ class Catalogue:
         return None
 
     def nearest(self, name: str) -> tuple[str, ...]:
-        """Names somebody may have meant: like it, or with it inside."""
-        name = name.lower()
-        names = list(dict.fromkeys(entry.name for entry in self.entries if not entry.is_development()))
-        lowered = {each.lower(): each for each in names}
-        near = [lowered[each] for each in difflib.get_close_matches(name, lowered, n=_NEAREST, cutoff=0.6)]
-        inside = [each for each in names if len(name) >= 3 and name in each.lower()]
-        return tuple(dict.fromkeys((*near, *inside)))[:_NEAREST]
+        """Names that the caller may have meant."""
+        names = dict.fromkeys(entry.name for entry in self.entries if not entry.is_development())
+        return suggest_names(name, names, limit=_NEAREST)
 
     def search(
         self,

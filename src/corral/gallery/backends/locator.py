@@ -16,9 +16,9 @@ from corral.gallery.backends.entries import BUILTIN_SCHEME, DEVELOPMENT_SUFFIX, 
 from corral.gallery.backends.machine import Machine
 from corral.gallery.pypi.lock import Lock, WheelLocker
 from corral.gallery.pypi.wheels import digest_of_files, digest_of_lock
-from corral.gallery.sharing import SharedWork
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, NotFound
+from corral.kit.single_flight import SingleFlight
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Locator:
         self._clock = clock
         self._measure = measure
         self._options = options
-        self._asking: SharedWork[Hashable, Any] = SharedWork()
+        self._asking: SingleFlight[Hashable, None, Any] = SingleFlight()
         self._answers: dict[Hashable, tuple[float, Any]] = {}
 
     def forget(self) -> None:
@@ -151,7 +151,7 @@ class Locator:
         if key in self._answers:
             known: T = self._answers[key][1]
             return known
-        answer: T = await self._asking.do(key, ask)
+        answer: T = await self._asking.run(key, lambda _: ask())
         self._answers[key] = (self._clock.monotonic(), answer)
         return answer
 

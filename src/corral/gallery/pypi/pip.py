@@ -17,8 +17,8 @@ import msgspec
 
 from corral.contract.sources import Wheel, normal_name
 from corral.gallery.pypi.lock import Lock, NoWheels
-from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
+from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
 
 _ARCHES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 _FOREIGN = "without uv only wheels for machines like the controller's can be locked; install uv there"
@@ -31,7 +31,7 @@ class PipLocker:
         """`alone`: the package itself and nothing it needs."""
         self._program = tuple(program)
         self._alone = ("--no-deps",) if alone else ()
-        self._env = tool_environment(env)
+        self._env = environment_without_secrets(env)
         self._timeout_s = timeout_s
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
@@ -44,7 +44,7 @@ class PipLocker:
                 *("--disable-pip-version-check", "--only-binary", ":all:", *self._alone),
                 *("--report", str(report), requirement),
             ]
-            ran = await run_tool(words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
+            ran = await capture_program(words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s)
             if ran.status != 0:
                 raise explain(requirement, platform, ran)
             return read_report(report.read_bytes(), requirement, python)
@@ -64,7 +64,7 @@ def read_report(body: bytes, requirement: str, python: str) -> Lock:
     return Lock(f"{project}=={version}", version, python, wheels)
 
 
-def explain(requirement: str, platform: str, ran: Ran) -> CorralError:
+def explain(requirement: str, platform: str, ran: CapturedOutput) -> CorralError:
     said = " ".join(ran.stderr.split())
     if "Connection" in said or "connection" in said or "timed out" in said:
         return Unreachable(f"{requirement} could not be looked up: {said[-500:]}")

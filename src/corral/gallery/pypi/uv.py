@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 from corral.contract.sources import Wheel, normal_name
 from corral.gallery.pypi.lock import Lock, NoWheels
 from corral.gallery.pypi.tags import FLOOR, Floor, supported_tags
-from corral.gallery.pypi.tools import Ran, run_tool, tool_environment
 from corral.gallery.pypi.wheels import choose_wheel
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
+from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
 
 _NO_SOLUTION = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -40,7 +40,7 @@ class UvLocker:
         """`alone`: the package itself and nothing it needs, for who only wants a file out of it."""
         self._program = program
         self._alone = ("--no-deps",) if alone else ()
-        self._env = tool_environment(env) | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+        self._env = environment_without_secrets(env) | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
         self._floor = floor
         self._timeout_s = timeout_s
         if cache_folder is not None:
@@ -55,7 +55,7 @@ class UvLocker:
                 *("--only-binary", ":all:", "--python", sys.executable, "--python-version", python),
                 *("--python-platform", uv_platform(platform, self._floor), *self._alone),
             ]
-            ran = await run_tool(
+            ran = await capture_program(
                 words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirement + "\n"
             )
         if ran.status != 0:
@@ -84,7 +84,7 @@ def read_pylock(text: str, requirement: str, python: str, ranks: Mapping[str, in
     return Lock(f"{project}=={versions[project]}", versions[project], python, wheels)
 
 
-def explain(requirement: str, platform: str, python: str, ran: Ran) -> CorralError:
+def explain(requirement: str, platform: str, python: str, ran: CapturedOutput) -> CorralError:
     """uv's many words as one of our errors."""
     said = " ".join(ran.stderr.split())
     if ran.status != _NO_SOLUTION:

@@ -19,6 +19,7 @@ from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery, parse_galleries
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid
+from corral.kit.suggest import format_suggestions
 from corral.worker.installer.names import check_name
 from corral.worker.installer.requests import InstallRequest, request_of
 
@@ -32,7 +33,7 @@ class NotResolved(Failed):
     code = "not_resolved"
 
     def __init__(self, refused: Refused) -> None:
-        hint = f"; did you mean {', '.join(refused.nearest)}?" if refused.nearest else ""
+        hint = format_suggestions(refused.nearest)
         super().__init__(f"{refused.reason}{hint}")
         self.permanent = refused.permanent
 

@@ -27,7 +27,6 @@ from corral.blobs.progress import Progress, Tell, tell_nobody
 from corral.blobs.remote import Page
 from corral.blobs.space import Room
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.threads import Stop, in_thread, to_the_end
 from corral.blobs.together import Together
 from corral.contract.codec import Undecodable, decode
 from corral.contract.messages.backends import Phase
@@ -37,6 +36,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 from corral.worker.files.sets import FileSet, FileSets, inode_of
 
 log = get_log(__name__)
@@ -101,10 +101,10 @@ class WorkerFiles:
         try:
             with self.holding(wanted), self._store.hold(*(file.digest for file in wanted)):
                 # Before the first has its name: what is not in a set is nobody's, and would never go.
-                await to_the_end(self._sets.use, [file.path for file in wanted])
+                await run_uncancelled(self._sets.use, [file.path for file in wanted])
                 await self._bring(wanted, places, token, tell)
-                await to_the_end(self._sets.use, [file.path for file in wanted])
-                if not await to_the_end(self._all_there, wanted):
+                await run_uncancelled(self._sets.use, [file.path for file in wanted])
+                if not await run_uncancelled(self._all_there, wanted):
                     # Somebody was making room by what they had seen before we came; from now on they see us.
                     await self._bring(wanted, places, token, tell)
         except OSError as error:
@@ -117,7 +117,7 @@ class WorkerFiles:
         try:
             with self._store.hold(digest):
                 blob = await self._fetch(ReplicaFile("the list of its files", digest), places, token, tell_nobody)
-                return decode(tuple[ReplicaFile, ...], await to_the_end(blob.path.read_bytes))
+                return decode(tuple[ReplicaFile, ...], await run_uncancelled(blob.path.read_bytes))
         except Undecodable as error:
             raise Invalid(f"the list of its files cannot be read: {error}") from error
         except OSError as error:
@@ -143,9 +143,9 @@ class WorkerFiles:
         if not (self._models / BLOBS).is_dir():
             return
         before = time.time() - self._upkeep.unused_s
-        for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
-            await to_the_end(self._remove, unused)
-        await self._store.sweep(older_than_s=self._upkeep.partial_s, keep=await to_the_end(self._linked))
+        for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
+            await run_uncancelled(self._remove, unused)
+        await self._store.sweep(older_than_s=self._upkeep.partial_s, keep=await run_uncancelled(self._linked))
 
     async def keep_only(self, models: Collection[str]) -> None:
         """These are all models there are. Files of others go, unless something reads them, or they are so fresh that
@@ -153,10 +153,10 @@ class WorkerFiles:
         if not (self._models / BLOBS).is_dir():
             return
         before = time.time() - self._upkeep.fresh_s
-        for unused in await to_the_end(self._sets.unused, self._busy(), before=before):
+        for unused in await run_uncancelled(self._sets.unused, self._busy(), before=before):
             if not any(path.startswith(f"{model}/") for path in unused.paths for model in models):
-                await to_the_end(self._remove, unused)
-        await self._store.sweep_finished(await to_the_end(self._linked))
+                await run_uncancelled(self._remove, unused)
+        await self._store.sweep_finished(await run_uncancelled(self._linked))
 
     def leave(self) -> None:
         """The worker ends: what is on its way is gone on with by the next."""
@@ -166,7 +166,7 @@ class WorkerFiles:
     async def tidy(self) -> None:
         """A model was deleted: its blobs need not wait for the next sweep."""
         if (self._models / BLOBS).is_dir():
-            await self._store.sweep_finished(await to_the_end(self._linked))
+            await self._store.sweep_finished(await run_uncancelled(self._linked))
 
     # Inside
 
@@ -188,7 +188,7 @@ class WorkerFiles:
         for index, file in enumerate(files):
             if file in missing:
                 blob = await self._fetch(file, sources, token, bar.watch(index))
-                await to_the_end(self._place, blob, self._path(file))
+                await run_uncancelled(self._place, blob, self._path(file))
             bar.there(index)
 
     async def _is_here(self, file: ReplicaFile, tell: Tell) -> bool:
@@ -196,16 +196,16 @@ class WorkerFiles:
         if blob is None and self._nearby is not None:
             blob = await self._store.adopt(file.digest, self._nearby / hex_of(file.digest), file.size_bytes)
         if blob is not None:
-            await to_the_end(self._place, blob, path)
+            await run_uncancelled(self._place, blob, path)
             return True
         if not path.is_file() or (file.size_bytes and path.stat().st_size != file.size_bytes):
             return False
         # Somebody else put it there, or this disk knows no links: only reading it tells whether it is the one.
         tell(Progress(Phase.VERIFYING, file.path, 0, file.size_bytes))
-        if await in_thread(lambda stop: _digest(path, stop)) != file.digest:
+        if await run_in_thread(lambda stop: _digest(path, stop)) != file.digest:
             log.warning("a model file is not what it should be, and is fetched", file=file.path)
             return False
-        await to_the_end(self._adopt, path, file.digest)
+        await run_uncancelled(self._adopt, path, file.digest)
         return True
 
     async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, tell: Tell) -> Blob:
@@ -240,15 +240,15 @@ class WorkerFiles:
         """For all of them, before the first byte: what was not used for longest goes, if that is what it takes."""
         need = sum({file.digest: file.size_bytes for file in missing}.values())
         what = "the model's files"
-        for unused in [*await to_the_end(self._sets.unused, self._busy()), None]:
+        for unused in [*await run_uncancelled(self._sets.unused, self._busy()), None]:
             try:
                 self._room.require(self._models, need, what)
                 return
             except NoSpace:
                 if unused is None:
                     raise
-            await to_the_end(self._remove, unused)
-            await self._store.sweep_finished(await to_the_end(self._linked))
+            await run_uncancelled(self._remove, unused)
+            await self._store.sweep_finished(await run_uncancelled(self._linked))
 
     def _remove(self, unused: FileSet) -> None:
         """Unless somebody came for it since it was chosen."""
@@ -303,7 +303,7 @@ def _shown(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _digest(path: Path, stop: Stop) -> str:
+def _digest(path: Path, stop: StopToken) -> str:
     return hash_file(path, each=lambda _size: stop.check())
 
 

@@ -6,17 +6,15 @@ process. A thing that is not there is None, never an exception.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import shutil
-import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.kit.log import get_log
+from corral.kit.subprocesses import capture_blocking
 
 log = get_log(__name__)
 
@@ -100,30 +98,8 @@ class Host:
     def _output_of(self, argv: Sequence[str]) -> str | None:
         # Only what a tool needs to find itself and its libraries: this process holds secrets.
         env = {name: self.env[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in self.env}
-        with _ended_with_its_children(
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**env, "LC_ALL": "C"},
-                start_new_session=True,
-            )
-        ) as process:
-            output, _ = process.communicate(timeout=self.command_timeout_s)
-        if process.returncode != 0:
-            self.notices.tell(Path(argv[0]).name, f"ended with status {process.returncode}")
+        ran = capture_blocking(argv, env={**env, "LC_ALL": "C"}, timeout_s=self.command_timeout_s)
+        if ran.status != 0:
+            self.notices.tell(Path(argv[0]).name, f"ended with status {ran.status}")
             return None
-        return output.decode(errors="replace")
-
-
-@contextlib.contextmanager
-def _ended_with_its_children(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A tool that hangs is killed with what it started: a child would keep the pipe open, and us waiting."""
-    with process:
-        try:
-            yield process
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
+        return ran.stdout

@@ -16,14 +16,14 @@ from pathlib import Path
 from corral.blobs.contents import Contents, Opened
 from corral.blobs.errors import WrongDigest, from_os, is_final
 from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.sharing import SharedRuns
-from corral.blobs.threads import in_thread, to_the_end
 from corral.blobs.trees import Difference, compare, list_tree
 from corral.contract.messages.backends import NodeBackend, Phase
 from corral.contract.sources import FILE, OCIFILE, PYPI, Source
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Conflict, CorralError, Denied, Invalid, NotFound
 from corral.kit.log import get_log
+from corral.kit.single_flight import SingleFlight
+from corral.kit.threads import run_in_thread, run_uncancelled
 from corral.worker.installer.folder import BackendFolder
 from corral.worker.installer.inventory import (
     InstalledBackend,
@@ -70,7 +70,7 @@ class Installer:
         self._capability = capability
         self._clock = clock or SystemClock()
         self._locks = NameLocks()
-        self._runs: SharedRuns[tuple[str, bytes], InstalledBackend] = SharedRuns()
+        self._runs: SingleFlight[tuple[str, bytes], Progress, InstalledBackend] = SingleFlight()
         self._paused: set[str] = set()  # names of what was cancelled to be gone on with
         self._sequence = Sequence(folders.backends / SEQUENCE)
         self._libraries = libraries or SystemLibraries(PackageManager())
@@ -78,8 +78,8 @@ class Installer:
 
     async def start(self) -> Recovered:
         """Once, before anything else: tidy what a crash left, take in what LocalAI installed."""
-        done = await to_the_end(recover, self._folders.backends, self._running(), self._now())
-        await to_the_end(self._sequence.start)
+        done = await run_uncancelled(recover, self._folders.backends, self._running(), self._now())
+        await run_uncancelled(self._sequence.start)
         for what, names in (("imported", done.imported), ("removed", done.removed), ("finished", done.finished)):
             if names:
                 log.info("backends recovered", what=what, names=", ".join(names[:20]), count=len(names))
@@ -93,7 +93,7 @@ class Installer:
         return self._sequence.value
 
     async def inventory(self) -> Inventory:
-        return await to_the_end(read_inventory, self._folders.backends, self._folders.system)
+        return await run_uncancelled(read_inventory, self._folders.backends, self._folders.system)
 
     async def list_backends(self) -> tuple[NodeBackend, ...]:
         inventory = await self.inventory()
@@ -109,12 +109,12 @@ class Installer:
         """What to run for a name, and from which folder: the current version, or the one known by a digest."""
         build = (await self.inventory()).find(name, self._capability())
         if build is None:
-            return await to_the_end(find_loose_program, name, self._folders.backends, self._folders.system)
+            return await run_uncancelled(find_loose_program, name, self._folders.backends, self._folders.system)
         if not digest or (build.record is not None and build.record.is_known_as(digest)):
             return build
         if build.is_system:
             return None
-        return await to_the_end(_find_version, self._folder(build.name), digest)
+        return await run_uncancelled(_find_version, self._folder(build.name), digest)
 
     async def ensure_libraries(self, build: InstalledBackend, tell: Tell = tell_nobody) -> None:
         """Before something is started from it. Raises MissingLibraries."""
@@ -134,11 +134,11 @@ class Installer:
         if build is None or build.record is None:
             raise NotFound(f"{name} is not installed here" if build is None else f"{name} came with the system")
         folder, version = self._folder(build.name), build.record.id
-        before = await to_the_end(folder.listing, version)
+        before = await run_uncancelled(folder.listing, version)
         if before is None:
             return Difference(missing=(f"the list of files of {version}",))
         tell(Progress(Phase.VERIFYING, build.name, 0, before.size_bytes))
-        now = await in_thread(lambda stop: list_tree(folder.directory(version), stop, leave_out=(METADATA,)))
+        now = await run_in_thread(lambda stop: list_tree(folder.directory(version), stop, leave_out=(METADATA,)))
         difference = compare(before, now)
         if not difference.is_whole:
             log.error("an installed backend is damaged", backend=build.name, version=version)
@@ -162,7 +162,7 @@ class Installer:
                 await self._keep_meta(request, build)
                 return build
 
-        return await self._runs.join(("install", _checked(request).key), work, tell)
+        return await self._runs.run(("install", _checked(request).key), work, tell)
 
     async def fetch_aside(self, request: InstallRequest, tell: Tell = tell_nobody) -> InstalledBackend:
         """An upgrade's first half: the new version is there, whole, and nothing has changed. `switch` is the other."""
@@ -170,20 +170,20 @@ class Installer:
         async def work(tell: Tell) -> InstalledBackend:
             async with self._alone(request.names):
                 record = await self._obtain(request, tell)
-                await to_the_end(self._prune, request.name)
+                await run_uncancelled(self._prune, request.name)
                 await self._changed()  # also what is beside the current one is told
-                return await to_the_end(build_of, self._folder(request.name), record)
+                return await run_uncancelled(build_of, self._folder(request.name), record)
 
-        return await self._runs.join(("aside", _checked(request).key), work, tell)
+        return await self._runs.run(("aside", _checked(request).key), work, tell)
 
     async def switch(self, name: str, digest: str) -> InstalledBackend:
         """Make a version that is here the current one. What runs from the old one goes on. Raises NotFound."""
         async with self._alone(frozenset({name})):
             folder = await self._installed_folder(name)
-            record = await to_the_end(folder.find_digest, digest)
+            record = await run_uncancelled(folder.find_digest, digest)
             if record is None:
                 raise NotFound(f"{folder.name} {digest} is not on this machine")
-            await to_the_end(folder.describe, record, digest, Metadata(digest=digest), direct=False)
+            await run_uncancelled(folder.describe, record, digest, Metadata(digest=digest), direct=False)
             return await self._switch(folder.name, record.id)
 
     async def rollback(self, name: str, digest: str = "") -> InstalledBackend:
@@ -192,7 +192,7 @@ class Installer:
             return await self.switch(name, digest)
         async with self._alone(frozenset({name})):
             folder = await self._installed_folder(name)
-            record = await to_the_end(folder.previous)
+            record = await run_uncancelled(folder.previous)
             if record is None:
                 raise NotFound(f"no earlier version of {folder.name} is kept on this machine")
             return await self._switch(folder.name, record.id)
@@ -201,14 +201,14 @@ class Installer:
         """Remove a version fetched aside that nobody wants any more. False where it is current, in use or not here."""
         async with self._alone(frozenset({name})):
             folder = self._folder(name)
-            current = await to_the_end(folder.current)
-            record = await to_the_end(folder.find_digest, digest)
+            current = await run_uncancelled(folder.current)
+            record = await run_uncancelled(folder.find_digest, digest)
             if record is None or (current is not None and current.id == record.id):
                 return False
             if folder.is_in_use(record.id, self._running()):
                 return False
-            await to_the_end(folder.remove_version, record.id)
-            await to_the_end(folder.tidy)
+            await run_uncancelled(folder.remove_version, record.id)
+            await run_uncancelled(folder.tidy)
             await self._changed()
             return True
 
@@ -223,10 +223,10 @@ class Installer:
             if build is not None and build.is_system:
                 raise Denied(f"{build.name} came with the system and is not ours to delete")
             gone = plan_removal(inventory, name, build)
-            await to_the_end(remove_aside, self._folders.backends, gone)
+            await run_uncancelled(remove_aside, self._folders.backends, gone)
             # Not in a thread: between the look at what runs and the rename nothing can be started from it.
             set_aside(self._folders.backends, gone, self._running())
-            await to_the_end(remove_aside, self._folders.backends, gone)
+            await run_uncancelled(remove_aside, self._folders.backends, gone)
             await self._changed()
             log.info("backend deleted", backend=name, names=", ".join(gone))
             return Deleted(gone)
@@ -243,19 +243,19 @@ class Installer:
     async def _satisfied(self, request: InstallRequest, tell: Tell) -> InstalledBackend | None:
         """What is here and is all that was asked for."""
         # Somebody may have put a folder of LocalAI's there since we started.
-        await to_the_end(import_flat, self._folders.backends, request.name, self._running(), self._now())
+        await run_uncancelled(import_flat, self._folders.backends, request.name, self._running(), self._now())
         if request.force:
             return None
         folder = self._folder(request.name)
-        build = await to_the_end(read_build, folder)
+        build = await run_uncancelled(read_build, folder)
         if not request.digest:
             return build or (await self.inventory()).builds.get(request.name)
-        record = await to_the_end(folder.find_digest, request.digest)
+        record = await run_uncancelled(folder.find_digest, request.digest)
         if record is None:
             return None
         if build is not None and build.record is not None and build.record.id == record.id:
             await self._describe(folder, record, request)
-            return await to_the_end(read_build, folder)
+            return await run_uncancelled(read_build, folder)
         _tell_switch(request.name, tell)
         await self._describe(folder, record, request)
         return await self._switch(request.name, record.id, tell)
@@ -263,8 +263,10 @@ class Installer:
     async def _obtain(self, request: InstallRequest, tell: Tell) -> VersionRecord:
         """A whole version of what was asked for, from the first source that has it."""
         folder = self._folder(request.name)
-        if request.digest and not request.force and (record := await to_the_end(folder.find_digest, request.digest)):
-            return await self._describe(folder, record, request)
+        if request.digest and not request.force:
+            record = await run_uncancelled(folder.find_digest, request.digest)
+            if record is not None:
+                return await self._describe(folder, record, request)
         tell(Progress(Phase.RESOLVING, request.name))
         if request.manifest is not None:  # before a byte is fetched of what could not run
             await self._libraries.ensure(
@@ -288,7 +290,7 @@ class Installer:
             raise WrongDigest(f"{opened.source.uri} is {opened.digest}, not {request.digest}")
         folder = self._folder(request.name)
         if not request.force:
-            for record in (await to_the_end(folder.records)).values():
+            for record in (await run_uncancelled(folder.records)).values():
                 # The same files under another name (an index was rebuilt around them): nothing to fetch.
                 if record.content_digest == opened.content_digest and record.manifest == request.manifest:
                     return await self._describe(folder, record, request, opened)
@@ -296,14 +298,14 @@ class Installer:
 
     async def _build(self, folder: BackendFolder, opened: Opened, request: InstallRequest, tell: Tell) -> VersionRecord:
         """Fetch and unpack into the version's own folder, where it stays. Whatever interrupts this leaves nothing."""
-        version = await to_the_end(folder.begin, opened.content_digest)
+        version = await run_uncancelled(folder.begin, opened.content_digest)
         directory = folder.directory(version)
         try:
             await opened.write_to(directory, tell)
-            await to_the_end(settle, directory, request.manifest)
-            listing = await in_thread(lambda stop: list_tree(directory, stop, leave_out=(METADATA,)))
+            await run_uncancelled(settle, directory, request.manifest)
+            listing = await run_in_thread(lambda stop: list_tree(directory, stop, leave_out=(METADATA,)))
             metadata = self._metadata(request, opened.source, opened.digest)
-            before = await to_the_end(folder.current)
+            before = await run_uncancelled(folder.current)
             record = VersionRecord(
                 id=version,
                 digest=opened.digest,
@@ -315,10 +317,10 @@ class Installer:
                 direct=_is_direct(request) or (before is not None and before.direct),
                 made_at=self._now(),
             )
-            await to_the_end(write_metadata, directory, metadata)
-            await to_the_end(folder.finish, record, listing)
+            await run_uncancelled(write_metadata, directory, metadata)
+            await run_uncancelled(folder.finish, record, listing)
         except BaseException:
-            await to_the_end(folder.give_up, version)
+            await run_uncancelled(folder.give_up, version)
             raise
         log.info("backend fetched", backend=request.name, version=version, bytes=listing.size_bytes)
         return record
@@ -329,7 +331,7 @@ class Installer:
         """A version that is here already, as this order calls it."""
         digest = opened.digest if opened is not None else request.digest
         metadata = self._metadata(request, opened.source if opened is not None else None, digest)
-        described = await to_the_end(folder.describe, record, digest, metadata, direct=_is_direct(request))
+        described = await run_uncancelled(folder.describe, record, digest, metadata, direct=_is_direct(request))
         if described != record:
             await self._changed()
         return described
@@ -337,11 +339,11 @@ class Installer:
     async def _switch(self, name: str, version: str, tell: Tell = tell_nobody) -> InstalledBackend:
         _tell_switch(name, tell)
         folder = self._folder(name)
-        await to_the_end(folder.switch, version, self._now())
-        await to_the_end(self._prune, name)
+        await run_uncancelled(folder.switch, version, self._now())
+        await run_uncancelled(self._prune, name)
         await self._changed()
         log.info("backend switched", backend=name, version=version)
-        build = await to_the_end(read_build, folder)
+        build = await run_uncancelled(read_build, folder)
         if build is None:
             raise Conflict(f"{name} was removed while it was being switched")
         return build
@@ -349,7 +351,7 @@ class Installer:
     async def _keep_meta(self, request: InstallRequest, build: InstalledBackend) -> None:
         """The meta's own folder: its name, and which build it stands for."""
         name = request.asked_as
-        if not name or name == request.name or await to_the_end(self._folder(name).exists):
+        if not name or name == request.name or await run_uncancelled(self._folder(name).exists):
             return
         known = (await self.inventory()).metas.get(name)
         if known is not None and (known.meta_backend_for, known.version) == (build.name, request.version):
@@ -361,7 +363,7 @@ class Installer:
             installed_at=self._local_now(),
             version=request.version,
         )
-        await to_the_end(_write_meta, self._folders.backends / name, meta)
+        await run_uncancelled(_write_meta, self._folders.backends / name, meta)
         await self._changed()
 
     def _metadata(self, request: InstallRequest, source: Source | None, digest: str) -> Metadata:
@@ -394,7 +396,7 @@ class Installer:
         return self._folder(build.name)
 
     async def _changed(self) -> None:
-        await to_the_end(self._sequence.bump)
+        await run_uncancelled(self._sequence.bump)
 
     def _folder(self, name: str) -> BackendFolder:
         return BackendFolder(self._folders.backends / check_name(name))

@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from corral.blobs.progress import Progress, human_bytes
+from corral.blobs.progress import Progress
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
+from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
 
 log = get_log(__name__)
@@ -203,8 +204,8 @@ class ProgressPublisher:
             node_id=self._order.node_id,
             backend=self._order.backend,
             file_name=progress.file,
-            current=human_bytes(progress.current_bytes) if progress.current_bytes or progress.total_bytes else "",
-            total=human_bytes(progress.total_bytes) if progress.total_bytes else "",
+            current=format_bytes(progress.current_bytes) if progress.current_bytes or progress.total_bytes else "",
+            total=format_bytes(progress.total_bytes) if progress.total_bytes else "",
             percentage=self._scale.at(progress),
             phase=progress.phase.value,
             attempt=self._order.attempt,

@@ -1,4 +1,4 @@
-"""Work in a thread ends when nobody waits for it any more, and has ended when the waiter is told."""
+"""Work in a thread ends when its caller is cancelled, and has ended when the caller continues."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import time
 
 import pytest
 
-from corral.blobs.threads import Stop, in_thread, to_the_end
+from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 from tests.support.waiting import DEADLINE_S
 
 
 async def test_the_result_comes_back() -> None:
-    assert await in_thread(lambda _stop: 7) == 7
-    assert await to_the_end(divmod, 7, 2) == (3, 1)
+    assert await run_in_thread(lambda _stop: 7) == 7
+    assert await run_uncancelled(divmod, 7, 2) == (3, 1)
 
 
 async def test_an_error_comes_back() -> None:
-    def fail(_stop: Stop) -> None:
+    def fail(_stop: StopToken) -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await in_thread(fail)
+        await run_in_thread(fail)
 
 
-async def test_cancelled_work_has_ended_when_the_waiter_is_told() -> None:
+async def test_cancelled_work_has_ended_when_the_caller_continues() -> None:
     running, ended = threading.Event(), threading.Event()
 
-    def work(stop: Stop) -> None:
+    def work(stop: StopToken) -> None:
         try:
             while True:
                 running.set()
@@ -37,7 +37,7 @@ async def test_cancelled_work_has_ended_when_the_waiter_is_told() -> None:
         finally:
             ended.set()
 
-    task = asyncio.create_task(in_thread(work))
+    task = asyncio.create_task(run_in_thread(work))
     assert await asyncio.to_thread(running.wait, DEADLINE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -45,7 +45,7 @@ async def test_cancelled_work_has_ended_when_the_waiter_is_told() -> None:
     assert ended.is_set()
 
 
-async def test_a_second_cancel_does_not_cut_the_end_short() -> None:
+async def test_a_second_cancellation_does_not_end_the_wait() -> None:
     running, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -53,7 +53,7 @@ async def test_a_second_cancel_does_not_cut_the_end_short() -> None:
         go.wait(DEADLINE_S)
         ended.set()
 
-    task = asyncio.create_task(to_the_end(work))
+    task = asyncio.create_task(run_uncancelled(work))
     assert await asyncio.to_thread(running.wait, DEADLINE_S)
     task.cancel()
     await asyncio.sleep(0)
