@@ -40,6 +40,7 @@ class Cluster:
         self.bus: Process | None = None
         self.members = [Member(number) for number in range(members)]
         self.workers: list[Process] = []
+        self.corral: tuple[str, ...] = CORRAL  # of the processes that start from now on
         self._logs = 0
 
     @property
@@ -83,7 +84,7 @@ class Cluster:
             "CORRAL_INSTANCE_ID": f"controller-{member.number}",
         }
         member.controller = Process(
-            (*CORRAL, "controller"), self.env | told | env, self._log(f"controller-{member.number}")
+            (*self.corral, "controller"), self.env | told | env, self._log(f"controller-{member.number}")
         )
 
     def start_gateway(self, member: Member, **env: str) -> None:
@@ -92,7 +93,9 @@ class Cluster:
             "CORRAL_GATEWAY_KEY_FILE": str(self.secrets / "gateway.key"),
             "CORRAL_PORT": str(member.port),
         }
-        member.gateway = Process((*CORRAL, "gateway"), self.env | told | env, self._log(f"gateway-{member.number}"))
+        member.gateway = Process(
+            (*self.corral, "gateway"), self.env | told | env, self._log(f"gateway-{member.number}")
+        )
 
     def wait_ready(self, member: Member, timeout_s: float = START_S) -> None:
         def ready() -> bool:
@@ -128,7 +131,7 @@ class Cluster:
     def join(self, member: Member, name: str, token: str = "", **env: str) -> Process:
         words = ["join", member.url, "--name", name, "--data", str(self.root / f"worker-{name}")]
         words += ["--port", str(free_port()), *(["--token", token] if token else [])]
-        worker = Process((*CORRAL, *words), self.env | env, self._log(f"worker-{name}"))
+        worker = Process((*self.corral, *words), self.env | env, self._log(f"worker-{name}"))
         self.workers.append(worker)
         return worker
 
