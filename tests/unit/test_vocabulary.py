@@ -46,7 +46,6 @@ COMMON_CLASS_NAMES: frozenset[str] = frozenset(
         "Shortcut",
         "Source",
         "Step",
-        "Stop",
         "Why",
         "_Node",
         "_Written",
