@@ -29,7 +29,7 @@ from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
 from tests.support.backend_fleet import Controller, Fleet, open_fleet, sqlite_url
@@ -103,7 +103,7 @@ class Api:
                 services | dependencies(self.fleet.clock), access_service=access, ca_pem="", settle_s=settle_s
             )
         port = free_port()
-        await self._stack.enter_async_context(serve_app(app, ControllerSettings(host="127.0.0.1", port=port)))
+        await self._stack.enter_async_context(serve_app(app, ListenSettings(host="127.0.0.1", port=port)))
         self._stack.callback(controller.watch.end)  # before the server stops: open streams end first
         self.urls.append(f"http://127.0.0.1:{port}")
         return self.urls[-1]

@@ -44,7 +44,7 @@ from corral.controller.replicas.loads import Loads
 from corral.controller.runtime.change_feed import Watch
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ListenSettings
 from corral.controller.web.routes import dependencies
 from corral.controller.wiring.app import build_app
 from corral.controller.wiring.backends import Backends
@@ -203,7 +203,7 @@ def _page_app(
 @contextlib.asynccontextmanager
 async def served(page: PageApp, port: int) -> AsyncIterator[str]:
     """On a real port, for a real browser; leaving is the server going away."""
-    async with serve_app(page.app, ControllerSettings(host="127.0.0.1", port=port)):
+    async with serve_app(page.app, ListenSettings(host="127.0.0.1", port=port)):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_the_readme_says_of_the_guard() -> None:
-    assert f"({ControllerSettings().guard_share} %, a setting) falls silent at once" in (ROOT / "README.md").read_text()
+    assert (
+        f"({ControllerSettings().health.guard_share} %, a setting) falls silent at once"
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def test_how_long_the_database_is_waited_for() -> None:

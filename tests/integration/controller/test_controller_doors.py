@@ -12,7 +12,7 @@ import pytest
 
 from corral.controller.api.server import serve_app
 from corral.controller.runtime.store_wait import open_store_when_there
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ControllerSettings, ListenSettings
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, read_settings
 from tests.support.cluster import Cluster
@@ -30,7 +30,7 @@ async def nothing(scope: object, receive: object, send: object) -> None:
 
 async def test_leaving_does_not_take_the_successors_place_away(tmp_path: Path) -> None:
     path = tmp_path / "c.sock"
-    settings = ControllerSettings(socket=path)
+    settings = ListenSettings(socket=path)
     old, new = serve_app(nothing, settings), serve_app(nothing, settings)
     await old.__aenter__()
     await new.__aenter__()
@@ -43,7 +43,7 @@ async def test_leaving_does_not_take_the_successors_place_away(tmp_path: Path) -
 async def test_a_head_without_end_is_cut_off_on_a_port(tmp_path: Path) -> None:
     """Nobody stands before a port of ours; before the socket there is the gateway."""
     port = free_port()
-    async with serve_app(nothing, ControllerSettings(host="127.0.0.1", port=port)):
+    async with serve_app(nothing, ListenSettings(host="127.0.0.1", port=port)):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(10):
             assert await talk_without_end(reader, writer) < 4 * 2**20
@@ -89,7 +89,7 @@ async def test_what_waiting_cannot_cure_is_told_at_once(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         ({"compat_localai": True}, "--registration-token"),
-        ({"tls_cert": "x.pem"}, "come together"),
+        ({"tls_cert": "x.pem"}, "given together"),
         ({"guard_share": 200}, "between 0 and 100"),
         ({"port": 70000}, "65535"),
         ({"pending_limit": 0}, "less than 1"),
@@ -140,7 +140,7 @@ def test_a_controller_starts_before_its_database_and_stops_without_it(
 
 def test_ports_in_use_are_told_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = ControllerSettings(host="127.0.0.1", port=taken.getsockname()[1])
+        settings = ListenSettings(host="127.0.0.1", port=taken.getsockname()[1])
 
         async def serve() -> None:
             async with serve_app(nothing, settings):

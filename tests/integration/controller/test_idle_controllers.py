@@ -17,7 +17,7 @@ from corral.controller.api.server import serve_app
 from corral.controller.operations.live import Progress
 from corral.controller.runtime.change_feed import Watch
 from corral.controller.runtime.leadership import Leadership
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ListenSettings
 from corral.kit.clock import SystemClock
 from corral.store import open_store
 from tests.support.waiting import until
@@ -37,14 +37,14 @@ async def test_the_server_wakes_once_a_second(tmp_path: Path, monkeypatch: pytes
         return await on_tick(self, counter)
 
     monkeypatch.setattr(server._Server, "on_tick", counted)
-    async with serve_app(answer, ControllerSettings(socket=tmp_path / "s", port=0)):
+    async with serve_app(answer, ListenSettings(socket=tmp_path / "s", port=0)):
         await until(lambda: len(ticks) >= 3)
         assert min(after - before for before, after in pairwise(ticks)) > 0.9
 
 
 async def test_the_server_stops_without_waiting_for_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_TICK_S", 3600.0)
-    async with asyncio.timeout(30), serve_app(answer, ControllerSettings(socket=tmp_path / "s", port=0)):
+    async with asyncio.timeout(30), serve_app(answer, ListenSettings(socket=tmp_path / "s", port=0)):
         pass
 
 

@@ -53,20 +53,24 @@ def test_the_roles_read_back_what_was_meant() -> None:
     controller = read_settings(
         ControllerSettings, flags={}, env=role_env(ControllerSettings, controller_settings(LAN), {})
     )
-    assert controller.socket == Path("/run/x/controller.sock")
-    assert controller.port == 0
-    assert controller.public_url == "https://192.168.7.5:8080"
-    assert controller.bus_urls == ("tls://127.0.0.1:4222",)
-    assert controller.bus_public_urls == ("tls://{host}:4222",)
-    assert controller.ca_key == Path("/data/secrets/ca.key")
-    assert (controller.blob_host, controller.blob_port) == ("0.0.0.0", 8090)
-    assert controller.blob_url == "https://{host}:8090"
-    assert controller.blob_tls_key == Path("/data/secrets/server.key")
+    assert controller.listen.socket == Path("/run/x/controller.sock")
+    assert controller.listen.port == 0
+    assert controller.listen.public_url == "https://192.168.7.5:8080"
+    assert controller.bus.bus_urls == ("tls://127.0.0.1:4222",)
+    assert controller.bus.bus_public_urls == ("tls://{host}:4222",)
+    assert controller.access.ca_key == Path("/data/secrets/ca.key")
+    assert (controller.files.blob_host, controller.files.blob_port) == ("0.0.0.0", 8090)
+    assert controller.files.blob_url == "https://{host}:8090"
+    assert controller.files.blob_tls_key == Path("/data/secrets/server.key")
     assert controller_settings(SITE)["blob_url"] == "http://127.0.0.1:8090"
     movable = dataclasses.replace(LAN, blob_port_moves=True)
     env = role_env(ControllerSettings, controller_settings(movable), {})
     told = read_settings(ControllerSettings, flags={}, env=env)
-    assert (told.blob_port, told.blob_port_moves, told.blob_url) == (8090, True, "https://{host}:{port}")
+    assert (told.files.blob_port, told.files.blob_port_moves, told.files.blob_url) == (
+        8090,
+        True,
+        "https://{host}:{port}",
+    )
     gateway = read_settings(GatewaySettings, flags={}, env=role_env(GatewaySettings, gateway_settings(LAN), {}))
     assert (gateway.host, gateway.port) == ("0.0.0.0", 8080)
     assert gateway.tls_cert == Path("/data/secrets/server.crt")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from corral.controller.settings import ControllerSettings
+from corral.controller.settings import ListenSettings
 from corral.kit.hosts import is_loopback
 from corral.kit.log import get_log
 from corral.kit.settings import BadSettings
@@ -48,7 +48,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serve_app(
-    app: Any, settings: ControllerSettings, upgrades: Callable[..., asyncio.Protocol] | None = None
+    app: Any, settings: ListenSettings, upgrades: Callable[..., asyncio.Protocol] | None = None
 ) -> AsyncIterator[list[str]]:
     """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds.
     `upgrades` serves whoever asks for a WebSocket."""
@@ -98,7 +98,7 @@ async def _started(servers: list[_Server], running: list[asyncio.Task[None]]) ->
 
 def _server(
     app: Any,
-    settings: ControllerSettings,
+    settings: ListenSettings,
     upgrades: Callable[..., asyncio.Protocol] | None,
     *,
     secure: bool,

@@ -16,40 +16,42 @@ from corral.gallery.index_cache import LibraryOptions
 def backend_options(settings: ControllerSettings) -> BackendOptions:
     return BackendOptions(
         times=CallTimes(
-            install_s=settings.backend_install_timeout_s,
-            upgrade_s=settings.backend_upgrade_timeout_s,
-            delete_s=settings.backend_delete_timeout_s,
-            accept_s=settings.backend_accept_timeout_s,
-            list_s=settings.backend_list_timeout_s,
+            install_s=settings.backends.backend_install_timeout_s,
+            upgrade_s=settings.backends.backend_upgrade_timeout_s,
+            delete_s=settings.backends.backend_delete_timeout_s,
+            accept_s=settings.backends.backend_accept_timeout_s,
+            list_s=settings.backends.backend_list_timeout_s,
         ),
         pace=Pace(
-            every_s=settings.reconcile_interval_s,
-            renew_s=settings.lease_ttl_s / 3,
-            first_retry_s=settings.retry_first_s,
-            last_retry_s=settings.retry_cap_s,
+            every_s=settings.backends.reconcile_interval_s,
+            renew_s=settings.runtime.lease_ttl_s / 3,
+            first_retry_s=settings.backends.retry_first_s,
+            last_retry_s=settings.backends.retry_cap_s,
         ),
-        inventory_flush_s=settings.heartbeat_flush_s,
-        ask_inventory_every_s=settings.inventory_interval_s,
-        look_for_silent_every_s=min(5.0, settings.inventory_interval_s),
-        progress_tell_s=settings.progress_interval_s,
-        progress_write_s=settings.progress_write_interval_s,
-        accept_budget_s=settings.accept_budget_s,
-        upgrade_check_every_s=settings.upgrade_check_interval_s,
-        upgrade_check_rest_s=min(10.0, settings.upgrade_check_interval_s),
-        auto_upgrade=settings.auto_upgrade,
+        inventory_flush_s=settings.health.heartbeat_flush_s,
+        ask_inventory_every_s=settings.backends.inventory_interval_s,
+        look_for_silent_every_s=min(5.0, settings.backends.inventory_interval_s),
+        progress_tell_s=settings.backends.progress_interval_s,
+        progress_write_s=settings.backends.progress_write_interval_s,
+        accept_budget_s=settings.backends.accept_budget_s,
+        upgrade_check_every_s=settings.backends.upgrade_check_interval_s,
+        upgrade_check_rest_s=min(10.0, settings.backends.upgrade_check_interval_s),
+        auto_upgrade=settings.backends.auto_upgrade,
     )
 
 
 def gallery_options(settings: ControllerSettings) -> GalleryOptions:
     data = settings.data.expanduser()
     return GalleryOptions(
-        galleries=parse_galleries(settings.galleries),
-        base_folder=gallery_folder(data, settings.gallery_folder),
+        galleries=parse_galleries(settings.gallery.galleries),
+        base_folder=gallery_folder(data, settings.gallery.gallery_folder),
         cache_folder=data / "cache",
-        library=LibraryOptions(fresh_s=settings.gallery_fresh_s, candidate_s=settings.gallery_timeout_s),
-        connect_s=min(10.0, settings.gallery_timeout_s),
+        library=LibraryOptions(
+            fresh_s=settings.gallery.gallery_fresh_s, candidate_s=settings.gallery.gallery_timeout_s
+        ),
+        connect_s=min(10.0, settings.gallery.gallery_timeout_s),
     )
 
 
 def registry_settings(settings: ControllerSettings) -> RegistrySettings:
-    return RegistrySettings(insecure=frozenset(settings.insecure_registries))
+    return RegistrySettings(insecure=frozenset(settings.gallery.insecure_registries))

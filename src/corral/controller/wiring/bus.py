@@ -53,11 +53,11 @@ class ServiceCredentials:
 
 
 def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
-    split = [split_user(url) for url in settings.bus_urls]
+    split = [split_user(url) for url in settings.bus.bus_urls]
     urls = tuple(url for url, _ in split)
     shared = next((user for _, user in split if user is not None), None)
     tls = _tls(settings)
-    place = BusPlace(settings.bus_public_urls or urls, _read_ca(settings))
+    place = BusPlace(settings.bus.bus_public_urls or urls, _read_ca(settings))
 
     def issuer(*, account_seed: str = "", shared: SharedUser | None = None) -> BusIssuer:
         return BusIssuer(
@@ -65,18 +65,20 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
             clock,
             account_seed=account_seed,
             shared=shared,
-            ttl_s=settings.bus_credential_ttl_s,
-            install_timeout_s=max(settings.backend_install_timeout_s, settings.backend_upgrade_timeout_s),
+            ttl_s=settings.bus.bus_credential_ttl_s,
+            install_timeout_s=max(
+                settings.backends.backend_install_timeout_s, settings.backends.backend_upgrade_timeout_s
+            ),
         )
 
-    if settings.bus_keys is not None:
-        keys = load_or_create_keys(settings.bus_keys, clock.now())
-        service = ServiceCredentials(keys, clock, settings.backend_install_timeout_s)
+    if settings.bus.bus_keys is not None:
+        keys = load_or_create_keys(settings.bus.bus_keys, clock.now())
+        service = ServiceCredentials(keys, clock, settings.backends.backend_install_timeout_s)
         return BusSetup(urls, service, tls, service.inbox, issuer(account_seed=keys.account_seed), keys)
-    if settings.bus_account_seed:
+    if settings.bus.bus_account_seed:
         own, inbox = _account_service(settings)
-        return BusSetup(urls, own, tls, inbox, issuer(account_seed=settings.bus_account_seed), None)
-    if not settings.bus_shared_credentials:
+        return BusSetup(urls, own, tls, inbox, issuer(account_seed=settings.bus.bus_account_seed), None)
+    if not settings.bus.bus_shared_credentials:
         raise BadSettings(
             [
                 "the bus needs credentials: --bus-keys (embedded server), --bus-account-seed with service credentials "
@@ -89,12 +91,12 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
 
 def _account_service(settings: ControllerSettings) -> tuple[FixedCredentials, str]:
     """Our user on an external NATS, and the inbox it may hear. What cannot be used is told now, not by every node."""
-    if not (settings.bus_service_jwt and settings.bus_service_seed):
+    if not (settings.bus.bus_service_jwt and settings.bus.bus_service_seed):
         raise BadSettings(["--bus-service-jwt and --bus-service-seed are required with --bus-account-seed"])
     faults = []
     for flag, seed, kind in (
-        ("--bus-account-seed", settings.bus_account_seed, KeyKind.ACCOUNT),
-        ("--bus-service-seed", settings.bus_service_seed, KeyKind.USER),
+        ("--bus-account-seed", settings.bus.bus_account_seed, KeyKind.ACCOUNT),
+        ("--bus-service-seed", settings.bus.bus_service_seed, KeyKind.USER),
     ):
         try:
             check_seed(seed, kind)
@@ -102,29 +104,29 @@ def _account_service(settings: ControllerSettings) -> tuple[FixedCredentials, st
             faults.append(f"{flag}: {error}")
     inbox = INBOX
     try:
-        inbox = inbox_of(settings.bus_service_jwt)
+        inbox = inbox_of(settings.bus.bus_service_jwt)
     except BadKey as error:
         faults.append(f"--bus-service-jwt: {error}")
     if faults:
         raise BadSettings(faults)
-    credentials = BusCredentials(jwt=settings.bus_service_jwt, seed=settings.bus_service_seed)
+    credentials = BusCredentials(jwt=settings.bus.bus_service_jwt, seed=settings.bus.bus_service_seed)
     return FixedCredentials(credentials), inbox
 
 
 def _tls(settings: ControllerSettings) -> BusTls | None:
-    files = {"--bus-ca": settings.bus_ca, "--bus-cert": settings.bus_cert, "--bus-key": settings.bus_key}
+    files = {"--bus-ca": settings.bus.bus_ca, "--bus-cert": settings.bus.bus_cert, "--bus-key": settings.bus.bus_key}
     faults = [f"{flag}: there is no file {path}" for flag, path in files.items() if path and not path.is_file()]
-    if (settings.bus_cert is None) != (settings.bus_key is None):
+    if (settings.bus.bus_cert is None) != (settings.bus.bus_key is None):
         faults.append("--bus-cert and --bus-key come together")
     if faults:
         raise BadSettings(faults)
-    if settings.bus_ca is None and settings.bus_cert is None:
+    if settings.bus.bus_ca is None and settings.bus.bus_cert is None:
         return None
-    return BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key)
+    return BusTls(ca=settings.bus.bus_ca, certificate=settings.bus.bus_cert, key=settings.bus.bus_key)
 
 
 def _read_ca(settings: ControllerSettings) -> str:
     try:
-        return settings.bus_ca.read_text() if settings.bus_ca else ""
+        return settings.bus.bus_ca.read_text() if settings.bus.bus_ca else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings([f"--bus-ca: {settings.bus_ca} cannot be read: {error}"]) from error
+        raise BadSettings([f"--bus-ca: {settings.bus.bus_ca} cannot be read: {error}"]) from error

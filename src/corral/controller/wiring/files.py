@@ -6,15 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from corral.blobs.fetcher import Fetcher
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.remote import HttpTimes, open_session
 from corral.blobs.store import BlobStore
-from corral.controller.access.active_nodes import ActiveNodes
-from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.fetches import FetchPace
 from corral.controller.files.hub import HubSettings
@@ -26,17 +23,11 @@ from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
 from corral.controller.files.sizes import FileSizes
 from corral.controller.settings import ControllerSettings
+from corral.controller.wiring.access import Trust
+from corral.controller.wiring.runtime import Part, Runtime
 from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
 from corral.gallery.pypi.sizes import WheelSizes
-from corral.kit.clock import Clock
-from corral.store.engine.transactions import Store
-
-
-class Part(Protocol):
-    @property
-    def name(self) -> str: ...
-    async def run(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,19 +41,17 @@ class OpenedFiles:
 @asynccontextmanager
 async def open_model_files(
     settings: ControllerSettings,
-    store: Store,
-    tokens: IngressTokens,
-    active: ActiveNodes,
+    runtime: Runtime,
+    trust: Trust,
     registries: RegistrySettings,
-    *,
-    clock: Clock,
     env: Mapping[str, str],
 ) -> AsyncIterator[OpenedFiles]:
+    store, clock, tokens, active = runtime.store, runtime.clock, trust.ingress_tokens, trust.active_nodes
     data = settings.data.expanduser()
     # Where a person may put files for models to name, beside the definitions themselves.
-    own = (settings.models_folder or data / "models").expanduser()
-    async with open_session(HttpTimes(stall_s=settings.download_stall_s)) as session:
-        blobs = BlobStore((settings.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
+    own = (settings.models.models_folder or data / "models").expanduser()
+    async with open_session(HttpTimes(stall_s=settings.files.download_stall_s)) as session:
+        blobs = BlobStore((settings.files.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
         origin_settings = _origin_settings(settings, own)
         origins = Origins(
@@ -75,17 +64,21 @@ async def open_model_files(
             origin_settings,
         )
         door = DoorSettings(
-            settings.blob_host,
-            settings.blob_port,
-            settings.blob_url,
-            settings.blob_tls_cert,
-            settings.blob_tls_key,
-            moves=settings.blob_port_moves,
+            settings.files.blob_host,
+            settings.files.blob_port,
+            settings.files.blob_url,
+            settings.files.blob_tls_cert,
+            settings.files.blob_tls_key,
+            moves=settings.files.blob_port_moves,
         )
         places = Neighbours(
-            store, clock, own="", live_for_s=settings.lease_ttl_s, every_s=max(1.0, settings.lease_ttl_s / 3)
+            store,
+            clock,
+            own="",
+            live_for_s=settings.runtime.lease_ttl_s,
+            every_s=max(1.0, settings.runtime.lease_ttl_s / 3),
         )
-        upkeep = Upkeep(folder=own, unused_s=settings.keep_blobs_s)
+        upkeep = Upkeep(folder=own, unused_s=settings.files.keep_blobs_s)
         files = ModelFiles(
             store, blobs, origins, tokens, clock, places=places, credential_of=active.credential, upkeep=upkeep
         )
@@ -97,14 +90,14 @@ async def open_model_files(
 
 def fetch_pace(settings: ControllerSettings) -> FetchPace:
     return FetchPace(
-        tell_s=settings.progress_interval_s,
-        first_retry_s=settings.retry_first_s,
-        last_retry_s=settings.retry_cap_s,
+        tell_s=settings.backends.progress_interval_s,
+        first_retry_s=settings.backends.retry_first_s,
+        last_retry_s=settings.backends.retry_cap_s,
     )
 
 
 def _origin_settings(settings: ControllerSettings, own: Path) -> OriginSettings:
     return OriginSettings(
-        folders=(own, *(Path(folder).expanduser() for folder in settings.file_folders)),
-        hub=HubSettings(settings.huggingface_url, settings.huggingface_token),
+        folders=(own, *(Path(folder).expanduser() for folder in settings.files.file_folders)),
+        hub=HubSettings(settings.files.huggingface_url, settings.files.huggingface_token),
     )

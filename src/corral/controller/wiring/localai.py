@@ -4,37 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from corral.controller.localai.needs import PeerNeeds
+from corral.controller.backends.catalogue import Catalogue
+from corral.controller.files.model_files import ModelFiles
 from corral.controller.orders.replica_calls import ReplicaCalls
 from corral.controller.replicas.reconcile import LEASE
 from corral.controller.settings import ControllerSettings
+from corral.controller.wiring.access import Trust
+from corral.controller.wiring.runtime import Runtime
 
 if TYPE_CHECKING:
     from corral.controller.localai.setup import Peers
 
 
 @contextlib.asynccontextmanager
-async def open_localai(settings: ControllerSettings, needs: PeerNeeds, instance: str) -> AsyncIterator[Peers | None]:
-    """None where nobody asked for it: what it takes is then not even imported, for gRPC is large."""
-    if not settings.compat_localai:
+async def open_localai(
+    settings: ControllerSettings,
+    runtime: Runtime,
+    trust: Trust,
+    catalogue: Catalogue,
+    files: ModelFiles,
+    on_unreachable: Callable[[str], Awaitable[None]],
+) -> AsyncIterator[Peers | None]:
+    """None where LocalAI workers may not join: `controller/localai` is not imported then, for gRPC is large."""
+    if not settings.localai.compat_localai:
         yield None
         return
     from corral.controller.localai.calls import PeerTimes
+    from corral.controller.localai.needs import PeerNeeds
     from corral.controller.localai.setup import PeerSettings, open_peers
 
+    needs = PeerNeeds(
+        runtime.store,
+        runtime.bus,
+        runtime.leadership,
+        runtime.watch,
+        runtime.clock,
+        catalogue,
+        files,
+        trust.ingresses,
+        trust.ingress_tokens.public_key,
+        on_unreachable,
+    )
     own = ReplicaCalls(
-        needs.bus, needs.clock, accept_s=settings.backend_accept_timeout_s, keep_list=needs.files.keep_list
+        runtime.bus, runtime.clock, accept_s=settings.backends.backend_accept_timeout_s, keep_list=files.keep_list
     )
-    told = PeerSettings(
-        token=settings.registration_token,
+    peer_settings = PeerSettings(
+        token=settings.localai.registration_token,
         folder=settings.data.expanduser() / "requests",
-        instance=f"{instance}/{uuid.uuid4().hex[:8]}",
+        instance=f"{runtime.instance}/{uuid.uuid4().hex[:8]}",
         lease=LEASE,
-        check_every_s=settings.peer_check_interval_s,
-        times=PeerTimes(install_s=settings.backend_install_timeout_s),
+        check_every_s=settings.localai.peer_check_interval_s,
+        times=PeerTimes(install_s=settings.backends.backend_install_timeout_s),
     )
-    async with open_peers(own, needs, told) as peers:
+    async with open_peers(own, needs, peer_settings) as peers:
         yield peers

@@ -53,11 +53,11 @@ async def open_models(
 ) -> AsyncIterator[ModelParts]:
     """Raises Invalid for schedules in the settings that cannot be meant."""
     schedules = Schedules(store, watch)
-    given = given_schedules(settings.model_scheduling, settings.model_scheduling_config)
+    given = given_schedules(settings.models.model_scheduling, settings.models.model_scheduling_config)
     async with open_model_galleries(store, model_gallery_options(settings), clock=clock) as galleries:
         models = Models(store, watch, galleries, backends, sizes)
         folder = ModelsFolder(
-            models_folder(settings), models, store, watch, clock, interval_s=settings.models_folder_interval_s
+            models_folder(settings), models, store, watch, clock, interval_s=settings.models.models_folder_interval_s
         )
         await schedules.seed(given)
         yield ModelParts(models, schedules, folder, galleries.library)
@@ -66,18 +66,20 @@ async def open_models(
 def model_gallery_options(settings: ControllerSettings) -> GalleryOptions:
     data = settings.data.expanduser()
     return GalleryOptions(
-        galleries=parse_galleries(settings.model_galleries),
-        base_folder=gallery_folder(data, settings.gallery_folder),
+        galleries=parse_galleries(settings.gallery.model_galleries),
+        base_folder=gallery_folder(data, settings.gallery.gallery_folder),
         cache_folder=data / "cache",
-        library=LibraryOptions(fresh_s=settings.gallery_fresh_s, candidate_s=settings.gallery_timeout_s),
-        connect_s=min(10.0, settings.gallery_timeout_s),
+        library=LibraryOptions(
+            fresh_s=settings.gallery.gallery_fresh_s, candidate_s=settings.gallery.gallery_timeout_s
+        ),
+        connect_s=min(10.0, settings.gallery.gallery_timeout_s),
     )
 
 
 def models_folder(settings: ControllerSettings) -> Path:
     """Ours is made when it is not there; one that somebody chose may not be mounted yet."""
-    if settings.models_folder is not None:
-        return settings.models_folder.expanduser()
+    if settings.models.models_folder is not None:
+        return settings.models.models_folder.expanduser()
     folder = settings.data.expanduser() / "models"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -13,21 +13,21 @@ from corral.controller.wiring.replicas import ReplicaSettings, ReplicaTimes
 
 
 def replica_settings(settings: ControllerSettings) -> ReplicaSettings:
-    cooldown_s = settings.load_cooldown_s
+    cooldown_s = settings.replicas.load_cooldown_s
     return ReplicaSettings(
         ReplicaOptions(
-            pace=Pace(every_s=settings.replica_interval_s),
-            times=Times(orphan=timedelta(seconds=settings.stray_after_s)),
+            pace=Pace(every_s=settings.replicas.replica_interval_s),
+            times=Times(orphan=timedelta(seconds=settings.replicas.stray_after_s)),
             cooldown=Cooldown(first=timedelta(seconds=cooldown_s), longest=timedelta(seconds=max(300.0, cooldown_s))),
             policy=Policy(
-                disk_check=settings.disk_check,
-                exclusive_groups=settings.exclusive_groups,
-                shared_models=settings.shared_models,
-                up_after_s=settings.scale_up_after_s,
-                down_after_s=settings.scale_down_after_s,
+                disk_check=settings.replicas.disk_check,
+                exclusive_groups=settings.replicas.exclusive_groups,
+                shared_models=settings.replicas.shared_models,
+                up_after_s=settings.replicas.scale_up_after_s,
+                down_after_s=settings.replicas.scale_down_after_s,
             ),
-            idle_unload_s=settings.idle_unload_s,
-            localai=settings.compat_localai,
+            idle_unload_s=settings.replicas.idle_unload_s,
+            localai=settings.localai.compat_localai,
         ),
-        ReplicaTimes(accept_s=settings.backend_accept_timeout_s),
+        ReplicaTimes(accept_s=settings.backends.backend_accept_timeout_s),
     )

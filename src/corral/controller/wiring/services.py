@@ -1,0 +1,79 @@
+"""The services that API and page use, by the names of their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corral.controller.access.join_tokens import JoinTokens
+from corral.controller.api.metrics import ControllerMetrics
+from corral.controller.api.overview import Overview
+from corral.controller.backends.galleries import Galleries
+from corral.controller.backends.gallery_status import GalleryStatus
+from corral.controller.files.fetches import Fetches
+from corral.controller.fleetfile.service import FleetFiles
+from corral.controller.gateways.demand import Demand
+from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.view import Views
+from corral.controller.runtime.readiness import Readiness
+from corral.controller.settings import ControllerSettings
+from corral.controller.web.routes import dependencies as web_dependencies
+from corral.controller.wiring.access import Trust
+from corral.controller.wiring.backends import Backends
+from corral.controller.wiring.models import ModelParts
+from corral.controller.wiring.nodes import NodeParts
+from corral.controller.wiring.replicas import Replicas
+from corral.controller.wiring.runtime import Runtime
+
+
+def api_services(
+    settings: ControllerSettings,
+    runtime: Runtime,
+    trust: Trust,
+    nodes: NodeParts,
+    catalogue: Galleries,
+    backends: Backends,
+    models: ModelParts,
+    fetches: Fetches,
+    replicas: Replicas,
+    demand: Demand,
+) -> dict[str, Any]:
+    store, bus, clock, issuer = runtime.store, runtime.bus, runtime.clock, runtime.bus_setup.issuer
+    gallery_status = GalleryStatus({"backends": catalogue.library, "models": models.library})
+    overview = Overview(
+        store,
+        bus,
+        issuer,
+        trust.revocations,
+        nodes.health,
+        live_for_s=settings.runtime.lease_ttl_s,
+        compat_localai=settings.localai.compat_localai,
+        more=lambda: [*models.notices(), *gallery_status.notices()],
+    )
+    return {
+        "access": trust.access,
+        "join_tokens": JoinTokens(store, runtime.watch, public_url=settings.listen.public_url, ca=trust.ca),
+        "node_api": nodes.api,
+        "nodes": nodes.admin,
+        "ingresses": trust.ingresses,
+        "watch": runtime.watch,
+        "views": Views(store, issuer, trust.ingress_tokens, clock),
+        "overview": overview,
+        "operations": backends.operations,
+        "installed": backends.installed,
+        "integrity": backends.integrity,
+        "upgrades": backends.upgrades,
+        "catalogue": catalogue,
+        "gallery_status": gallery_status,
+        "preparing": backends.preparing,
+        "models": models.models,
+        "fetches": fetches,
+        "loads": replicas.loads,
+        "replica_rows": replicas.rows,
+        "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
+        "schedules": models.schedules,
+        "fleet_files": FleetFiles(store, models.models, models.schedules, backends.operations, nodes.admin),
+        "receipts": ReceiptBook(store, clock, demand),
+        "readiness": Readiness(store),
+        "controller_metrics": ControllerMetrics(store, bus, nodes.heartbeats, nodes.health),
+        **web_dependencies(clock),
+    }
