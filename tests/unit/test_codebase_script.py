@@ -47,6 +47,16 @@ def test_words_to_avoid_are_whole_words_of_names(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["look", "_look", "MOST_BYTES", "_MOST_BYTES", "run_to_the_end", "CannotGoOn"])
+def test_whole_names_limits_and_phrases_are_found_too(name: str) -> None:
+    assert len(list(codebase.words_to_avoid(name))) == 1
+
+
+@pytest.mark.parametrize("name", ["look_up", "outlook", "most_recent", "AT_MOST", "to_the_ending", "SingleFlight"])
+def test_names_that_only_look_like_them_are_fine(name: str) -> None:
+    assert not list(codebase.words_to_avoid(name))
+
+
 def test_a_class_name_is_common_from_the_third_on(tmp_path: Path) -> None:
     twice, thrice = "class Twice: ...\n", "class Thrice: ...\n"
     found = codebase.measure(write(tmp_path, {"a.py": twice + thrice, "b.py": twice + thrice, "c.py": thrice}))
@@ -81,7 +91,9 @@ def test_a_comparison_is_a_table_of_before_and_after(tmp_path: Path) -> None:
     for name, seconds in (("before", 900), ("after", 690)):
         reports.append(tmp_path / f"{name}.xml")
         reports[-1].write_text(f'<testsuites><testsuite name="pytest" time="{seconds}"/></testsuites>')
-    words = ["--compare", str(before), "--root", str(after), "--junit", *map(str, reports)]
+        (tmp_path / f"{name}.json").write_text('{"mutants": [{}, {}], "survivors": ["one"]}')
+    mutants = [str(report.with_suffix(".json")) for report in reports]
+    words = ["--compare", str(before), "--root", str(after), "--junit", *map(str, reports), "--mutants", *mutants]
     command = [sys.executable, str(ROOT / "scripts" / "codebase"), *words]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert ran.stdout.splitlines()[:4] == [
@@ -91,6 +103,7 @@ def test_a_comparison_is_a_table_of_before_and_after(tmp_path: Path) -> None:
         "| lines | 51 | 2 |",
     ]
     assert "| test minutes | 15 | 11.5 |" in ran.stdout
+    assert "| mutants caught | 1 | 1 |" in ran.stdout
 
 
 def test_an_unknown_figure_is_refused_with_those_there_are(
