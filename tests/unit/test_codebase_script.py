@@ -57,6 +57,12 @@ def test_names_that_only_look_like_them_are_fine(name: str) -> None:
     assert not list(codebase.words_to_avoid(name))
 
 
+def test_a_word_of_another_standard_is_fine_in_its_place(tmp_path: Path) -> None:
+    tree = write(tmp_path, {"inference/speech.py": "voice = 1\n", "worker/orders.py": "voice = 2\n"})
+    hits = [line for line in codebase.measure(tree).details["words"] if line.startswith("src/")]
+    assert hits == ["src/corral/worker/orders.py:1 voice"]
+
+
 def test_a_class_name_is_common_from_the_third_on(tmp_path: Path) -> None:
     twice, thrice = "class Twice: ...\n", "class Thrice: ...\n"
     found = codebase.measure(write(tmp_path, {"a.py": twice + thrice, "b.py": twice + thrice, "c.py": thrice}))
