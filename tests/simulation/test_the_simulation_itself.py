@@ -184,7 +184,7 @@ def test_results_that_are_not_awaited_are_no_loss(template: Path) -> None:
     async def deaf(*_: Any) -> None:
         return None
 
-    with mock.patch.object(dispatch.Dispatch, "result", deaf):
+    with mock.patch.object(dispatch.Dispatch, "on_result", deaf):
         for seed in range(2000, 2003):
             simulate(seed, template, chaos=chaos)
 

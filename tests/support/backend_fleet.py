@@ -28,7 +28,7 @@ from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
 from corral.controller.operations.requests import OperationKind, Wish, make_wish
 from corral.controller.orders.backend_calls import CallTimes
-from corral.controller.orders.dispatch import Lines
+from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.runtime.change_feed import Watch
@@ -48,7 +48,7 @@ from tests.support.waiting import DEADLINE_S, until
 QUICK = BackendOptions(
     times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=5.0, list_s=5.0, second_try_s=0.02),
     pace=Pace(every_s=0.5, renew_s=0.1, rest_s=0.002),
-    lines=Lines(),
+    limits=CallLimits(),
     inventory_flush_s=0.02,
     ask_inventory_every_s=0.2,
     look_for_silent_every_s=0.05,

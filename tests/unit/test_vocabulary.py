@@ -90,7 +90,6 @@ WORDS: Mapping[str, int] = {
     "voice": 12,
     "way": 68,
     "ways": 5,
-    "whatever": 2,
     "who_asks": 1,
     "wish": 41,
     "wishes": 2,

@@ -79,7 +79,7 @@ async def serve(
             pace=fetch_pace(settings),
         )
         localai = await opened.enter_async_context(
-            open_localai(settings, runtime, trust, catalogue, files.files, backends.reconciler.not_reached)
+            open_localai(settings, runtime, trust, catalogue, files.files, runtime.changes.mark_unreachable)
         )
         needs = Needs(
             models.models,

@@ -78,6 +78,51 @@ class KeyedTasks(Generic[K]):
         del self._under_way[key]
 
 
+class BackgroundTasks:
+    """Independent pieces of work that nobody awaits. `async with` it: leaving cancels the unfinished ones. An error of
+    one is logged and ends only that one."""
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._group = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group, self._group = self._group, None
+        for task in list(self._running):
+            task.cancel()
+        if group is not None:
+            await group.__aexit__(kind, error, trace)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Outside the `async with` block the work is dropped."""
+        if self._group is None:
+            work.close()
+            return
+        task = self._group.create_task(log_errors(work, name), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: work.close())  # a task cancelled before its first step never awaits the work
+
+
+async def log_errors(work: Coroutine[Any, Any, None], name: str) -> None:
+    """Await the work; an error is logged and goes no further."""
+    try:
+        await work
+    except CorralError as error:
+        log.warning("background task failed", task=name, error=error.message, code=error.code)
+    except Exception:
+        log.exception("background task failed", task=name)
+
+
 async def run_every(
     name: str,
     interval_s: float,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.backends import BackendList, NodeBackend
-from corral.controller.orders.backend_calls import WorkerCalls
+from corral.controller.orders.backend_calls import BackendCalls
 from corral.store.tables import node_backends
 from corral.store.tables.node_backends import Inventory
 from tests.support.backend_fleet import Fleet
@@ -27,7 +27,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Awai
             await meanwhile(node_id)
             return BackendList()
 
-        monkeypatch.setattr(WorkerCalls, "list_backends", list_backends)
+        monkeypatch.setattr(BackendCalls, "list_backends", list_backends)
 
     return answer
 

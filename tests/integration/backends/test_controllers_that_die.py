@@ -141,7 +141,7 @@ async def _killed_after(steps: int, url: str) -> bool:
         barn, old = await fleet.corral("barn"), await fleet.localai("old-hand")
         barn.script.takes_s = old.script.takes_s = 0.005
         results = [
-            await fleet.first.bus.subscribe(event, fleet.first.backends.reconciler.dispatch.result)
+            await fleet.first.bus.subscribe(event, fleet.first.backends.reconciler.dispatch.on_result)
             for event in _results()
         ]
         life = KilledAfter(live(fleet.first, fleet), steps)

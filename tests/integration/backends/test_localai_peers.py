@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from corral.controller.orders.dispatch import Lines
+from corral.controller.orders.dispatch import CallLimits
 from corral.store.tables import node_backends, nodes
 from tests.support.backend_fleet import QUICK, Fleet, open_fleet, quick, sqlite_url
 from tests.support.waiting import until
@@ -155,7 +155,7 @@ async def test_one_on_which_nobody_listens_is_unhealthy_after_the_second_try(fle
 
 async def test_no_more_calls_are_open_at_once_than_lines(tmp_path: Path) -> None:
     async with open_fleet(sqlite_url(tmp_path), start=False) as fleet:
-        few = await fleet.controller("c2", options=quick(lines=Lines(quick=8, slow=2)))
+        few = await fleet.controller("c2", options=quick(limits=CallLimits(quick=8, slow=2)))
         fleet.controllers.insert(0, few)
         workers = [await fleet.localai(f"n{number}") for number in range(5)]
         gate = asyncio.Event()

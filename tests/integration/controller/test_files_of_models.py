@@ -43,7 +43,8 @@ from corral.controller.files.model_files import ModelFiles, Upkeep
 from corral.controller.files.neighbours import Neighbours
 from corral.controller.files.origins import Origins, OriginSettings
 from corral.controller.files.packages import Packages
-from corral.controller.orders.observations import OrderAccepted, OrderId
+from corral.controller.orders.observations import OrderAccepted
+from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaCalls
 from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock

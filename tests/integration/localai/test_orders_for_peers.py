@@ -19,7 +19,8 @@ from corral.controller.localai.calls import PeerTimes, WorkerCalls
 from corral.controller.localai.orders import PeerOrders
 from corral.controller.localai.start import Starting
 from corral.controller.localai.table import PeerTable
-from corral.controller.orders.observations import OrderAccepted, OrderId, OrderNotSent, ReplicaObservation
+from corral.controller.orders.observations import OrderAccepted, OrderNotSent, ReplicaObservation
+from corral.controller.orders.order import OrderId
 from corral.controller.runtime.change_feed import Watch
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import SystemClock
@@ -67,7 +68,7 @@ class House:
         self.results: list[ReplicaResult] = []
         self.orders: PeerOrders
 
-    async def not_reached(self, node_id: str) -> None:
+    async def on_unreachable(self, node_id: str) -> None:
         self.unreached.append(node_id)
 
     async def heard(self, result: ReplicaResult, _tokens: Tokens) -> None:
@@ -102,7 +103,7 @@ async def house(store: Store) -> AsyncIterator[House]:
         house.orders = PeerOrders(
             *(house.own, store, bus, calls, starting, table, rest, CLOCK),
             token="shared",
-            not_reached=house.not_reached,
+            on_unreachable=house.on_unreachable,
         )
         await stack.enter_async_context(house.orders)
         yield house

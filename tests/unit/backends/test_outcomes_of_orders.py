@@ -11,8 +11,8 @@ import pytest
 from corral.contract.messages.backends import BackendResult
 from corral.controller.backends import outcomes
 from corral.controller.backends.plan import Done, Intent, NodeWorld, Stage
-from corral.controller.orders.observations import OrderEnded, OrderId
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.observations import OrderEnded
+from corral.controller.orders.order import Build, OrderId, OrderKind, Send
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SEND = Send("vllm", OrderKind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2, before="monday")

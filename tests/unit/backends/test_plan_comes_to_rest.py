@@ -14,8 +14,8 @@ from corral.contract.messages.backends import BackendResult, NodeBackend
 from corral.controller.backends import outcomes
 from corral.controller.backends.plan import Done, Drop, Fail, Intent, NodeWorld, Stage, Stop, plan
 from corral.controller.backends.rules import Unwanted, Wanted
-from corral.controller.orders.observations import OrderEnded, OrderId
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.observations import OrderEnded
+from corral.controller.orders.order import Build, OrderId, OrderKind, Send
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NEW = Build("vllm", "sha256:new")

@@ -14,12 +14,12 @@ from corral.controller.inventory.records import ProcessActivity
 from corral.controller.orders.observations import (
     OrderAccepted,
     OrderEnded,
-    OrderId,
     OrderNotSent,
     OrderUnconfirmed,
     ReplicaObservation,
     WorkerUnreachable,
 )
+from corral.controller.orders.order import OrderId
 from corral.controller.replicas.lifecycle import (
     STARTED,
     Broke,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 
 from corral.contract.loads import LoadState
 from corral.contract.models import read_definition
-from corral.controller.orders.observations import OrderAccepted, OrderId
+from corral.controller.orders.observations import OrderAccepted
+from corral.controller.orders.order import OrderId
 from corral.controller.replicas import reconcile
 from corral.controller.replicas.lifecycle import Intended
 from corral.controller.replicas.load_jobs import Job
@@ -45,6 +46,7 @@ def a_loop(**given: Any) -> ReplicaLoop:
         of=None,
         installed=None,
         epoch=lambda _name: 1,
+        resign_if_unknown=lambda _name: nullcontext(),
         is_looking=lambda _backend: False,
     )
     store: Any = AwayForWriting()

@@ -14,7 +14,8 @@ from msgspec.structs import replace as changed
 
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.inventory.records import ProcessActivity
-from corral.controller.orders.observations import OrderEnded, OrderId, ReplicaObservation, WorkerUnreachable
+from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
+from corral.controller.orders.order import OrderId
 from corral.controller.replicas.facts import Decided, Facts, Files
 from corral.controller.replicas.lifecycle import Intended, Place, Ready
 from corral.controller.replicas.load_jobs import Cooldown, Job, begin, fail

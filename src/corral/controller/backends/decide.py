@@ -12,8 +12,8 @@ from corral.controller.backends.outcomes import USUAL, Retry, apply
 from corral.controller.backends.plan import Done, Drop, Fail, Hold, Intent, NodeWorld, Step, Stop, Why, plan
 from corral.controller.backends.rollout import Peer, gate
 from corral.controller.backends.world import World
-from corral.controller.orders.observations import Observation, OrderId
-from corral.controller.orders.order import OrderKind, Send
+from corral.controller.orders.observations import Observation
+from corral.controller.orders.order import OrderId, OrderKind, Send
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Terms:
 
     epoch: int  # of our lease
     answer_within_s: Callable[[OrderKind], float]  # for workers that answer when they are done
-    free_lines: int  # how many more such calls may be open at once
+    free_slow_calls: int  # how many more such calls may be opened
     retry: Retry = USUAL
 
 
@@ -81,7 +81,7 @@ def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[
         held = gate(sends, peers, world.concerned.get(generation, len(sends)))
         for node_id, hold in held.items():
             steps[node_id] = [hold if step is sends[node_id] else step for step in steps[node_id]]
-    free = terms.free_lines
+    free = terms.free_slow_calls
     for node_id, own in steps.items():
         if nodes[node_id].accepts:
             continue

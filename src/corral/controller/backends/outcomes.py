@@ -12,14 +12,13 @@ from corral.controller.orders.observations import (
     Observation,
     OrderAccepted,
     OrderEnded,
-    OrderId,
     OrderNotRunning,
     OrderNotSent,
     OrderStillRunning,
     OrderUnconfirmed,
     WorkerUnreachable,
 )
-from corral.controller.orders.order import OrderKind, Send
+from corral.controller.orders.order import OrderId, OrderKind, Send
 
 ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
 NOT_SENT_WAIT = timedelta(seconds=2)  # after the controller itself could not send an order

@@ -23,16 +23,14 @@ from corral.controller.backends.plan import Intent, Step
 from corral.controller.backends.targets import Targets
 from corral.controller.backends.world import World, read_world, row_of
 from corral.controller.inventory.collector import with_boot
-from corral.controller.orders.backend_calls import Order, WorkerCalls
-from corral.controller.orders.dispatch import Dispatch, Lines
+from corral.controller.orders.backend_calls import BackendCalls, BackendOrder
+from corral.controller.orders.dispatch import CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.registry.transitions import NodeEvent
 from corral.controller.runtime.change_feed import Watch
 from corral.controller.runtime.counters import INVENTORY, RULES
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
@@ -71,7 +69,7 @@ class Reconciler:
         self,
         store: Store,
         bus: Bus,
-        calls: WorkerCalls,
+        calls: BackendCalls,
         catalogue: Catalogue,
         leadership: Leadership,
         changes: NodeChanges,
@@ -80,7 +78,7 @@ class Reconciler:
         *,
         record_steps: RecordSteps,
         pace: Pace | None = None,
-        lines: Lines | None = None,
+        limits: CallLimits | None = None,
     ) -> None:
         """`record_steps` writes what the steps mean for the operations that users watch."""
         self._store = store
@@ -88,7 +86,6 @@ class Reconciler:
         self._bus = bus
         self._calls = calls
         self._leadership = leadership
-        self._changes = changes
         self._watch = watch
         self._clock = clock
         self._pace = pace or Pace()
@@ -102,9 +99,10 @@ class Reconciler:
         self._news: dict[tuple[str, str], object] = {}  # what changed lately, as it was when we looked
         self._rolling: frozenset[str] = frozenset()  # operations that go node by node
         self._alarm: asyncio.TimerHandle | None = None
-        self._in_doubt = False  # whether our last claims were written
         self.leading = False
-        self.dispatch = Dispatch(calls, heard=self.heard, not_reached=self.not_reached, lines=lines)
+        self.dispatch = Dispatch(
+            calls, on_observation=self.on_observation, on_unreachable=changes.mark_unreachable, limits=limits
+        )
         self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody, retry=self._pace.retry)
 
     # Who may wake us.
@@ -119,21 +117,11 @@ class Reconciler:
         self._nodes_moved = True
         self._wake.set()
 
-    def heard(self, observation: Observation, looked: InventoryRead | None) -> None:
+    def on_observation(self, observation: Observation, looked: InventoryRead | None) -> None:
         self._heard.append(observation)
         if looked is not None:
             self._looked[looked.node_id] = looked
         self._wake.set()
-
-    async def not_reached(self, node_id: str) -> None:
-        """Twice nobody listened: the node is unhealthy until its next heartbeat."""
-        try:
-            await self._changes.apply(node_id, NodeEvent.DID_NOT_ANSWER)
-        except (Conflict, NotFound):
-            return  # it moved by itself meanwhile
-        except CorralError as error:
-            # What became of the order must be told all the same, or nobody would ever send it again.
-            log.warning("node could not be marked as unreachable", node_id=node_id, error=error.message)
 
     # The loop.
 
@@ -145,7 +133,7 @@ class Reconciler:
         try:
             async with self.dispatch, self.targets:
                 for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
-                    await self._bus.subscribe(event, self.dispatch.result)
+                    await self._bus.subscribe(event, self.dispatch.on_result)
                 await run_every(self.name, self._pace.renew_s, self._paced, clock=self._clock, wake=self._wake)
         finally:
             forget()
@@ -157,10 +145,6 @@ class Reconciler:
         await self._clock.sleep(self._pace.rest_s)
 
     async def look(self) -> None:
-        if self._in_doubt:
-            # They may stand there as sent by us, and never were. Under a new epoch they are anybody's: sent again.
-            await self._leadership.resign(LEASE)
-            self._in_doubt = False
         self.leading = await self._leadership.lead(LEASE)
         if not self.leading:
             self._heard.clear()  # whoever leads finds it out from the heartbeats
@@ -175,9 +159,9 @@ class Reconciler:
         looked, self._looked = self._looked, {}
         everybody, self._everybody = self._everybody, False
         try:
-            world, decided = await self._decide_and_write(heard, looked.values(), everybody)
-        except BaseException as error:
-            self._in_doubt = isinstance(error, OutcomeUnknown)
+            with self._leadership.resign_if_unknown(LEASE):
+                world, decided = await self._decide_and_write(heard, looked.values(), everybody)
+        except BaseException:
             self._heard = heard + self._heard
             self._looked = looked | self._looked
             self._everybody = self._everybody or everybody
@@ -191,13 +175,13 @@ class Reconciler:
             target = world.target_of(node_id, send.backend)
             node = world.nodes[node_id]
             self.dispatch.send(
-                Order(
-                    node_id,
-                    node.accepts,
-                    node.boot_id,
-                    send,
-                    world.asked[send.generation],
-                    target.build if target is not None else None,
+                BackendOrder(
+                    node_id=node_id,
+                    accepts=node.accepts,
+                    boot_id=node.boot_id,
+                    send=send,
+                    asked=world.asked[send.generation],
+                    build=target.build if target is not None else None,
                     in_place=node.accepts and world.ends_first(node_id, send.backend),
                 )
             )
@@ -221,7 +205,10 @@ class Reconciler:
                 return None, None
             world = await read_world(tx, node_ids, self.targets.looking, {each.node_id for each in looked})
             terms = Terms(
-                self._leadership.epoch(LEASE), self._calls.answer_within_s, self.dispatch.free_lines, self._pace.retry
+                self._leadership.epoch(LEASE),
+                self._calls.answer_within_s,
+                self.dispatch.free_slow_calls,
+                self._pace.retry,
             )
             decided = decide(world, heard, terms)
             changed = [row_of(*key, intent, now) for key, intent in decided.intents.items()]

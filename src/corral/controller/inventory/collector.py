@@ -17,7 +17,7 @@ from corral.contract.messages.nodes import BusHeartbeat
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.inventory.previous_revisions import forget_formers
 from corral.controller.inventory.routable import routing_facts
-from corral.controller.orders.backend_calls import WorkerCalls
+from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
 from corral.controller.registry.reports import tame_text
 from corral.controller.runtime.change_feed import Watch
@@ -45,12 +45,12 @@ class Inventories:
     def __init__(
         self,
         store: Store,
-        calls: WorkerCalls,
+        calls: BackendCalls,
         leadership: Leadership,
         watch: Watch,
         clock: Clock,
         *,
-        not_reached: Callable[[str], Awaitable[None]],
+        on_unreachable: Callable[[str], Awaitable[None]],
         flush_s: float,
         ask_every_s: float = 60.0,
         look_every_s: float = 5.0,
@@ -60,7 +60,7 @@ class Inventories:
         self._leadership = leadership
         self._watch = watch
         self._clock = clock
-        self._not_reached = not_reached
+        self._on_unreachable = on_unreachable
         self._flush_s = flush_s
         self._ask_every = timedelta(seconds=ask_every_s)
         self._look_every_s = look_every_s
@@ -168,7 +168,7 @@ class Inventories:
             async with turn:
                 listed = await self._calls.list_backends(node_id, accepts=outline.protocol >= 1)
         except Unreachable:
-            await self._not_reached(node_id)
+            await self._on_unreachable(node_id)
         except CorralError as error:  # no answer says nothing about what is there
             log.warning("inventory could not be read", node_id=node_id, error=error.message)
         else:

@@ -27,6 +27,7 @@ from corral.contract.messages.models import (
     StopModel,
 )
 from corral.controller.localai.keys import port_of, process_key
+from corral.controller.orders.calls import retry_unreachable
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
@@ -43,7 +44,7 @@ class PeerTimes:
     running_s: float = 10.0
     stop_s: float = 30.0  # Free 5 s, SIGTERM 15 s, SIGKILL
     delete_s: float = 30.0
-    second_try_s: float = 0.25  # "nobody listens" counts only when it is so twice
+    second_try_s: float = 0.25  # after a call that no worker listened to
     gone_within_s: float = 30.0  # a process that was told to end
     unseen_s: float = 2.0  # the same, of a worker that does not say what runs
     look_s: float = 0.5
@@ -78,7 +79,7 @@ class WorkerCalls:
             op_id=op_id,
         )
         try:
-            reply = await self._twice(
+            reply = await self._retried(
                 lambda: self._bus.call(INSTALL_BACKEND, asked, timeout_s=self.times.install_s, node=node_id)
             )
         except Unreachable as error:
@@ -105,7 +106,7 @@ class WorkerCalls:
         what keeps it from answering."""
         asked = ListRunningModels()
         try:
-            reply = await self._twice(
+            reply = await self._retried(
                 lambda: self._bus.call(LIST_RUNNING_MODELS, asked, timeout_s=self.times.running_s, node=node_id)
             )
         except Unreachable:
@@ -183,15 +184,11 @@ class WorkerCalls:
     async def delete_folder(self, node_id: str, folder: str) -> None:
         """A folder below the worker's models folder, with all that is in it. Raises what keeps it from going."""
         asked = DeleteModel(model_name=folder)
-        reply = await self._twice(
+        reply = await self._retried(
             lambda: self._bus.call(DELETE_MODEL, asked, timeout_s=self.times.delete_s, node=node_id)
         )
         if not reply.success:
             raise Failed(reply.error or "its worker gave no reason")
 
-    async def _twice(self, ask: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await ask()
-        except Unreachable:
-            await self._clock.sleep(self.times.second_try_s)
-            return await ask()
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry_unreachable(call, clock=self._clock, after_s=self.times.second_try_s)

@@ -51,4 +51,4 @@ class PeerNeeds:
     files: ModelFiles
     logs: Logs
     public_key: str  # of the tokens gateways show
-    not_reached: Callable[[str], Awaitable[None]]  # told of a node on which nobody listens
+    on_unreachable: Callable[[str], Awaitable[None]]  # with the id of a node on which no worker listens

@@ -1,4 +1,4 @@
-"""Orders about replicas, also for LocalAI workers: those are carried out here, by whoever gives them.
+"""ReplicaOrders about replicas, also for LocalAI workers: those are carried out here, by whoever gives them.
 
 To the loop that orders them they look like any other: accepted at once, the same order twice is one, progress and
 outcome come over the bus under the order's name. A controller that dies in the middle leaves nothing to be believed:
@@ -26,8 +26,9 @@ from corral.contract.models import read_definition
 from corral.controller.localai.calls import NobodyListens, WorkerCalls
 from corral.controller.localai.start import Starting
 from corral.controller.localai.table import NotLeading, PeerTable
-from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderId, OrderNotSent, ReplicaObservation
-from corral.controller.orders.replica_calls import Orders
+from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, ReplicaObservation
+from corral.controller.orders.order import OrderId
+from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.inference.processes import take_pulse
 from corral.inference.pulse import Pulse
 from corral.kit.clock import Clock
@@ -48,11 +49,11 @@ class Busyness(Protocol):
 
 
 class PeerOrders:
-    """`async with` it. Fits `Orders`."""
+    """`async with` it. Fits `ReplicaOrders`."""
 
     def __init__(
         self,
-        own: Orders,
+        own: ReplicaOrders,
         store: Store,
         bus: Bus,
         calls: WorkerCalls,
@@ -62,10 +63,10 @@ class PeerOrders:
         clock: Clock,
         *,
         token: str,
-        not_reached: Callable[[str], Awaitable[None]] | None = None,
+        on_unreachable: Callable[[str], Awaitable[None]] | None = None,
         tell_every_s: float = 0.5,
     ) -> None:
-        """`not_reached` is told of a node on which nobody listens."""
+        """`on_unreachable` is called with the id of a node on which no worker listens."""
         self._own = own
         self._store = store
         self._bus = bus
@@ -75,7 +76,7 @@ class PeerOrders:
         self._busy = busy
         self._clock = clock
         self._token = token
-        self._not_reached = not_reached
+        self._on_unreachable = on_unreachable
         self._tell_every_s = tell_every_s
         self._starts: KeyedTasks[str] = KeyedTasks()  # by process
         self._stopping: set[str] = set()
@@ -139,8 +140,8 @@ class PeerOrders:
             return  # it is another controller's by now
         except NobodyListens as failure:
             error = failure.message
-            if self._not_reached is not None:
-                await self._not_reached(node.id)
+            if self._on_unreachable is not None:
+                await self._on_unreachable(node.id)
         except CorralError as failure:
             error = failure.message or failure.code
         except Exception:

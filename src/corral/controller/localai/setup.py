@@ -23,7 +23,7 @@ from corral.controller.localai.staging import Staging
 from corral.controller.localai.start import Starting
 from corral.controller.localai.table import PeerTable
 from corral.controller.localai.watch import Watching
-from corral.controller.orders.replica_calls import Orders
+from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
 from corral.store.tables.backend_rules import Asked
@@ -49,7 +49,7 @@ class Peers:
 
 
 @contextlib.asynccontextmanager
-async def open_peers(own: Orders, needs: PeerNeeds, settings: PeerSettings) -> AsyncIterator[Peers]:
+async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSettings) -> AsyncIterator[Peers]:
     """`own`: orders to workers that take them."""
     store, bus, clock = needs.store, needs.bus, needs.clock
     table = PeerTable(store, needs.leadership, needs.watch, clock, lease=settings.lease)
@@ -80,7 +80,7 @@ async def open_peers(own: Orders, needs: PeerNeeds, settings: PeerSettings) -> A
                 loads,
                 clock,
                 token=settings.token,
-                not_reached=needs.not_reached,
+                on_unreachable=needs.on_unreachable,
             )
         )
         watching = Watching(store, calls, table, clock, token=settings.token, every_s=settings.check_every_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.contract.admin import BackendVerified
-from corral.controller.orders.backend_calls import WorkerCalls
+from corral.controller.orders.backend_calls import BackendCalls
 from corral.kit.errors import Conflict, Failed, NotFound
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store
@@ -11,7 +11,7 @@ from corral.store.tables import node_backends, nodes
 
 
 class Integrity:
-    def __init__(self, store: Store, calls: WorkerCalls) -> None:
+    def __init__(self, store: Store, calls: BackendCalls) -> None:
         self._store = store
         self._calls = calls
 

@@ -1,8 +1,8 @@
-"""One order on its way to one worker, and what its answer means (docs/reference/wire/backends.md,
-docs/reference/wire/subjects.md#call-errors).
+"""Sends orders about backends to workers, and translates the replies into observations
+(docs/reference/wire/backends.md).
 
-Corral workers answer at once whether they accept, and report later. LocalAI workers answer when they are done: their
-call may take as long as an install, and no answer in that time is no failure.
+A Corral worker replies at once whether it accepts an order, and reports the outcome later. A LocalAI worker replies
+when it has finished: the call may take as long as an install, and a call that times out has not failed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,22 @@ from corral.contract.messages.backends import (
     InstallBackend,
     InstallReply,
     ListBackends,
-    Phase,
     StoppedReply,
     UpgradeBackend,
     VerifyBackend,
     VerifyReply,
 )
+from corral.controller.orders.calls import observe_error, refused, retry_unreachable
 from corral.controller.orders.observations import (
     Observation,
     OrderAccepted,
     OrderEnded,
-    OrderId,
     OrderNotRunning,
-    OrderNotSent,
     OrderStillRunning,
-    OrderUnconfirmed,
-    WorkerUnreachable,
 )
-from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, OrderKind, Send
+from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, OrderId, OrderKind, Send
 from corral.kit.clock import Clock
-from corral.kit.errors import CorralError, Denied, Failed, Invalid, OutcomeUnknown, Unavailable, Unreachable
+from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
 from corral.store.tables.backend_rules import Asked
 from corral.store.tables.backend_targets import TargetBuild
 
@@ -63,30 +59,31 @@ class CallTimes:
     delete_s: float = 120.0
     accept_s: float = 10.0
     list_s: float = 30.0
-    verify_s: float = 110.0  # tens of gigabytes are read; whoever asked through the gateway waits two minutes
-    second_try_s: float = 0.25  # "nobody listens" counts only when it is so twice
+    verify_s: float = 110.0  # tens of gigabytes are read; a client that asks through the gateway waits two minutes
+    second_try_s: float = 0.25  # after a call that no worker listened to
 
 
 @dataclass(frozen=True)
-class Order:
+class BackendOrder:
     node_id: str
-    accepts: bool
+    accepts: bool  # the worker replies at once and reports later; a LocalAI worker replies when it has finished
     boot_id: str
     send: Send
     asked: Asked
     build: TargetBuild | None
-    in_place: bool = False  # what runs has to end before its successor starts
+    in_place: bool = False  # the running processes have to end before their successors start
 
     @property
     def id(self) -> OrderId:
         return OrderId(self.node_id, self.send.operation, self.send.attempt, self.send.backend)
 
 
-class WorkerCalls:
+class BackendCalls:
     def __init__(
         self, bus: Bus, clock: Clock, times: CallTimes, *, aliases: Aliases, galleries_with: GalleriesWith
     ) -> None:
-        """`aliases`: what galleries know of builds by name. `galleries_with`: where a LocalAI worker finds an entry."""
+        """`aliases`: the aliases that galleries have for builds, by name. `galleries_with`: the galleries in which a
+        LocalAI worker finds an entry."""
         self._bus = bus
         self._clock = clock
         self._aliases = aliases
@@ -94,7 +91,7 @@ class WorkerCalls:
         self.times = times
 
     def answer_within_s(self, kind: OrderKind) -> float:
-        """How long a worker that answers when it is done may take."""
+        """How long a LocalAI worker may take to carry an order of this kind out."""
         match kind:
             case OrderKind.INSTALL:
                 return self.times.install_s
@@ -103,48 +100,39 @@ class WorkerCalls:
             case OrderKind.DELETE:
                 return self.times.delete_s
 
-    async def order(self, order: Order) -> Observation:
-        """Never raises for what the other side or the bus does."""
+    async def order(self, order: BackendOrder) -> Observation:
+        """Send it. An error of the worker or of the bus becomes an observation."""
         timeout_s = self.times.accept_s if order.accepts else self.answer_within_s(order.send.kind)
         try:
-            reply = await self._sent(order, timeout_s)
-        except Unreachable:
-            return WorkerUnreachable(order.id)
-        except OutcomeUnknown as error:
-            if order.accepts:
-                return OrderUnconfirmed(order.id)
-            if order.send.kind is OrderKind.DELETE:
-                return _refused(order, error.message)
+            reply = await self._send(order, timeout_s)
+        except CorralError as error:
+            if not isinstance(error, OutcomeUnknown) or order.accepts:
+                return observe_error(order.id, error)
+            if order.send.kind is OrderKind.DELETE:  # which takes seconds: no LocalAI worker still works on it
+                return refused(order.id, error.message)
             return OrderStillRunning(order.id, timeout_s)
-        except Failed as error:  # an answer that cannot be read: it did answer, and it is not what we know
-            return _refused(order, error.message)
-        except (Unavailable, Denied) as error:
-            return OrderNotSent(order.id, error.message)
-        except Invalid as error:
-            return _refused(order, error.message, permanent=True)
         if reply.accepted and order.accepts:
             return OrderAccepted(order.id, order.boot_id)
-        return _finished(order, reply)
+        # A LocalAI worker replies when it has finished; a Corral worker so when it carried the same order out before.
+        return OrderEnded(order.id, reply.success, "" if reply.success else reply.error)
 
     async def cancel(self, order: OrderId, *, keep: bool = False) -> OrderNotRunning | None:
-        """None: it is being stopped, or nobody could say. Its outcome comes as that of any other order."""
-        asked = CancelBackend(op_id=order.operation, backend=order.backend, keep=keep)
+        """None: the worker is stopping the order, or did not reply. The outcome is reported like that of any order."""
+        request = CancelBackend(op_id=order.operation, backend=order.backend, keep=keep)
         try:
-            reply = await self._bus.call(CANCEL_BACKEND, asked, timeout_s=self.times.accept_s, node=order.node_id)
+            reply = await self._bus.call(CANCEL_BACKEND, request, timeout_s=self.times.accept_s, node=order.node_id)
         except CorralError:
             return None
         return OrderNotRunning(order) if reply.success and not reply.running else None
 
     async def list_backends(self, node_id: str, *, accepts: bool) -> BackendList:
-        """Raises Unreachable only when nobody listens twice; Failed when the node says that it cannot tell.
+        """Raises Unreachable when no worker listens, Failed when the node cannot list its backends.
 
-        A LocalAI worker lists only the build of what was installed by a name that builds share, and does not tell that
-        name (docs/reference/wire/backends.md#list): it is the gallery's."""
-
-        async def ask() -> BackendList:
-            return await self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)
-
-        listed = await self._twice(ask)
+        Several builds may share one alias. Of a backend installed by such an alias, a LocalAI worker lists only the
+        build (docs/reference/wire/backends.md#list); the alias is then read from the galleries."""
+        listed = await self._retried(
+            lambda: self._bus.call(LIST_BACKENDS, ListBackends(), timeout_s=self.times.list_s, node=node_id)
+        )
         if listed.error:
             raise Failed(f"the node cannot list its backends: {listed.error}")
         if accepts:
@@ -155,45 +143,45 @@ class WorkerCalls:
 
     async def verify(self, node_id: str, backend: str) -> VerifyReply:
         """Raises what a call raises."""
-        asked = VerifyBackend(backend=backend)
-        return await self._bus.call(VERIFY_BACKEND, asked, timeout_s=self.times.verify_s, node=node_id)
+        request = VerifyBackend(backend=backend)
+        return await self._bus.call(VERIFY_BACKEND, request, timeout_s=self.times.verify_s, node=node_id)
 
-    async def _sent(self, order: Order, timeout_s: float) -> Reply:
+    async def _send(self, order: BackendOrder, timeout_s: float) -> Reply:
         match order.send.kind:
             case OrderKind.INSTALL:
-                return await self._twice(lambda: self._install(order, timeout_s, force=order.send.force))
+                return await self._retried(lambda: self._install(order, timeout_s, force=order.send.force))
             case OrderKind.FETCH:
-                return await self._twice(lambda: self._upgrade(order, timeout_s, fetch_only=True))
+                return await self._retried(lambda: self._upgrade(order, timeout_s, fetch_only=True))
             case OrderKind.UPGRADE if order.accepts:
-                return await self._twice(lambda: self._upgrade(order, timeout_s))
+                return await self._retried(lambda: self._upgrade(order, timeout_s))
             case OrderKind.UPGRADE:
                 return await self._upgrade_or_install(order, timeout_s)
             case OrderKind.DELETE:
-                return await self._twice(lambda: self._delete(order, timeout_s))
+                return await self._retried(lambda: self._delete(order, timeout_s))
 
-    async def _upgrade_or_install(self, order: Order, timeout_s: float) -> Reply:
-        """A worker from before there was an upgrade subject reinstalls by force. Any other failure is its answer."""
+    async def _upgrade_or_install(self, order: BackendOrder, timeout_s: float) -> Reply:
+        """An old LocalAI worker does not listen on the upgrade subject: it reinstalls by force."""
         try:
             return await self._upgrade(order, timeout_s)
         except Unreachable:
-            return await self._twice(lambda: self._install(order, timeout_s, force=True))
+            return await self._retried(lambda: self._install(order, timeout_s, force=True))
 
-    async def _install(self, order: Order, timeout_s: float, *, force: bool) -> Reply:
+    async def _install(self, order: BackendOrder, timeout_s: float, *, force: bool) -> Reply:
         request = InstallBackend(**await self._request(order), force=force)
         return await self._bus.call(INSTALL_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
-    async def _upgrade(self, order: Order, timeout_s: float, *, fetch_only: bool = False) -> Reply:
+    async def _upgrade(self, order: BackendOrder, timeout_s: float, *, fetch_only: bool = False) -> Reply:
         in_place = order.in_place and not fetch_only
         request = UpgradeBackend(**await self._request(order), fetch_only=fetch_only, in_place=in_place)
         return await self._bus.call(UPGRADE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
-    async def _delete(self, order: Order, timeout_s: float) -> Reply:
+    async def _delete(self, order: BackendOrder, timeout_s: float) -> Reply:
         request = DeleteBackend(backend=order.send.backend, **(_acceptance(order) if order.accepts else {}))
         return await self._bus.call(DELETE_BACKEND, request, timeout_s=timeout_s, node=order.node_id)
 
-    async def _request(self, order: Order) -> dict[str, Any]:
-        """Our workers are told the build itself; LocalAI workers look it up, so they are told where. Only there: a
-        LocalAI worker reads every gallery it is sent, and fails if one of them cannot be read."""
+    async def _request(self, order: BackendOrder) -> dict[str, Any]:
+        """A Corral worker receives the build itself. A LocalAI worker looks the build up, and so receives only the
+        galleries that have it: it reads every gallery it receives, and fails if it cannot read one of them."""
         asked, build, fields = order.asked, order.build, _named(order)
         if not order.accepts:
             if asked.uri:
@@ -215,16 +203,12 @@ class WorkerCalls:
             }
         return fields
 
-    async def _twice(self, ask: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await ask()
-        except Unreachable:
-            await self._clock.sleep(self.times.second_try_s)
-            return await ask()
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry_unreachable(call, clock=self._clock, after_s=self.times.second_try_s)
 
 
-def _named(order: Order) -> dict[str, Any]:
-    """What installs and upgrades have in common, whoever is asked."""
+def _named(order: BackendOrder) -> dict[str, Any]:
+    """The fields of an install and of an upgrade that every kind of worker receives."""
     asked = order.asked
     return {
         "backend": order.send.backend,
@@ -235,15 +219,5 @@ def _named(order: Order) -> dict[str, Any]:
     }
 
 
-def _acceptance(order: Order) -> dict[str, Any]:
+def _acceptance(order: BackendOrder) -> dict[str, Any]:
     return {"op_id": order.send.operation, "accept": True, "attempt": order.send.attempt}
-
-
-def _finished(order: Order, reply: Reply) -> OrderEnded:
-    """The order is over already: a worker that answers when it has finished, or one that had carried it out before."""
-    return OrderEnded(order.id, reply.success, "" if reply.success else reply.error)
-
-
-def _refused(order: Order, reason: str, *, permanent: bool = False) -> OrderEnded:
-    # An order that was not understood has switched nothing.
-    return OrderEnded(order.id, success=False, error=reason, permanent=permanent, phase=Phase.RESOLVING)

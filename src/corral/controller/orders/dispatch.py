@@ -1,176 +1,162 @@
-"""Orders on their way: as many at once as is good for everybody, each heard of in the end.
+"""Sends orders about backends concurrently, and hands an observation of each to the reconciler.
 
-Orders to Corral workers are answered at once, so few lines serve many nodes; LocalAI workers hold theirs for as long as
-they work. A success is confirmed here by asking the node for its inventory, so that nobody believes a mere answer.
+A Corral worker replies at once, so few open calls serve many nodes; a call to a LocalAI worker stays open while the
+worker works. A success counts only with the inventory that the node lists after it; the dispatcher reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from corral.bus.api import Tokens
 from corral.contract.messages.backends import BackendResult
-from corral.controller.orders.backend_calls import Order, WorkerCalls
+from corral.controller.orders.backend_calls import BackendCalls, BackendOrder
 from corral.controller.orders.observations import (
     InventoryRead,
     Observation,
     OrderAccepted,
     OrderEnded,
-    OrderId,
     OrderNotRunning,
     OrderNotSent,
     OrderStillRunning,
     WorkerUnreachable,
 )
+from corral.controller.orders.order import OrderId
 from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
+from corral.kit.tasks import BackgroundTasks
 
 log = get_log(__name__)
 
 
 @dataclass(frozen=True)
-class Lines:
-    quick: int = 64  # unanswered calls to workers that answer at once
-    slow: int = 256  # to workers that answer when they are done
+class CallLimits:
+    """How many calls may be open at the same time."""
+
+    quick: int = 64  # to workers that reply at once
+    slow: int = 256  # to workers that reply when they have finished
 
 
 class Dispatch:
-    """`async with` it: what is still on its way when the block ends is left to whoever reconciles next."""
+    """`async with` it: leaving the block abandons the open calls. The next leader sends those orders again."""
 
     def __init__(
         self,
-        calls: WorkerCalls,
+        calls: BackendCalls,
         *,
-        heard: Callable[[Observation, InventoryRead | None], None],
-        not_reached: Callable[[str], Awaitable[None]],
-        lines: Lines | None = None,
+        on_observation: Callable[[Observation, InventoryRead | None], None],
+        on_unreachable: Callable[[str], Awaitable[None]],
+        limits: CallLimits | None = None,
     ) -> None:
-        """`not_reached` is told of a node on which nobody listens."""
+        """`on_unreachable` is called with the id of a node on which no worker listens."""
         self._calls = calls
-        self._heard = heard
-        self._not_reached = not_reached
-        self._lines = lines or Lines()
-        self._quick = asyncio.Semaphore(self._lines.quick)
-        self._asking = asyncio.Semaphore(self._lines.quick)
+        self._on_observation = on_observation
+        self._on_unreachable = on_unreachable
+        self._limits = limits or CallLimits()
+        self._quick = asyncio.Semaphore(self._limits.quick)
+        self._listing = asyncio.Semaphore(self._limits.quick)
         self._slow_open = 0
         self._stopping: set[OrderId] = set()
-        self._tasks: asyncio.TaskGroup | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def __aenter__(self) -> Dispatch:
-        self._tasks = await asyncio.TaskGroup().__aenter__()
+        await self._tasks.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks, self._tasks = self._tasks, None
-        for task in self._running:
-            task.cancel()
-        if tasks is not None:
-            await tasks.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(kind, error, trace)
 
     @property
-    def free_lines(self) -> int:
-        """How many more calls may be open to workers that answer when they are done."""
-        return max(0, self._lines.slow - self._slow_open)
+    def free_slow_calls(self) -> int:
+        """How many more calls may be opened to workers that reply when they have finished."""
+        return max(0, self._limits.slow - self._slow_open)
 
     @property
-    def on_their_way(self) -> int:
-        return len(self._running)
+    def open_calls(self) -> int:
+        return len(self._tasks)
 
-    def send(self, order: Order) -> None:
+    def send(self, order: BackendOrder) -> None:
         if not order.accepts:
             self._slow_open += 1
-        self._start(self._carry(order), f"order {order.send.kind} {order.send.backend}")
+        self._tasks.start(self._send(order), name=f"order {order.send.kind} {order.send.backend}")
 
     def stop(self, order: OrderId, *, keep: bool = False) -> None:
-        """Asked for as often as anybody notices; the worker hears it once at a time."""
+        """Has no effect while the worker is being asked already."""
         if order not in self._stopping:
             self._stopping.add(order)
-            self._start(self._stop(order, keep), f"stop {order.backend}")
+            self._tasks.start(self._stop(order, keep), name=f"stop {order.backend}")
 
-    async def result(self, result: BackendResult, tokens: Tokens) -> None:
-        """The event in which a worker tells how an accepted order ended."""
-        # Whose subject it came on is certain; what it says of itself is not.
+    async def on_result(self, result: BackendResult, tokens: Tokens) -> None:
+        """Handles the event with which a worker reports how an accepted order ended."""
+        # Only this node may publish on the subject; a node id inside the message would prove nothing.
         order = OrderId(tokens["node"], result.op_id, result.attempt, result.backend)
+        ended = OrderEnded.from_result(order, result)
         if result.success:
-            self._start(self._confirm(OrderEnded.from_result(order, result)), f"confirm {order.backend}")
+            self._tasks.start(self._confirm(ended), name=f"confirm {order.backend}")
         else:
-            self._heard(OrderEnded.from_result(order, result), None)
+            self._on_observation(ended, None)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if self._tasks is None:
-            work.close()
-            return
-        task = self._tasks.create_task(self._whatever_happens(work, name), name=name)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never begun
+    async def _send(self, order: BackendOrder) -> None:
+        observed = await self._call(order)
+        # The reconciler logs one line for all orders of a pass: an accepted order is not worth another.
+        write = log.debug if isinstance(observed, OrderAccepted) else log.info
+        write(
+            "order",
+            node=order.node_id,
+            kind=order.send.kind,
+            backend=order.send.backend,
+            answer=type(observed).__name__,
+        )
+        if isinstance(observed, WorkerUnreachable):
+            await self._on_unreachable(order.node_id)
+        if isinstance(observed, OrderEnded) and observed.success:
+            late = None if order.accepts else OrderStillRunning(order.id, self._calls.answer_within_s(order.send.kind))
+            await self._confirm(observed, late, accepts=order.accepts)
+        else:
+            self._on_observation(observed, None)
 
-    async def _whatever_happens(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _call(self, order: BackendOrder) -> Observation:
         try:
-            await work
-        except CorralError as error:
-            log.warning("order failed on the way", what=name, error=error.message, code=error.code)
+            if not order.accepts:
+                return await self._calls.order(order)
+            async with self._quick:
+                return await self._calls.order(order)
         except Exception:
-            log.exception("order failed on the way", what=name)
-
-    async def _carry(self, order: Order) -> None:
-        heard: Observation = OrderNotSent(order.id, "something went wrong here; the log has the details")
-        try:
-            if order.accepts:
-                async with self._quick:
-                    heard = await self._calls.order(order)
-            else:
-                heard = await self._calls.order(order)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("order failed on the way", node_id=order.node_id, backend=order.send.backend)
+            log.exception("order not sent", node_id=order.node_id, backend=order.send.backend)
+            return OrderNotSent(order.id, "the controller failed; its log has the details")
         finally:
             if not order.accepts:
                 self._slow_open -= 1
-        tell = (
-            log.debug if isinstance(heard, OrderAccepted) else log.info
-        )  # what goes as it should is told once for all
-        tell("order", node=order.node_id, kind=order.send.kind, backend=order.send.backend, answer=type(heard).__name__)
-        if isinstance(heard, WorkerUnreachable):
-            await self._not_reached(order.node_id)
-        if isinstance(heard, OrderEnded) and heard.success:
-            late = None if order.accepts else OrderStillRunning(order.id, self._calls.answer_within_s(order.send.kind))
-            await self._confirm(heard, late, accepts=order.accepts)
-        else:
-            self._heard(heard, None)
 
     async def _confirm(
         self, ended: OrderEnded | OrderNotRunning, otherwise: Observation | None = None, *, accepts: bool = True
     ) -> None:
-        """If the node cannot be asked now, its next heartbeat or the next round of questions tells; `otherwise` is
-        then what is known."""
+        """Hand the observation on, together with the node's inventory. If the node cannot list its backends now, hand
+        `otherwise` on; a later heartbeat or listing shows the result."""
         node_id = ended.order.node_id
         try:
-            async with self._asking:
+            async with self._listing:
                 listed = await self._calls.list_backends(node_id, accepts=accepts)
         except CorralError as error:
             log.warning("inventory could not be read after an order", node_id=node_id, error=error.message)
             if isinstance(error, Unreachable):
-                await self._not_reached(node_id)
+                await self._on_unreachable(node_id)
             if otherwise is not None:
-                self._heard(otherwise, None)
+                self._on_observation(otherwise, None)
             return
-        self._heard(ended, InventoryRead(node_id, listed.backends, listed.seq))
+        self._on_observation(ended, InventoryRead(node_id, listed.backends, listed.seq))
 
     async def _stop(self, order: OrderId, keep: bool) -> None:
         try:
             async with self._quick:
-                heard = await self._calls.cancel(order, keep=keep)
+                observed = await self._calls.cancel(order, keep=keep)
         finally:
             self._stopping.discard(order)
-        log.info("told to stop", node_id=order.node_id, backend=order.backend, operation=order.operation)
-        if heard is not None:  # it may have done its work before: what is on file is no proof any more
-            await self._confirm(heard)
+        log.info("order cancelled", node_id=order.node_id, backend=order.backend, operation=order.operation)
+        if observed is not None:  # the order may have ended before: the stored inventory is out of date
+            await self._confirm(observed)

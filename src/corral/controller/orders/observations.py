@@ -1,6 +1,6 @@
 """What the controller observes of an order that it sent to a worker. Records only.
 
-`backend_calls` and `replica_calls` make them from answers, `dispatch` and the reconcilers from result events. The
+`backend_calls` and `replica_calls` make them from replies, `dispatch` and the reconcilers from result events. The
 reconcilers apply them to their rows, all that arrived together in one transaction; an observation about an order that
 is no longer the last one of its row changes nothing.
 """
@@ -10,16 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.contract.messages.backends import BackendResult, NodeBackend
-
-
-@dataclass(frozen=True)
-class OrderId:
-    """A worker carries out an order once, however often it receives the same id."""
-
-    node_id: str
-    operation: str
-    attempt: int
-    backend: str = ""  # empty for an order about a replica
+from corral.controller.orders.order import OrderId
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""An order about a backend, as the plan decides it and `backend_calls` sends it. Records only."""
+"""An order to a worker, and the id that answers refer to. Records only.
+
+The plan of `controller/backends` decides a `Send`; the reconciler adds the build that fits the node, and
+`backend_calls` sends the resulting `BackendOrder`. Orders about replicas are the messages of
+`contract/messages/replicas.py` themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,19 @@ from enum import StrEnum
 NO_GALLERY_FOR_LOCALAI = "no gallery that a LocalAI worker can read has it"
 
 
+@dataclass(frozen=True)
+class OrderId:
+    """A worker carries out an order once, however often it receives the same id."""
+
+    node_id: str
+    operation: str
+    attempt: int
+    backend: str = ""  # empty for an order about a replica
+
+
 class OrderKind(StrEnum):
     INSTALL = "install"
-    FETCH = "fetch"  # the first half of an upgrade that goes node by node: beside what is current, which stays
+    FETCH = "fetch"  # the first half of a node-by-node upgrade: the new build is stored beside the current one
     UPGRADE = "upgrade"
     DELETE = "delete"
 
@@ -20,12 +35,14 @@ class Build:
     """The build of a backend that fits one node."""
 
     variant: str
-    digest: str  # empty: nobody can say before it is there
+    digest: str  # empty: unknown until the build is installed
     version: str = ""
 
 
 @dataclass(frozen=True)
 class Send:
+    """The plan's decision to send an order."""
+
     backend: str
     kind: OrderKind
     build: Build | None  # None for a delete
@@ -33,7 +50,7 @@ class Send:
     operation: str
     attempt: int
     force: bool = False
-    again: bool = False  # the same order once more: whoever did it already says so
+    again: bool = False  # the same order once more: a worker that has carried it out answers so
     before: str = ""
     max_parallel: str = ""
-    fetched: bool = False  # it is beside the current one already: all that is left is to switch
+    fetched: bool = False  # the build is stored beside the current one already: only the switch is left

@@ -1,5 +1,5 @@
-"""Orders about replicas on their way to one worker, and what the answers mean (docs/reference/wire/replicas.md). Corral
-workers only; for others `controller/peers` fits the same `Orders`."""
+"""Sends orders about replicas to Corral workers, and translates the replies into observations
+(docs/reference/wire/replicas.md). `controller/localai` implements the same `ReplicaOrders` for LocalAI workers."""
 
 from __future__ import annotations
 
@@ -11,33 +11,27 @@ import msgspec
 from corral.bus.api import Bus
 from corral.contract.codec import encode
 from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA, ReplicaReply, StartReplica, StopReplica
-from corral.controller.orders.observations import (
-    OrderAccepted,
-    OrderEnded,
-    OrderId,
-    OrderNotSent,
-    OrderUnconfirmed,
-    ReplicaObservation,
-    WorkerUnreachable,
-)
+from corral.controller.orders.calls import observe_error, retry_unreachable
+from corral.controller.orders.observations import OrderAccepted, OrderEnded, ReplicaObservation
+from corral.controller.orders.order import OrderId
 from corral.kit.clock import Clock
-from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
+from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-_MOST_FILES = 500  # named in an order itself: some 100 KB of the 512 the bus takes
+MAX_FILES = 500  # listed in the order itself: some 100 KB, and a message of the bus holds 512
 
 
-class Orders(Protocol):
+class ReplicaOrders(Protocol):
     async def start(self, node_id: str, order: StartReplica) -> ReplicaObservation:
-        """Never raises for what the other side or the bus does."""
+        """Send it. An error of the worker or of the bus becomes an observation."""
 
     async def stop(self, node_id: str, order: StopReplica) -> None:
-        """Whether it worked, the node's list tells; it is told again until it has."""
+        """Send it. The node's process list shows whether it worked; until then the reconciler sends it again."""
 
 
-KeepList = Callable[[bytes], Awaitable[str]]  # as a blob workers can fetch; its digest
+KeepList = Callable[[bytes], Awaitable[str]]  # stores a file list as a blob for workers to fetch; returns its digest
 
 
 class ReplicaCalls:
@@ -58,41 +52,29 @@ class ReplicaCalls:
         self._keep_list = keep_list
 
     async def start(self, node_id: str, order: StartReplica) -> ReplicaObservation:
-        """Never raises for what the other side or the bus does."""
-        named = OrderId(node_id, order.op_id, order.attempt)
+        """Send it. An error of the worker or of the bus becomes an observation."""
+        order_id = OrderId(node_id, order.op_id, order.attempt)
         try:
-            order = await self._shortened(order)
-            reply = await self._twice(
+            order = await self._with_file_list(order)
+            reply = await self._retried(
                 lambda: self._bus.call(START_REPLICA, order, timeout_s=self._accept_s, node=node_id)
             )
-        except Unreachable:
-            return WorkerUnreachable(named)
-        except OutcomeUnknown:
-            return OrderUnconfirmed(named)
-        except (Failed, Invalid) as error:  # it did answer, and it is not what we know
-            return OrderEnded(named, success=False, error=error.message)
         except CorralError as error:
-            log.warning("order not sent", node_id=node_id, model=order.model, error=error.message)
-            return OrderNotSent(named)
-        return OrderAccepted(named) if reply.accepted else OrderEnded(named, reply.success, reply.error)
+            return observe_error(order_id, error)
+        return OrderAccepted(order_id) if reply.accepted else OrderEnded(order_id, reply.success, reply.error)
 
     async def stop(self, node_id: str, order: StopReplica) -> None:
-        """Whether it worked, the node's list tells; it is told again until it has."""
+        """Send it. The node's process list shows whether it worked; until then the reconciler sends it again."""
         try:
-            await self._twice(lambda: self._bus.call(STOP_REPLICA, order, timeout_s=self._accept_s, node=node_id))
+            await self._retried(lambda: self._bus.call(STOP_REPLICA, order, timeout_s=self._accept_s, node=node_id))
         except CorralError as error:
             log.warning("stop not accepted", node_id=node_id, process=order.process_id, error=error.message)
 
-    async def _shortened(self, order: StartReplica) -> StartReplica:
-        """A repository of the hub may have thousands of files."""
-        if self._keep_list is None or len(order.files) <= _MOST_FILES:
+    async def _with_file_list(self, order: StartReplica) -> StartReplica:
+        """A hub repository may have thousands of files; the order then names a blob that lists them."""
+        if self._keep_list is None or len(order.files) <= MAX_FILES:
             return order
         return msgspec.structs.replace(order, files=(), file_list=await self._keep_list(encode(order.files)))
 
-    async def _twice(self, ask: Callable[[], Awaitable[ReplicaReply]]) -> ReplicaReply:
-        """ "Nobody listens" counts only when it is so twice."""
-        try:
-            return await ask()
-        except Unreachable:
-            await self._clock.sleep(self._second_try_s)
-            return await ask()
+    async def _retried(self, call: Callable[[], Awaitable[ReplicaReply]]) -> ReplicaReply:
+        return await retry_unreachable(call, clock=self._clock, after_s=self._second_try_s)

@@ -8,7 +8,7 @@ from typing import Any
 from corral.contract.messages.nodes import NodeStatus
 from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, next_state
 from corral.controller.runtime.change_feed import Watch
-from corral.kit.errors import Conflict, NotFound
+from corral.kit.errors import Conflict, CorralError, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import nodes, revisions
@@ -54,6 +54,16 @@ class NodeChanges:
                 self.told(node_id)
             return after
         raise Conflict("the node changes too fast; try again")
+
+    async def mark_unreachable(self, node_id: str) -> None:
+        """No worker listens on the node: it is unhealthy until its next heartbeat. Logs errors instead of raising them,
+        because the caller goes on with the order that found this out."""
+        try:
+            await self.apply(node_id, NodeEvent.DID_NOT_ANSWER)
+        except (Conflict, NotFound):
+            return  # the node changed or left in the meantime
+        except CorralError as error:
+            log.warning("node could not be marked as unreachable", node_id=node_id, error=error.message)
 
     async def apply_in(
         self, tx: Transaction, node: Node, event: NodeEvent, columns: Mapping[str, Any] | None = None

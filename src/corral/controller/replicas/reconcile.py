@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -30,10 +30,10 @@ from corral.contract.messages.replicas import (
 )
 from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.activity import Quietness
-from corral.controller.orders.observations import OrderEnded, OrderId, ReplicaObservation, WorkerUnreachable
-from corral.controller.orders.replica_calls import Orders
+from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
+from corral.controller.orders.order import OrderId
+from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.registry.transitions import NodeEvent
 from corral.controller.replicas.backend_provisioner import Bringing
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.facts import Decided, Facts, Files, Key
@@ -55,9 +55,8 @@ from corral.controller.runtime.counters import LOADS, REPLICAS
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
 from corral.kit.clock import Clock
-from corral.kit.errors import Conflict, CorralError, NotFound, OutcomeUnknown
 from corral.kit.log import get_log
-from corral.kit.tasks import Wake, run_every
+from corral.kit.tasks import BackgroundTasks, Wake, run_every
 from corral.store.engine.transactions import Store
 from corral.store.records import ReplicaStage
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
@@ -99,7 +98,7 @@ class ReplicaLoop:
         self,
         store: Store,
         bus: Bus,
-        calls: Orders,
+        calls: ReplicaOrders,
         leadership: Leadership,
         changes: NodeChanges,
         watch: Watch,
@@ -142,9 +141,7 @@ class ReplicaLoop:
         self._looked_at = float("-inf")
         self._room_may_have_come = False
         self._at_work = False
-        self._in_doubt = False  # whether our last claims were written
-        self._tasks: asyncio.TaskGroup | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._orders = BackgroundTasks()
 
     def wake(self) -> None:
         self._wake.set()
@@ -162,14 +159,12 @@ class ReplicaLoop:
                 await self._quiet.listen()
                 await self._bus.subscribe(START_REPLICA_RESULT, self._result)
                 await self._bus.subscribe(START_REPLICA_PROGRESS, self._progressed)
-                async with asyncio.TaskGroup() as tasks:
-                    self._tasks = tasks
+                async with asyncio.TaskGroup() as tasks, self._orders:
                     tasks.create_task(self._tick())
                     await run_every(
                         self.name, self._options.pace.every_s, self._paced, clock=self._clock, wake=self._wake
                     )
         finally:
-            self._tasks = None
             forget()
 
     def _look_for_room_again(self) -> None:
@@ -219,10 +214,6 @@ class ReplicaLoop:
         self.wake()
 
     async def look(self) -> None:
-        if self._in_doubt:
-            # They may stand there as sent by us, and never were. Under a new epoch they are anybody's: sent again.
-            await self._leadership.resign(LEASE)
-            self._in_doubt = False
         if not await self._leadership.lead(LEASE, every_s=self._options.pace.every_s):
             self._heard.clear()  # whoever leads finds it out from the heartbeats, or asks again
             self._progress.clear()
@@ -256,12 +247,13 @@ class ReplicaLoop:
                     localai=self._builds.for_localai if self._options.localai else None,
                 )
             decided = decide(self._facts(read, heard, fetched))
-            if not await self._write(read, decided):
+            with self._leadership.resign_if_unknown(LEASE):
+                written = await self._write(read, decided)
+            if not written:
                 self._again(heard, room_may_have_come)
                 self.wake()
                 return
-        except BaseException as error:
-            self._in_doubt = isinstance(error, OutcomeUnknown)
+        except BaseException:
             self._again(heard, room_may_have_come)
             raise
         self._strays = decided.strays
@@ -391,12 +383,17 @@ class ReplicaLoop:
         for start in decided.starts:
             definition = read.definitions.get(start.row.model)
             if definition is not None:
-                self._start(self._order_start(start, definition.whole))
+                self._orders.start(self._order_start(start, definition.whole), name=f"start {start.row.model}")
         for row, process_id in decided.stops:
-            self._start(self._order_stop(row.node_id, process_id, row.op_id, row.stop_attempt, row.force))
+            self._orders.start(
+                self._order_stop(row.node_id, process_id, row.op_id, row.stop_attempt, row.force),
+                name=f"stop {process_id}",
+            )
         for node_id, process_id in decided.clear:
             # Without force: what is seen as idle from here may have got a request a moment ago.
-            self._start(self._order_stop(node_id, process_id, f"clear-{process_id}", 0, False))
+            self._orders.start(
+                self._order_stop(node_id, process_id, f"clear-{process_id}", 0, False), name=f"stop {process_id}"
+            )
 
     def _want(self, read: Read, decided: Decided) -> None:
         placed = [row for row in decided.rows.values() if row.stage is ReplicaStage.PLACED]
@@ -414,23 +411,6 @@ class ReplicaLoop:
                 if row.files is None and row.model in read.definitions
             }
         )
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._tasks is None:
-            work.close()
-            return
-        task = self._tasks.create_task(self._whatever_happens(work))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never begun
-
-    async def _whatever_happens(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except CorralError as error:
-            log.warning("order failed on the way", error=error.message, code=error.code)
-        except Exception:
-            log.exception("order failed on the way")
 
     async def _order_start(self, start: Start, definition: dict[str, Any]) -> None:
         row = start.row
@@ -456,7 +436,7 @@ class ReplicaLoop:
         )
         log.info("replica ordered", model=row.model, node_id=row.node_id, answer=type(heard).__name__)
         if isinstance(heard, WorkerUnreachable):
-            await self._not_reached(row.node_id)
+            await self._changes.mark_unreachable(row.node_id)
         self._hear(heard)
 
     async def _order_stop(self, node_id: str, process_id: str, op_id: str, attempt: int, force: bool) -> None:
@@ -470,15 +450,6 @@ class ReplicaLoop:
         )
         await self._calls.stop(node_id, order)
         self.wake()
-
-    async def _not_reached(self, node_id: str) -> None:
-        """Twice nobody listened: the node is unhealthy until its next heartbeat."""
-        try:
-            await self._changes.apply(node_id, NodeEvent.DID_NOT_ANSWER)
-        except (Conflict, NotFound):
-            return  # it moved by itself meanwhile
-        except CorralError as error:
-            log.warning("node could not be marked as unreachable", node_id=node_id, error=error.message)
 
 
 def _is_same(before: Intended | None, after: Intended) -> bool:

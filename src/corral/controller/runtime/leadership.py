@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from corral.kit.errors import Conflict, CorralError
+import contextlib
+from collections.abc import Iterator
+
+from corral.kit.errors import Conflict, CorralError, OutcomeUnknown
 from corral.kit.log import get_log
 from corral.store.engine import leases
 from corral.store.engine.leases import Lease
@@ -18,12 +21,16 @@ class Leadership:
         self._holder = holder
         self._ttl_s = ttl_s
         self._held: dict[str, Lease] = {}
+        self._doubtful: set[str] = set()
 
     async def lead(self, name: str, *, every_s: float = 0.0) -> bool:
         """Claim or renew; True while it is ours. Cheap enough to ask before every pass of a loop.
 
         `every_s` is how far apart the passes are: the lease outlives the pause between two of them, or it would wander
         from controller to controller and each would run the loop in turn."""
+        if name in self._doubtful:
+            await self.resign(name)
+            self._doubtful.discard(name)
         async with self._store.write() as tx:
             lease = await leases.claim_lease(tx, name, self._holder, max(self._ttl_s, 2 * every_s))
         before = self._held.get(name)
@@ -42,6 +49,17 @@ class Leadership:
         if lease is None:
             raise Conflict(f"the lease {name!r} is not ours")
         await leases.require(tx, lease)
+
+    @contextlib.contextmanager
+    def resign_if_unknown(self, name: str) -> Iterator[None]:
+        """Around a transaction that claims orders. If the outcome of its commit is unknown, the claims may be stored
+        although this process never sends the orders: `lead` then resigns first and leads under a new epoch, because the
+        orders of an older epoch are sent again."""
+        try:
+            yield
+        except OutcomeUnknown:
+            self._doubtful.add(name)
+            raise
 
     def epoch(self, name: str) -> int:
         """Of the lease as it was last claimed; 0 when it is not ours. Orders sent under another are not ours."""

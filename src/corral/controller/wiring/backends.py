@@ -19,8 +19,8 @@ from corral.controller.operations.live import Progress
 from corral.controller.operations.prepare import Preparing
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.operations.service import Operations
-from corral.controller.orders.backend_calls import CallTimes, WorkerCalls
-from corral.controller.orders.dispatch import Lines
+from corral.controller.orders.backend_calls import BackendCalls, CallTimes
+from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import Watch
 from corral.controller.runtime.leadership import Leadership
@@ -33,7 +33,7 @@ from corral.store.tables.backend_rules import Asked
 class BackendOptions:
     times: CallTimes = field(default_factory=CallTimes)
     pace: Pace = field(default_factory=Pace)
-    lines: Lines = field(default_factory=Lines)
+    limits: CallLimits = field(default_factory=CallLimits)
     inventory_flush_s: float = 1.0
     ask_inventory_every_s: float = 60.0
     look_for_silent_every_s: float = 5.0
@@ -58,7 +58,7 @@ class Backends:
         clock: Clock,
         options: BackendOptions,
     ) -> None:
-        calls = WorkerCalls(
+        calls = BackendCalls(
             bus, clock, options.times, aliases=catalogue.aliases, galleries_with=catalogue.galleries_with
         )
         self.catalogue = catalogue
@@ -73,7 +73,7 @@ class Backends:
             clock,
             record_steps=keep_rows,
             pace=options.pace,
-            lines=options.lines,
+            limits=options.limits,
         )
         self.inventories = Inventories(
             store,
@@ -81,7 +81,7 @@ class Backends:
             leadership,
             watch,
             clock,
-            not_reached=self.reconciler.not_reached,
+            on_unreachable=changes.mark_unreachable,
             flush_s=options.inventory_flush_s,
             ask_every_s=options.ask_inventory_every_s,
             look_every_s=options.look_for_silent_every_s,

@@ -11,7 +11,7 @@ from corral.controller.backends.catalogue import Catalogue
 from corral.controller.inventory.activity import HEARD_WITHIN_S, Quietness
 from corral.controller.inventory.observed_usage import Learning
 from corral.controller.operations.accepting import Accepting
-from corral.controller.orders.replica_calls import KeepList, Orders, ReplicaCalls
+from corral.controller.orders.replica_calls import KeepList, ReplicaCalls, ReplicaOrders
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.replicas.backend_provisioner import Bringing
 from corral.controller.replicas.builds import Builds
@@ -44,7 +44,7 @@ class Needs:
     catalogue: Catalogue
     accepting: Accepting
     changes: NodeChanges
-    orders: Orders | None = None  # None: to Corral workers only
+    orders: ReplicaOrders | None = None  # None: to Corral workers only
     keep_list: KeepList | None = None  # see `ReplicaCalls`
     waiting: Callable[[], Mapping[str, int]] = dict  # requests that wait at gateways, by model
     pressure: Callable[[str, float], int] = no_pressure  # see `ReplicaLoop`
