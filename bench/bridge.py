@@ -31,9 +31,9 @@ from bench.support.systems import free_port
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendServicer, BackendStub, add_BackendServicer_to_server
 from corral.contract.http import Request, Responder
+from corral.inference.backend_process import Served
 from corral.inference.bridge import Bridge
 from corral.inference.request_files import LocalFiles
-from corral.inference.served import Served
 from corral.relay import RelayServer
 
 TARGET = 2.0

@@ -32,8 +32,8 @@ from pathlib import Path
 
 import uvloop
 
-from corral.blobs.remote import open_session
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.remote import open_session
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.access.signing import IngressTokens
 from corral.controller.files.door import DoorSettings, open_door

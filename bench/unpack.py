@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from corral.blobs.archives.bounds import Bounds, Count
-from corral.blobs.archives.decompress import read_plain
+from corral.blobs.archives.decompress import decompress_blocks
+from corral.blobs.archives.entries import Bounds, UnpackCounter
 from corral.blobs.archives.tar import read_tar
 from corral.blobs.archives.unpack import Unpacker
 from corral.kit.humanize import format_bytes
@@ -64,10 +64,10 @@ def pack(path: Path, files: Iterator[tuple[str, bytes]]) -> int:
 
 def unpack_ours(layers: list[Path], target: Path) -> None:
     packed_bytes = sum(layer.stat().st_size for layer in layers)
-    unpacker = Unpacker(target, Count(Bounds(), packed_bytes), rootfs=True)
+    unpacker = Unpacker(target, UnpackCounter(Bounds(), packed_bytes), rootfs=True)
     for layer in layers:
         with layer.open("rb", buffering=0) as file:
-            unpacker.add(read_tar(read_plain(file)))
+            unpacker.add(read_tar(decompress_blocks(file)))
     unpacker.finish()
 
 

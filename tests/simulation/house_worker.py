@@ -11,7 +11,7 @@ from typing import Any, cast
 from unittest import mock
 
 from corral.blobs.errors import WrongDigest
-from corral.blobs.progress import Progress, Tell
+from corral.blobs.progress import OnProgress, Progress
 from corral.bus.local import LocalBus
 from corral.contract.messages import backends as wire
 from corral.contract.messages.backends import Phase
@@ -125,10 +125,14 @@ class _Changes:
     def __init__(self, worker: HouseWorker) -> None:
         self._worker = worker
 
-    async def install(self, order: wire.InstallBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+    async def install(
+        self, order: wire.InstallBackend, tell: OnProgress, hold_on: Callable[[], None]
+    ) -> InstalledBackend:
         return await self._have(order, tell, hold_on, again=order.force)
 
-    async def upgrade(self, order: wire.UpgradeBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+    async def upgrade(
+        self, order: wire.UpgradeBackend, tell: OnProgress, hold_on: Callable[[], None]
+    ) -> InstalledBackend:
         return await self._have(order, tell, hold_on, aside=order.fetch_only)
 
     async def delete(self, name: str, _stopped: list[str]) -> None:
@@ -146,7 +150,7 @@ class _Changes:
     async def _have(
         self,
         order: wire.InstallBackend | wire.UpgradeBackend,
-        tell: Tell,
+        tell: OnProgress,
         hold_on: Callable[[], None],
         *,
         again: bool = False,
@@ -175,7 +179,7 @@ class _Changes:
         record = VersionRecord(order.digest, order.digest)
         return InstalledBackend(order.variant, Path(), metadata=Metadata(version=order.version), record=record)
 
-    async def _fetch(self, order: wire.InstallBackend | wire.UpgradeBackend, tell: Tell) -> None:
+    async def _fetch(self, order: wire.InstallBackend | wire.UpgradeBackend, tell: OnProgress) -> None:
         worker, size = self._worker, 1000
         took_s = worker.takes_s()
         for phase in (Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING):

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from corral.blobs.progress import Progress
-from corral.blobs.wheels import WheelTools
+from corral.blobs.sources.python_environment import WheelTools
 from corral.contract.codec import decode
 from corral.kit.log import configure_logging
 from corral.worker.installer.requests import InstallRequest
-from tests.support.installing import open_installer, open_means
+from tests.support.installing import open_installer, open_source_context
 
 
 async def main() -> None:
@@ -30,7 +30,7 @@ async def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     tools = WheelTools(env=dict(os.environ), timeout_s=50)
-    async with open_means(folder, tools=tools) as means, open_installer(folder, means=means) as (installer, _):
+    async with open_source_context(folder, tools=tools) as means, open_installer(folder, means=means) as (installer, _):
         await installer.install(request, heard)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from corral.blobs.progress import Tell
+from corral.blobs.progress import OnProgress
 from corral.bus.api import Bus
 from corral.contract.loads import LoadStatus
 from corral.contract.messages import backends as wire
@@ -219,7 +219,7 @@ class ScriptedFiles:
         self.failures: list[CorralError] = []
         self.asked: list[str] = []
 
-    async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+    async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
         self.asked.append(definition.name)
         if self.hold is not None:
             await self.hold.wait()

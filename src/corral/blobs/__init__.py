@@ -1,5 +1,5 @@
-"""Content by digest: fetch with resume, verify, unpack safely, keep. Controller and worker share this room.
+"""Content by digest: fetch with resume, verify, unpack safely, store. Controller and worker share this package.
 
-Start with `contents.py`: it opens any `Source` and writes it into a folder. What a backend is, which version is current
-and who may use it is the installer's; which source to fetch is the gallery's.
+Start with `contents.py`: it opens any `Source` and writes its content into a folder. The worker's installer decides
+which version of a backend is current; the gallery decides which source to fetch.
 """

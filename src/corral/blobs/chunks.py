@@ -1,6 +1,6 @@
-"""A file as a list of 4 MiB pieces, each with its own digest: so that pieces can be checked, and fetched, one by one.
+"""Chunk lists: a file as chunks of 4 MiB, each with its own digest, so that chunks can be fetched and verified singly.
 
-The list's digest names the content as well as the file's does: equal lists, equal files.
+Equal chunk lists mean equal files, so the digest of the list identifies the content as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ChunkList(Message, frozen=True):
         return digest_of_parts(str(self.size), str(self.chunk_bytes), *self.chunks)
 
     def span(self, index: int) -> tuple[int, int]:
-        """Where the chunk starts and how long it is."""
+        """Offset and length of the chunk."""
         start = index * self.chunk_bytes
         return start, min(self.chunk_bytes, self.size - start)
 
@@ -36,22 +36,22 @@ class ChunkList(Message, frozen=True):
 
 
 def check_chunks(listed: ChunkList) -> ChunkList:
-    """The list itself, or Invalid when it cannot describe any file."""
+    """Return the list, or raise Invalid if it cannot describe any file."""
     if listed.size < 0 or listed.chunk_bytes <= 0:
-        raise Invalid("a chunk list has sizes below zero")
+        raise Invalid("a chunk list has negative sizes")
     if len(listed.chunks) != -(-listed.size // listed.chunk_bytes):
         raise Invalid(f"a chunk list of {listed.size} bytes cannot have {len(listed.chunks)} chunks")
     return listed
 
 
 def list_chunks(path: Path, stop: StopToken | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> ChunkList:
-    """Read the file once."""
+    """Read the file once and list its chunks."""
     chunks = tuple(_digests(path, stop, chunk_bytes))
     return ChunkList(path.stat().st_size, chunk_bytes, chunks)
 
 
 def missing_chunks(path: Path, listed: ChunkList, stop: StopToken | None = None) -> list[int]:
-    """Which chunks of a file that may be short, sparse or damaged are not the listed ones."""
+    """Indexes of the chunks that a short, sparse or damaged file lacks."""
     if not path.exists():
         return list(range(len(listed.chunks)))
     there = list(_digests(path, stop, listed.chunk_bytes))

@@ -1,4 +1,4 @@
-"""Digests as they travel: `sha256:` and 64 hex digits. Nothing else is taken: one algorithm, one spelling."""
+"""Digests on the wire: `sha256:` and 64 hex digits. No other algorithm or spelling is accepted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ BLOCK_BYTES = 1 << 20
 
 
 def check_digest(text: str) -> str:
-    """The digest itself, or Invalid. A digest becomes a file name, so nothing else may pass."""
+    """Return the digest, or raise Invalid. A digest becomes a file name, so anything else must be refused."""
     if not is_digest(text):
-        raise Invalid(f"{text[:100]!r} is not a digest; it is sha256: and 64 hex digits")
+        raise Invalid(f"{text[:100]!r} is not a digest: expected sha256: and 64 hex digits")
     return text
 
 
@@ -29,7 +29,7 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_of_parts(*parts: str) -> str:
-    """One digest for several texts. Lengths are part of it, so that ("ab", "c") is not ("a", "bc")."""
+    """One digest for several texts. It covers their lengths, so that ("ab", "c") and ("a", "bc") differ."""
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape")
@@ -37,12 +37,12 @@ def digest_of_parts(*parts: str) -> str:
     return PREFIX + whole.hexdigest()
 
 
-def hash_file(path: Path, *, each: Callable[[int], None] | None = None) -> str:
-    """Digest of a file. `each` hears of every block, and may raise to stop."""
+def hash_file(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Digest of a file. `on_bytes` is called with the size of every block, and may raise to stop."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             whole.update(block)
-            if each is not None:
-                each(len(block))
+            if on_bytes is not None:
+                on_bytes(len(block))
     return PREFIX + whole.hexdigest()

@@ -1,4 +1,4 @@
-"""What can go wrong with content, named by what the caller does about it."""
+"""Errors about content, named by what the caller does about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corral.kit.errors import CorralError, Failed, Invalid, NoCapacity, NotFound
 
 
 class WrongDigest(Failed):
-    """The bytes are not the ones that were asked for, and asking again brought the same."""
+    """The bytes do not have the expected digest, and a second download brought the same bytes."""
 
     code = "wrong_digest"
 
@@ -27,25 +27,25 @@ class NoBuild(NotFound):
 
 
 class BadArchive(Invalid):
-    """The archive or image cannot be read, or uses something we do not take."""
+    """The archive or image cannot be read, or uses a feature that is not supported."""
 
     code = "bad_archive"
 
 
 class UnsafeArchive(BadArchive):
-    """The archive reaches for something outside its own folder, or brings what no backend may bring."""
+    """The archive would write outside its own folder, or contains a kind of file that no backend may contain."""
 
     code = "unsafe_archive"
 
 
 class TooLarge(Invalid):
-    """More than the bounds allow: a bomb, or a mistake."""
+    """The content exceeds the limits: a decompression bomb, or a mistake."""
 
     code = "too_large"
 
 
 class NoSpace(NoCapacity):
-    """The disk has no room for it; nothing was changed."""
+    """The disk has too little free space; nothing was changed."""
 
     code = "no_space"
 
@@ -54,12 +54,13 @@ class NoSpace(NoCapacity):
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether time cannot cure it: the same order would fail the same way until gallery, node or order change."""
+    """Whether a retry is useless: the same order fails the same way until the gallery, the node or the order
+    changes."""
     return isinstance(error, Invalid | NotFound | WrongDigest)
 
 
 def from_os(error: OSError, doing: str) -> CorralError:
-    """A local disk's complaint in our words."""
+    """Translate an error of the local disk."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"the disk is full: {doing}")

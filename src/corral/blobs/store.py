@@ -1,10 +1,11 @@
-"""Content on disk under its own digest. A finished file is whole or absent; all who want one digest share a transfer.
+"""The blob store: files on disk, named by their digest. A finished file is complete or absent; concurrent requests for
+one digest share a transfer.
 
     <folder>/sha256/<hex>            finished, never changed again
-    <folder>/incoming/<key>.part     on its way; a later process goes on from there
+    <folder>/incoming/<key>.part     partial download; a later process resumes it
 
-Who reads a blob holds it meanwhile, so that tidying never takes it away. Serving blobs to other machines (`serving/`)
-opens the finished files by `path`, and needs no more from here.
+A reader holds a blob while it reads, so that sweeping never removes it. `serving/` sends blobs to other machines; it
+opens the finished files by `path`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from pathlib import Path
 
 from corral.blobs.digests import PREFIX, hash_file, hex_of
 from corral.blobs.errors import WrongDigest, from_os
-from corral.blobs.fetcher import Fetcher
-from corral.blobs.partial import At, Wanted, drop
-from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.remote import Remote
+from corral.blobs.progress import OnProgress, Progress, ignore_progress
+from corral.blobs.transfer.fetcher import Fetcher
+from corral.blobs.transfer.partial_file import ExpectedBlob, OnBytes, remove_partial
+from corral.blobs.transfer.remote import Remote
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import is_digest
 from corral.kit.clock import Clock
@@ -40,7 +41,7 @@ log = get_log(__name__)
 
 KEEP_PARTIAL_S = 24 * 3600.0
 SWEEP_EVERY_S = 3600.0
-TELL_S = 0.1
+REPORT_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Blob:
 
 class BlobStore:
     def __init__(self, folder: Path, fetcher: Fetcher | None = None, *, open_to_all: bool = False) -> None:
-        """`open_to_all`: others on this machine may read what is finished (a backend that runs as somebody else), and
-        nobody should write into it."""
+        """`open_to_all`: other users of this machine may read finished blobs (a backend that runs as another user), and
+        no user should write them."""
         self.folder = folder
         self._mode = 0o444 if open_to_all else 0o600
         self._finished = folder / "sha256"
@@ -66,7 +67,7 @@ class BlobStore:
             part.mkdir(parents=True, exist_ok=True, mode=0o755 if open_to_all else 0o700)
 
     def path(self, digest: str) -> Path:
-        """Where the blob is once it is here."""
+        """The path of the finished blob, whether it exists or not."""
         return self._finished / hex_of(digest)
 
     def find(self, digest: str) -> Blob | None:
@@ -77,98 +78,100 @@ class BlobStore:
             return None
 
     def list_(self) -> list[Blob]:
-        """All that are finished. Blocking."""
+        """All finished blobs. Blocking."""
         found = (self.find(PREFIX + path.name) for path in self._finished.iterdir() if is_digest(PREFIX + path.name))
         return [blob for blob in found if blob is not None]
 
     def get(self, digest: str) -> Blob:
         if (blob := self.find(digest)) is None:
-            raise NotFound(f"{digest} is not here")
+            raise NotFound(f"the blob {digest} is not stored here")
         return blob
 
-    async def obtain(self, remote: Remote, wanted: Wanted, tell: Tell = tell_nobody) -> Blob:
-        """The blob, fetched unless it is here. Raises what the fetcher raises.
+    async def obtain(self, remote: Remote, wanted: ExpectedBlob, on_progress: OnProgress = ignore_progress) -> Blob:
+        """The blob, fetched unless it is stored. Raises what the fetcher raises.
 
-        Hold the digest first when it is known; else hold what comes back before the next await.
+        Hold the digest before the call if it is known; otherwise hold the result before the next await.
         """
         if wanted.digest and (blob := self.find(wanted.digest)) is not None:
             return blob
         key = hex_of(wanted.digest) if wanted.digest else _url_key(remote.key)
 
-        async def fetch(tell: Tell) -> Blob:
-            return await self._fetch(remote, wanted, self._incoming / f"{key}.part", _as_at(tell, remote.name))
+        async def fetch(on_progress: OnProgress) -> Blob:
+            return await self._fetch(
+                remote, wanted, self._incoming / f"{key}.part", _on_bytes(on_progress, remote.name)
+            )
 
-        return await self._runs.run(key, fetch, tell)
+        return await self._runs.run(key, fetch, on_progress)
 
     async def write(
         self,
         key: str,
         blocks: Callable[[], Iterator[bytes]],
-        wanted: Wanted,
+        wanted: ExpectedBlob,
         name: str,
-        tell: Tell = tell_nobody,
+        on_progress: OnProgress = ignore_progress,
         *,
         phase: Phase = Phase.DOWNLOADING,
     ) -> Blob:
-        """The blob these blocks make: read in a thread, once for all who ask under the same `key`. Raises what they
-        raise, WrongDigest and NoSpace."""
+        """Write a blob from blocks, read in a thread, once for all callers with the same `key`. Raises what `blocks`
+        raises, WrongDigest and NoSpace."""
         if wanted.digest and (blob := self.find(wanted.digest)) is not None:
             return blob
         partial = self._incoming / f"{_url_key(key)}.part"
 
-        async def copy(tell: Tell) -> Blob:
-            each = _from_thread(_as_at(tell, name, phase), wanted.size)
+        async def copy(on_progress: OnProgress) -> Blob:
+            on_bytes = _report_from_thread(_on_bytes(on_progress, name, phase), wanted.size)
             try:
-                return await run_in_thread(lambda stop: self._write(partial, blocks(), wanted, name, each, stop))
+                return await run_in_thread(lambda stop: self._write(partial, blocks(), wanted, name, on_bytes, stop))
             except OSError as error:
                 raise from_os(error, f"writing {name}") from error
             finally:
-                await run_uncancelled(drop, partial)
+                await run_uncancelled(remove_partial, partial)
 
-        return await self._runs.run(_url_key(key), copy, tell)
+        return await self._runs.run(_url_key(key), copy, on_progress)
 
     def link(self, blob: Blob, path: Path) -> None:
-        """The same file under another name as well, in place of whatever is there: whole from the first moment. What
-        is linked stays when the blob is swept. Blocking; both must be on one file system."""
+        """Hard-link the blob to another name, atomically replacing what is there. The link stays when the blob is
+        swept. Blocking; both names must be on one file system."""
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.unlink(missing_ok=True)
         os.link(blob.path, aside)
         os.replace(aside, path)
-        aside.unlink(missing_ok=True)  # renaming onto the very same file does nothing at all
+        aside.unlink(missing_ok=True)  # renaming a link onto the same file does nothing
         sync_folder(path.parent)
 
     @contextlib.contextmanager
     def hold(self, *digests: str) -> Iterator[None]:
-        """While held, a blob is not discarded, whoever asks for it."""
+        """A held blob is not removed."""
         self._held.update(digests)
         try:
             yield
         finally:
             self._held.subtract(digests)
-            self._held += Counter()  # drops what nobody holds any more
+            self._held += Counter()  # removes entries with a count of zero
 
     def discard(self, *digests: str) -> None:
-        """Remove what nobody holds."""
+        """Remove blobs that are not held."""
         for digest in digests:
             if not self._held[digest]:
                 self.path(digest).unlink(missing_ok=True)
 
     def forget(self, *digests: str, key: str = "") -> None:
-        """Somebody cancelled on purpose: what came so far goes too, unless others want it. `key` is the remote's, for
-        what has no digest yet."""
+        """Remove blobs and their partial downloads after a deliberate cancel, unless another caller needs them. `key`:
+        the remote's, for content without a known digest."""
         if self.leaving:
             return
         self.discard(*digests)
         for name in (*map(hex_of, digests), *([_url_key(key)] if key else [])):
             if name not in self._runs and not self._held[PREFIX + name]:
-                drop(self._incoming / f"{name}.part")
+                remove_partial(self._incoming / f"{name}.part")
 
     def leave(self) -> None:
-        """This process ends: what is cancelled from now on is to be gone on with by the next."""
+        """This process is ending: keep the partial downloads that are cancelled from now on for the next process."""
         self.leaving = True
 
     async def run(self, clock: Clock, every_s: float = SWEEP_EVERY_S) -> None:
-        """Sweep now and then, for ever."""
+        """Sweep periodically, for ever."""
 
         async def step() -> None:
             await self.sweep()
@@ -176,29 +179,29 @@ class BlobStore:
         await run_every("sweep blobs", every_s, step, clock=clock)
 
     async def sweep(self, *, older_than_s: float = KEEP_PARTIAL_S, keep: Collection[str] = ()) -> int:
-        """Remove what nobody came back for: partial and finished files untouched for that long, but for the digests
-        to `keep`. How many went."""
+        """Remove partial and finished files that were not touched for `older_than_s`, except the digests in `keep`.
+        Returns the number of removed files."""
         return await run_uncancelled(self._sweep, time.time() - older_than_s, frozenset(keep))
 
     async def sweep_finished(self, keep: Collection[str] = ()) -> None:
-        """Finished blobs that nobody holds and that are not to be kept, however young."""
+        """Remove finished blobs of any age that are neither held nor in `keep`."""
         await run_uncancelled(self._sweep_files, list(self._finished.iterdir()), time.time() + 1.0, frozenset(keep))
 
     async def adopt(self, digest: str, path: Path, size: int) -> Blob | None:
-        """The blob, if that file is called after it and is of our own user, on our own file system: it becomes ours as
-        well, without a byte copied. None: it must be fetched."""
+        """Hard-link an existing file into the store, if it has the right size, belongs to this user and lies on the
+        same file system. None: the blob must be fetched."""
         return await run_uncancelled(self._adopt, digest, path, size)
 
     async def verify(self, digest: str) -> bool:
-        """Read it again. A blob that is no longer what its name says is removed."""
+        """Hash the blob again. Removes it if its digest is wrong."""
         path = self.get(digest).path
         if await run_uncancelled(hash_file, path) == digest:
             return True
-        log.error("a stored blob is damaged and was removed", digest=digest)
+        log.error("stored blob is damaged and was removed", digest=digest)
         path.unlink(missing_ok=True)
         return False
 
-    async def _fetch(self, remote: Remote, wanted: Wanted, partial: Path, at: At) -> Blob:
+    async def _fetch(self, remote: Remote, wanted: ExpectedBlob, partial: Path, at: OnBytes) -> Blob:
         fetched = await self._fetcher.fetch(remote, partial, wanted, at)
         return await run_uncancelled(self._finish, partial, fetched.digest, fetched.size)
 
@@ -206,9 +209,9 @@ class BlobStore:
         self,
         partial: Path,
         blocks: Iterator[bytes],
-        wanted: Wanted,
+        wanted: ExpectedBlob,
         name: str,
-        each: Callable[[int], None],
+        on_bytes: Callable[[int], None],
         stop: StopToken,
     ) -> Blob:
         whole, size = hashlib.sha256(), 0
@@ -218,7 +221,7 @@ class BlobStore:
                 file.write(block)
                 whole.update(block)
                 size += len(block)
-                each(size)
+                on_bytes(size)
             file.flush()
             os.fsync(file.fileno())
         digest = PREFIX + whole.hexdigest()
@@ -236,7 +239,7 @@ class BlobStore:
                 os.link(path, target)
             os.chmod(target, self._mode)
         except OSError as error:
-            log.debug("a blob nearby cannot be used", path=str(path), reason=error.strerror)
+            log.debug("existing file cannot be adopted as a blob", path=str(path), reason=error.strerror)
             return None
         return Blob(digest, size, target)
 
@@ -245,7 +248,7 @@ class BlobStore:
         os.chmod(partial, self._mode)
         os.replace(partial, path)
         sync_folder(self._finished)
-        drop(partial)
+        remove_partial(partial)
         return Blob(digest, size, path)
 
     def _sweep(self, before: float, keep: frozenset[str]) -> int:
@@ -268,22 +271,23 @@ def _url_key(key: str) -> str:
     return "url-" + hashlib.sha256(key.encode()).hexdigest()
 
 
-def _as_at(tell: Tell, name: str, phase: Phase = Phase.DOWNLOADING) -> At:
-    def at(have: int, total: int) -> None:
-        tell(Progress(phase, name, have, total))
+def _on_bytes(on_progress: OnProgress, name: str, phase: Phase = Phase.DOWNLOADING) -> OnBytes:
+    def report(have: int, total: int) -> None:
+        on_progress(Progress(phase, name, have, total))
 
-    return at
+    return report
 
 
-def _from_thread(at: At, total: int) -> Callable[[int], None]:
-    """For work in a thread: tells in the loop, now and then. Call this in the loop."""
+def _report_from_thread(at: OnBytes, total: int) -> Callable[[int], None]:
+    """A callback for work in a thread; it reports in the event loop, at most every REPORT_EVERY_S. Call this in the
+    event loop."""
     loop = asyncio.get_running_loop()
-    told_s = 0.0
+    reported_s = 0.0
 
-    def each(done: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= TELL_S:
-            told_s = time.monotonic()
+    def on_bytes(done: int) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= REPORT_EVERY_S:
+            reported_s = time.monotonic()
             loop.call_soon_threadsafe(at, done, total)
 
-    return each
+    return on_bytes

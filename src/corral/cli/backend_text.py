@@ -12,7 +12,7 @@ from corral.contract.admin import BackendMatrix, BackendVerified, MatrixCell, Ma
 from corral.contract.messages.backends import UpgradeInfo
 
 if TYPE_CHECKING:
-    from corral.client.backends import AvailableBackend
+    from corral.client.resources.backends import AvailableBackend
 
 AVAILABLE_COLUMNS = ("NAME", "VERSION", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("BACKEND", "VERSION", "NODES", "NEWER", "NOTE")

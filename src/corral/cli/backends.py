@@ -27,7 +27,7 @@ from corral.kit.errors import CorralError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.client.backends import AvailableBackend
+    from corral.client.resources.backends import AvailableBackend
     from corral.contract.admin import BackendMatrix, BackendVerified, OperationBody, PlanView
 
 app = typer.Typer(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
     from corral.client import Client
-    from corral.client.chatting import Said
+    from corral.client.chat import Said
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _NODE_HEADERS = ("x-corral-node", "x-localai-node")
@@ -155,7 +155,7 @@ class _Talk:
 
     async def _answer(self, head: list[tuple[str, str]]) -> AsyncGenerator[Said, None]:
         """A question that could not be held until its model was there is asked again when it is."""
-        from corral.client.chatting import chat as stream
+        from corral.client.chat import chat as stream
 
         while True:
             begun = False
@@ -185,7 +185,7 @@ class _Talk:
         return told
 
     async def ask(self, question: str, *, as_json: bool = False) -> int:
-        from corral.client.chatting import Said
+        from corral.client.chat import Said
 
         self._messages.append({"role": "user", "content": question})
         head: list[tuple[str, str]] = []

@@ -15,7 +15,7 @@ from corral.kit.errors import CorralError, Invalid, NotFound
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.client.logs import LogLine
+    from corral.client.resources.logs import LogLine
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _MOST_LINES = 100_000

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from corral.client import Client
-    from corral.client.following import Watcher
+    from corral.client.operation_watch import Watcher
     from corral.contract.admin import OperationView
 
 
@@ -69,7 +69,7 @@ async def _follow(
     client: Client, ids: Sequence[str], watcher: Watcher, *, to_the_end: bool
 ) -> list[OperationView] | None:
     """None: somebody pressed Ctrl-C."""
-    from corral.client.following import Following
+    from corral.client.operation_watch import Following
 
     over = (lambda view: view.state == "done") if to_the_end else (lambda view: view.settled)
     try:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from corral.client.client import Client
+from corral.client.contexts import LocalFleet, local_file, read_local, write_local
 from corral.client.endpoint import Endpoint, find_endpoint
 from corral.client.events import (
     Changed,
@@ -19,7 +20,6 @@ from corral.client.events import (
     Ready,
     Restarted,
 )
-from corral.client.local import LocalFleet, local_file, read_local, write_local
 
 __all__ = [
     "Changed",

@@ -12,21 +12,18 @@ from typing import Any, Self, TypeVar
 import aiohttp
 from yarl import URL
 
-from corral.client.backends import Backends
 from corral.client.endpoint import Endpoint
 from corral.client.errors import error_of, unreachable
 from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
-from corral.client.fleet import FleetFiles
-from corral.client.keys import Keys
-from corral.client.loads import Loads
-from corral.client.logs import Logs
-from corral.client.models import GALLERIES_S, Models
-from corral.client.nodes import Nodes
-from corral.client.operations import Operations
-from corral.client.requests import Requests
-from corral.client.tokens import Tokens
+from corral.client.resources.access import Keys, Tokens
+from corral.client.resources.backends import Backends
+from corral.client.resources.fleet import FleetFiles, Requests, Why
+from corral.client.resources.loads import Loads
+from corral.client.resources.logs import Logs
+from corral.client.resources.models import GALLERIES_S, Models
+from corral.client.resources.nodes import Nodes
+from corral.client.resources.operations import Operations
 from corral.client.trust import trust_of
-from corral.client.why import Why
 from corral.contract.admin import Cluster, GalleryView
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.backoff import Backoff

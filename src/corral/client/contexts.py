@@ -15,10 +15,47 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.client.local import LocalFleet, config_folder, local_file, read_local, write_local
+from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.files import make_private_folder, read_text, write_atomically
 from corral.kit.locks import holder_of
+
+
+class LocalFleet(Message, frozen=True):
+    url: str = always(str)  # as this machine reaches it
+    public_url: str = ""  # as others do
+    data: str = always(str)
+    admin_key_file: str = always(str)
+    ca_file: str = ""  # PEM; empty = no TLS
+    bus_url: str = ""
+    pid: int = 0  # of `corral up`
+    started_at: float = 0.0  # seconds since 1970, of `corral up`
+
+
+def config_folder(env: Mapping[str, str]) -> Path:
+    if chosen := env.get("CORRAL_CONFIG_DIR"):
+        return Path(chosen).expanduser()
+    base = env.get("XDG_CONFIG_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".config")
+    return Path(base) / "corral"
+
+
+def local_file(env: Mapping[str, str]) -> Path:
+    return config_folder(env) / "local.json"
+
+
+def read_local(path: Path) -> LocalFleet | None:
+    """None where there is no such file, or where it cannot be used: then it is as if there were none."""
+    try:
+        fleet = decode(LocalFleet, path.read_bytes())
+    except (OSError, Undecodable):
+        return None
+    return fleet if fleet.url else None
+
+
+def write_local(path: Path, fleet: LocalFleet) -> None:
+    make_private_folder(path.parent)
+    write_atomically(path, encode(fleet) + b"\n", mode=0o600)
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LEGACY_NAME = "local"

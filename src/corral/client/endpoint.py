@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from corral.client.contexts import choose_context, list_contexts
-from corral.client.local import LocalFleet
+from corral.client.contexts import LocalFleet, choose_context, list_contexts
 from corral.kit.errors import Invalid
 
 _NO_FLEET = (

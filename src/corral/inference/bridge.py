@@ -10,38 +10,38 @@ from collections.abc import Awaitable, Callable
 
 from corral.contract.codec import encode
 from corral.contract.http import BodyTooLarge, ClientGone, Request, Responder
-from corral.inference import generating, listening, small_calls, speaking, vectors
-from corral.inference.asked import Asked
-from corral.inference.calling import Caller
-from corral.inference.refusals import JSON, Refused, not_bridged
+from corral.inference.api_errors import JSON, Refused, not_bridged
+from corral.inference.backend_process import Served
+from corral.inference.grpc.client import Caller
+from corral.inference.openai.json_body import Asked
 from corral.inference.request_files import Files
-from corral.inference.served import Served
+from corral.inference.routes import completions, embeddings, speech, transcription, utilities
 
 LARGEST_BODY = 64 * 1024 * 1024
 LONGEST_SHOWN = 100
 
 # A JSON object in, an answer out.
 _ASKED: dict[bytes, Callable[[Caller, Asked, Responder], Awaitable[int]]] = {
-    b"/v1/chat/completions": generating.chat,
-    b"/v1/completions": generating.complete,
-    b"/v1/embeddings": vectors.embed,
-    b"/v1/rerank": vectors.rerank,
-    b"/v1/tokenize": small_calls.tokenize,
-    b"/tokenize": small_calls.tokenize,
-    b"/v1/detokenize": small_calls.detokenize,
-    b"/detokenize": small_calls.detokenize,
-    b"/v1/vad": small_calls.find_speech,
-    b"/vad": small_calls.find_speech,
+    b"/v1/chat/completions": completions.chat,
+    b"/v1/completions": completions.complete,
+    b"/v1/embeddings": embeddings.embed,
+    b"/v1/rerank": embeddings.rerank,
+    b"/v1/tokenize": utilities.tokenize,
+    b"/tokenize": utilities.tokenize,
+    b"/v1/detokenize": utilities.detokenize,
+    b"/detokenize": utilities.detokenize,
+    b"/v1/vad": utilities.find_speech,
+    b"/vad": utilities.find_speech,
 }
 # A form with a file in it.
 _FORMS: dict[bytes, Callable[[Caller, Request, Responder, Files], Awaitable[int]]] = {
-    b"/v1/audio/transcriptions": listening.transcribe,
-    b"/v1/audio/translations": listening.translate,
-    b"/v1/audio/diarization": listening.diarize,
+    b"/v1/audio/transcriptions": transcription.transcribe,
+    b"/v1/audio/translations": transcription.translate,
+    b"/v1/audio/diarization": transcription.diarize,
 }
 _LOOKS: dict[bytes, Callable[[Caller, Responder], Awaitable[int]]] = {
-    b"/health": small_calls.health,
-    b"/status": small_calls.status,
+    b"/health": utilities.health,
+    b"/status": utilities.status,
 }
 _SPEECH = b"/v1/audio/speech"
 # What is not translated, by the RPC it would be (docs/reference/wire/grpc.md#rpcs). LocalAI's own paths.
@@ -125,7 +125,7 @@ class Bridge:
             _check_method(request, b"POST")
             return await fill(caller, request, responder, self._files)
         if route == _SPEECH:
-            return await speaking.speak(caller, await self._asked(request), responder, self._files)
+            return await speech.speak(caller, await self._asked(request), responder, self._files)
         if (look := _LOOKS.get(route)) is not None:
             _check_method(request, b"GET")
             return await look(caller, responder)

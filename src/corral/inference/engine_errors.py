@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from corral.contract.http import Headers
-from corral.inference.refusals import JSON, Refused
+from corral.inference.api_errors import JSON, Refused
 
 _LLAMA_CPP = b"llama.cpp"
 _DISABLED = re.compile(r"does not support (embeddings|reranking)\b")

@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 
 from corral.contract.http import BodyTooLarge, ClientGone, Headers, Request, Responder, UpstreamFailed
+from corral.inference.api_errors import BrokenOff, Refused
 from corral.inference.engine_errors import is_explained, told_to_client
-from corral.inference.refusals import BrokenOff, Refused
 
 ROUTE = b"/v1/responses"
 _EVENTS = "text/event-stream"

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from corral.blobs.contents import Contents
-from corral.blobs.fetcher import Fetcher
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
-from corral.blobs.remote import HttpTimes, open_session
-from corral.blobs.sources.means import Means
+from corral.blobs.sources.context import SourceContext
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.fetcher import Fetcher
+from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.contract.hardware import HardwareReport
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.backends.library import LibraryOptions
@@ -78,7 +78,7 @@ async def open_backends(
     outcomes.load()
     async with (
         _open_means(settings, report().platform, clock, env) as means,
-        open_session(HttpTimes(stall_s=settings.download_stall_s), trust=trust, inside=True) as cluster,
+        open_session(HttpTimeouts(stall_s=settings.download_stall_s), trust=trust, inside=True) as cluster,
         _open_resolving(settings, means, report, clock, env) as resolving,
         OrderRuns(outcomes, metrics=metrics, changed=wake.set) as runs,
         alongside(means.store.run(clock)),
@@ -158,20 +158,20 @@ async def _current_folders(installer: Installer) -> frozenset[str]:
 @contextlib.asynccontextmanager
 async def _open_means(
     settings: WorkerSettings, platform: str, clock: Clock, env: Mapping[str, str]
-) -> AsyncIterator[Means]:
-    async with open_session(HttpTimes(stall_s=settings.download_stall_s)) as session:
+) -> AsyncIterator[SourceContext]:
+    async with open_session(HttpTimeouts(stall_s=settings.download_stall_s)) as session:
         registry = RegistryClient(
             session,
             credentials=DockerConfig(env),
             settings=RegistrySettings(insecure=frozenset(settings.insecure_registries)),
         )
         store = BlobStore(settings.data / "blobs", Fetcher(clock=clock))
-        yield Means(store, session, registry, platform)
+        yield SourceContext(store, session, registry, platform)
 
 
 def _open_resolving(
     settings: WorkerSettings,
-    means: Means,
+    means: SourceContext,
     report: Callable[[], HardwareReport],
     clock: Clock,
     env: Mapping[str, str],

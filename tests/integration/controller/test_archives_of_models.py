@@ -90,7 +90,7 @@ async def test_what_is_inside_lies_next_to_the_archive_the_weights_first(site: S
 @pytest.mark.parametrize("here", [False, True])
 async def test_the_bar_moves_while_it_is_unpacked(site: Site, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
     """`here`: the archive lies on the controller already."""
-    monkeypatch.setattr("corral.blobs.sources.means.THREAD_TELL_S", 0.0)
+    monkeypatch.setattr("corral.blobs.sources.context.THREAD_TELL_S", 0.0)
     uri = site.server.put("/voice.tar", tar({"a.onnx": VOICE * 10}, "w"))
     definition = await site.install(parameters={"model": "voice.tar"}, **listed(("voice.tar", uri)))
     if here:

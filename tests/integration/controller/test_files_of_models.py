@@ -18,14 +18,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace, WrongDigest
-from corral.blobs.fetcher import Fetcher, FetchLimits
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
 from corral.blobs.progress import Progress
-from corral.blobs.remote import open_session
 from corral.blobs.serving.server import ServingLimits
-from corral.blobs.space import Room
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
+from corral.blobs.transfer.remote import open_session
 from corral.bus.api import Tokens
 from corral.bus.local import LocalHub
 from corral.contract.access import Scope
@@ -118,7 +118,7 @@ class Site:
                 folders=(self.folder / "open", self.folder / "models"), hub=HubSettings(self.hub, self.hub_token)
             ),
         )
-        room = Room(reserve_bytes=0, look=lambda _folder: self.free)
+        room = DiskSpace(reserve_bytes=0, measure=lambda _folder: self.free)
         upkeep = Upkeep(folder=self.folder / "models", unused_s=100.0)
         return ModelFiles(
             self.store,

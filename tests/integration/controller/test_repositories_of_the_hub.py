@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from corral.blobs.fetcher import Fetcher, FetchLimits
-from corral.blobs.remote import open_session
-from corral.blobs.space import Room
+from corral.blobs.disk import DiskSpace
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
+from corral.blobs.transfer.remote import open_session
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.access.signing import open_ingress_tokens
@@ -63,7 +63,7 @@ class Site:
             clock,
             places=Neighbours(self.store, clock, own="", live_for_s=1.0, every_s=1.0),
             credential_of=lambda _node_id: "",
-            room=Room(reserve_bytes=0),
+            room=DiskSpace(reserve_bytes=0),
             upkeep=Upkeep(folder=self.folder / "models", unused_s=0.0),
         )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from corral.blobs.partial import Wanted
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.bus.local import LocalHub
 from corral.contract.access import Scope
 from corral.controller.access.active_nodes import ActiveNodes
@@ -49,7 +49,7 @@ class Member:
 async def open_member(folder: Path, hub: LocalHub, name: str) -> AsyncIterator[Member]:
     """Several of one folder share its database."""
     blobs = BlobStore(folder / "blobs")
-    await blobs.write(DIGEST, lambda: iter([CONTENT]), Wanted(DIGEST), "weights")
+    await blobs.write(DIGEST, lambda: iter([CONTENT]), ExpectedBlob(DIGEST), "weights")
     async with open_registry(f"sqlite:///{folder}/corral.db", hub=hub, name=name) as registry:
         active = ActiveNodes(registry.store, SystemClock())
         await active.refresh()

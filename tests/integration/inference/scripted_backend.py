@@ -19,9 +19,9 @@ import openai
 
 from corral.contract.backend_pb2_grpc import BackendServicer, add_BackendServicer_to_server
 from corral.contract.http import Request, Responder
+from corral.inference.backend_process import Served
 from corral.inference.bridge import Bridge
 from corral.inference.request_files import LocalFiles
-from corral.inference.served import Served
 from corral.relay import RelayServer
 
 Answer = Any  # a message, an error to abort with, or a list of them for a stream

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from corral.blobs.contents import Contents
+from corral.blobs.disk import remove_tree
 from corral.blobs.errors import BadArchive, WrongDigest
-from corral.blobs.folders import remove_tree
 from corral.blobs.progress import Progress
-from corral.blobs.sources.means import Means
+from corral.blobs.sources.context import SourceContext
 from corral.contract.manifest import Manifest
 from corral.contract.sources import Source, TextFile
 from corral.kit.errors import Conflict, Denied, Invalid, NotFound, Unreachable
@@ -53,13 +53,13 @@ def running() -> Running:
 
 
 @pytest.fixture
-async def installed(tmp_path: Path, running: Running) -> AsyncIterator[tuple[Installer, Means]]:
+async def installed(tmp_path: Path, running: Running) -> AsyncIterator[tuple[Installer, SourceContext]]:
     async with open_installer(tmp_path, in_use=running) as both:
         yield both
 
 
 @pytest.fixture
-def installer(installed: tuple[Installer, Means]) -> Installer:
+def installer(installed: tuple[Installer, SourceContext]) -> Installer:
     return installed[0]
 
 
@@ -80,7 +80,7 @@ async def names(installer: Installer) -> list[str]:
 
 
 async def test_a_build_from_a_registry(
-    registry: ImageRegistry, installed: tuple[Installer, Means], backends: Path
+    registry: ImageRegistry, installed: tuple[Installer, SourceContext], backends: Path
 ) -> None:
     installer, means = installed
     made = make_image({"linux/amd64": [layer({"run.sh": run_file(), "lib/x": b"1"})]})
@@ -462,7 +462,7 @@ async def test_one_backend_is_serial_and_others_go_on(installer: Installer) -> N
         await asyncio.gather(first, by_alias)
 
 
-async def test_cancelled_while_it_is_fetched(installed: tuple[Installer, Means], backends: Path) -> None:
+async def test_cancelled_while_it_is_fetched(installed: tuple[Installer, SourceContext], backends: Path) -> None:
     installer, means = installed
     await installer.install(request("demo", inline("one")))
     async with BlobServer() as server:
@@ -498,7 +498,9 @@ async def test_cancelled_while_it_is_unpacked(installer: Installer, backends: Pa
     assert names_in(backends) == [".sequence"]
 
 
-async def test_the_inventory_has_a_number_that_only_rises(installed: tuple[Installer, Means], tmp_path: Path) -> None:
+async def test_the_inventory_has_a_number_that_only_rises(
+    installed: tuple[Installer, SourceContext], tmp_path: Path
+) -> None:
     installer, means = installed
     seen = [installer.sequence]
     one = await installer.install(request("demo", inline("one")))

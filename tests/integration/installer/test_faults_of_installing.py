@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from corral.blobs.archives.bounds import Bounds
+from corral.blobs.archives.entries import Bounds
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoBuild, NoSpace, TooLarge, UnsafeArchive, WrongDigest, is_final
-from corral.blobs.fetcher import FetchLimits
 from corral.blobs.progress import Progress
-from corral.blobs.sources.means import Means
-from corral.blobs.space import Room
+from corral.blobs.sources.context import SourceContext
+from corral.blobs.transfer.fetcher import FetchLimits
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
 from corral.kit.errors import CorralError, NotFound, Unreachable
@@ -36,7 +36,7 @@ from tests.support.image_registry import (
     registry,
     run_file,
 )
-from tests.support.installing import image, inline, names_in, open_installer, open_means, request
+from tests.support.installing import image, inline, names_in, open_installer, open_source_context, request
 from tests.support.waiting import until
 
 __all__ = ["line", "registry"]  # fixtures
@@ -45,14 +45,14 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-async def installed(tmp_path: Path) -> AsyncIterator[tuple[Installer, Means]]:
+async def installed(tmp_path: Path) -> AsyncIterator[tuple[Installer, SourceContext]]:
     async with open_installer(tmp_path) as both:
         await both[0].install(request("demo", inline("before")))
         yield both
 
 
 @pytest.fixture
-def installer(installed: tuple[Installer, Means]) -> Installer:
+def installer(installed: tuple[Installer, SourceContext]) -> Installer:
     return installed[0]
 
 
@@ -85,7 +85,7 @@ async def test_the_registry_is_down(installer: Installer, line: Line) -> None:
 
 
 async def test_the_registry_goes_down_in_the_middle_and_comes_back(
-    installed: tuple[Installer, Means], registry: ImageRegistry, line: Line
+    installed: tuple[Installer, SourceContext], registry: ImageRegistry, line: Line
 ) -> None:
     installer, means = installed
     made = push(registry, "faults/away", layer({"run.sh": run_file(), "data": os.urandom(MIB)}))
@@ -140,7 +140,7 @@ async def test_cut_in_the_middle_of_a_layer(installer: Installer, registry: Imag
 
 
 async def test_wrong_digest_twice(
-    installed: tuple[Installer, Means], registry: ImageRegistry, tmp_path_factory: pytest.TempPathFactory
+    installed: tuple[Installer, SourceContext], registry: ImageRegistry, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     installer, means = installed
     data = layer({"run.sh": run_file(), "data": os.urandom(1000)})
@@ -159,7 +159,7 @@ async def test_wrong_digest_twice(
 async def test_no_build_for_the_platform(tmp_path: Path, registry: ImageRegistry) -> None:
     push(registry, "faults/platform", layer({"run.sh": run_file()}))
     async with (
-        open_means(tmp_path, platform="darwin/arm64") as means,
+        open_source_context(tmp_path, platform="darwin/arm64") as means,
         open_installer(tmp_path, means=means) as (installer, _),
     ):
         await installer.install(request("demo", inline("before")))
@@ -173,7 +173,7 @@ async def test_no_build_for_the_platform(tmp_path: Path, registry: ImageRegistry
 
 
 async def test_a_tag_that_does_not_exist(installer: Installer, registry: ImageRegistry) -> None:
-    assert is_final(await refused(installer, image(f"{registry.host}/faults/none:1"), NotFound, "no such thing"))
+    assert is_final(await refused(installer, image(f"{registry.host}/faults/none:1"), NotFound, "not found"))
 
 
 @pytest.mark.parametrize(
@@ -210,20 +210,22 @@ def bomb() -> bytes:
 
 async def test_a_bomb_in_an_archive(installer: Installer) -> None:
     async with BlobServer() as server:
-        error = await refused(installer, Source("http", server.put("/x", bomb())), TooLarge, "looks like a bomb")
+        error = await refused(
+            installer, Source("http", server.put("/x", bomb())), TooLarge, "looks like a decompression bomb"
+        )
         assert is_final(error)
 
 
 async def test_a_bomb_in_a_layer(installer: Installer, registry: ImageRegistry) -> None:
     made = make_image({"linux/amd64": [layer({"run.sh": run_file()}), bomb()]})
     push_image(registry.url, "faults/bomb", "1", made)
-    await refused(installer, image(f"{registry.host}/faults/bomb:1"), TooLarge, "looks like a bomb")
+    await refused(installer, image(f"{registry.host}/faults/bomb:1"), TooLarge, "looks like a decompression bomb")
 
 
 async def test_a_download_larger_than_allowed(tmp_path: Path) -> None:
     limits = FetchLimits(tries=2, first_wait_s=0.01, max_bytes=1000)
     async with (
-        open_means(tmp_path, limits=limits, bounds=Bounds()) as means,
+        open_source_context(tmp_path, limits=limits, bounds=Bounds()) as means,
         open_installer(tmp_path, means=means) as (installer, _),
         BlobServer() as server,
     ):
@@ -240,7 +242,7 @@ async def test_a_full_disk_is_seen_before_a_byte_is_fetched(
     push(registry, "faults/full", layer({"run.sh": run_file(), "data": os.urandom(MIB)}))
     free = 10 * MIB
     async with (
-        open_means(tmp_path, room=Room(reserve_bytes=0, look=lambda _folder: free)) as means,
+        open_source_context(tmp_path, room=DiskSpace(reserve_bytes=0, measure=lambda _folder: free)) as means,
         open_installer(tmp_path, means=means) as (installer, _),
     ):
         await installer.install(request("demo", inline("before")))
@@ -270,9 +272,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("packed", [5 * MIB, 2 * MIB])
 async def test_a_disk_that_fills_up_on_the_way(small_disk: Path, packed: int) -> None:
     """Somebody else took the room after we looked: while it is fetched (5 MiB), or while it is unpacked (2 MiB)."""
-    never_asked = Room(reserve_bytes=0, look=lambda _folder: 1 << 40)
+    never_asked = DiskSpace(reserve_bytes=0, measure=lambda _folder: 1 << 40)
     async with (
-        open_means(small_disk, room=never_asked) as means,
+        open_source_context(small_disk, room=never_asked) as means,
         open_installer(small_disk, means=means) as (installer, _),
         BlobServer() as server,
     ):

@@ -12,11 +12,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace
-from corral.blobs.fetcher import FetchLimits
 from corral.blobs.progress import Progress
-from corral.blobs.remote import open_session
-from corral.blobs.space import Room
+from corral.blobs.transfer.fetcher import FetchLimits
+from corral.blobs.transfer.remote import open_session
 from corral.contract.codec import encode
 from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
@@ -65,7 +65,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
             SystemClock(),
             controller="http://127.0.0.1:8080",
             in_use=lambda: made[0].busy,
-            room=Room(reserve_bytes=0, look=lambda _folder: made[0].free()),
+            room=DiskSpace(reserve_bytes=0, measure=lambda _folder: made[0].free()),
             upkeep=FilesUpkeep(unused_s=1000.0, partial_s=1000.0),
             limits=FetchLimits(tries=2, first_wait_s=0.01, cap_wait_s=0.01),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral.cli import backend_text as text
-from corral.client.backends import AvailableBackend
+from corral.client.resources.backends import AvailableBackend
 from corral.contract.admin import MatrixCell, MatrixIntent, MatrixNode, MatrixRow, PlanNode, PlanView
 from corral.contract.messages.backends import NodeDrift, UpgradeInfo
 

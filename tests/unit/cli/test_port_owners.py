@@ -15,8 +15,7 @@ from corral.cli.doctor.port_checks import check_ports
 from corral.cli.folder import DataFolder
 from corral.cli.port_owners import Owner, Program, choose_owner
 from corral.cli.up.lock import hold
-from corral.client.contexts import claim_context
-from corral.client.local import LocalFleet
+from corral.client.contexts import LocalFleet, claim_context
 
 ME, OTHER = 1000, 2000
 LISTEN = """

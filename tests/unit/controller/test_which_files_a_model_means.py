@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from corral.blobs.progress import Progress
-from corral.blobs.together import Together
+from corral.blobs.progress import FilesProgress, Progress
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import read_definition
@@ -110,14 +109,14 @@ def test_other_files_are_another_set() -> None:
 
 def test_several_files_are_one_bar_that_never_goes_back() -> None:
     told: list[Progress] = []
-    bar = Together([100, 0, 50], told.append, lambda: 0.0)
-    bar.there(0)
-    second, third = bar.watch(1), bar.watch(2)
+    bar = FilesProgress([100, 0, 50], told.append, lambda: 0.0)
+    bar.complete(0)
+    second, third = bar.listener(1), bar.listener(2)
     second(Progress(Phase.DOWNLOADING, "b", 10))
     second(Progress(Phase.DOWNLOADING, "b", 20, 40))
     second(Progress(Phase.DOWNLOADING, "b", 0, 40))  # begun again
     second(Progress(Phase.EXTRACTING, "b", 1, 40))
-    bar.there(1)
+    bar.complete(1)
     third(Progress(Phase.DOWNLOADING, "c", 50, 50))
     assert [(each.current_bytes, each.total_bytes, each.file_index) for each in told] == [
         (110, 0, 2),
@@ -132,8 +131,8 @@ def test_several_files_are_one_bar_that_never_goes_back() -> None:
 def test_unpacking_moves_the_bar_too() -> None:
     """An archive of 100 bytes beside a file of 100."""
     told: list[Progress] = []
-    bar = Together([100, 100], told.append, lambda: 0.0, unpacked=[0])
-    archive, other = bar.watch(0), bar.watch(1)
+    bar = FilesProgress([100, 100], told.append, lambda: 0.0, unpacked=[0])
+    archive, other = bar.listener(0), bar.listener(1)
     archive(Progress(Phase.DOWNLOADING, "a.tgz", 100, 100))
     bar.fetched(0)
     archive(Progress(Phase.EXTRACTING, "a.tgz", 0, 100))
@@ -160,9 +159,9 @@ def test_unpacking_moves_the_bar_too() -> None:
 
 def test_a_file_that_is_done_is_unpacked_too() -> None:
     told: list[Progress] = []
-    bar = Together([100, 100], told.append, lambda: 0.0, unpacked=[0])
-    bar.there(0)
-    bar.watch(1)(Progress(Phase.DOWNLOADING, "b", 50, 100))
+    bar = FilesProgress([100, 100], told.append, lambda: 0.0, unpacked=[0])
+    bar.complete(0)
+    bar.listener(1)(Progress(Phase.DOWNLOADING, "b", 50, 100))
     assert told[-1].share == 0.75
 
 
@@ -212,9 +211,9 @@ def test_a_renewed_certificate_is_used(tmp_path: Path) -> None:
 def test_what_was_there_before_is_no_speed() -> None:
     told: list[Progress] = []
     now = 0.0
-    bar = Together([1000, 1000, 100], told.append, lambda: now)
-    bar.there(2)
-    first, second = bar.watch(0), bar.watch(1)
+    bar = FilesProgress([1000, 1000, 100], told.append, lambda: now)
+    bar.complete(2)
+    first, second = bar.listener(0), bar.listener(1)
     first(Progress(Phase.DOWNLOADING, "a", 900, 1000))  # resumed there
     now = 1.0
     first(Progress(Phase.DOWNLOADING, "a", 1000, 1000))

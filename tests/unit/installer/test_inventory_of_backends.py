@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.blobs.trees import list_tree
+from corral.blobs.folder_listing import list_tree
 from corral.contract.codec import encode
 from corral.contract.manifest import Manifest
 from corral.worker.installer.folder import BackendFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from corral.blobs.trees import list_tree
+from corral.blobs.folder_listing import list_tree
 from corral.worker.installer.folder import BackendFolder
 from corral.worker.installer.inventory import read_inventory
 from corral.worker.installer.records import Metadata, VersionRecord, write_metadata

@@ -9,7 +9,7 @@ import pytest
 from corral.contract.messages.models import RunningModel
 from corral.controller.localai.keys import port_of, process_key, reachable_address
 from corral.controller.localai.process_state import IsGone, IsUseless, Judgement, Stays, judge
-from corral.inference.pulse import Pulse
+from corral.inference.backend_process import Pulse
 from corral.kit.errors import Failed
 from corral.store.tables.peer_processes import PeerProcess
 

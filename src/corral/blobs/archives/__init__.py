@@ -1,1 +1,1 @@
-"""Unpacking what strangers packed. `tree.py` decides where each entry may go, `unpack.py` puts it there."""
+"""Unpacks untrusted archives. `tree.py` decides where each entry may go, `unpack.py` writes it there."""

@@ -1,4 +1,4 @@
-"""A packed stream as plain blocks. What it is packed with is told by its first bytes, never by its name."""
+"""Decompresses a stream into blocks. The first bytes tell the format, never the file name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import BinaryIO, Protocol
 from corral.blobs.errors import BadArchive
 
 READ_BYTES = 256 << 10
-MOST_BLOCK_BYTES = 1 << 20
-XZ_MEMORY_BYTES = 512 << 20  # a stream may ask for gigabytes of dictionary
+MAX_BLOCK_BYTES = 1 << 20
+XZ_MEMORY_BYTES = 512 << 20  # a stream may demand gigabytes of dictionary
 
 GZIP = b"\x1f\x8b"
 XZ = b"\xfd7zXZ\x00"
@@ -28,7 +28,7 @@ class Readable(Protocol):
 
 
 class _Decompressor(Protocol):
-    """What bz2, lzma and zstd have in common."""
+    """The common interface of bz2, lzma and zstd."""
 
     @property
     def eof(self) -> bool: ...
@@ -39,8 +39,8 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
-def read_plain(file: Readable) -> Iterator[bytes]:
-    """Blocks of the unpacked stream, each of a bounded size however well it was packed. Raises BadArchive."""
+def decompress_blocks(file: Readable) -> Iterator[bytes]:
+    """Blocks of the decompressed stream, each of a bounded size. Raises BadArchive."""
     head = file.read(len(XZ))
     blocks = _with_head(head, file)
     zstd = _zstd_module()
@@ -56,20 +56,22 @@ def read_plain(file: Readable) -> Iterator[bytes]:
             yield from _unpack(blocks, bz2.BZ2Decompressor, BZIP2)
         elif head.startswith(ZSTD):
             if zstd is None:
-                raise BadArchive("it is packed with zstd, which this Python cannot unpack; Python 3.14 can")
+                raise BadArchive(
+                    "the archive is compressed with zstd, which this Python does not support; Python 3.14 does"
+                )
             yield from _unpack(blocks, zstd.ZstdDecompressor, ZSTD)
         else:
             yield from blocks
     except damaged as error:
-        raise BadArchive(f"the packed stream is damaged: {error}") from error
+        raise BadArchive(f"the compressed stream is damaged: {error}") from error
     except OSError as error:
-        if error.errno is None:  # bz2 tells bad data this way
-            raise BadArchive(f"the packed stream is damaged: {error}") from error
+        if error.errno is None:  # bz2 reports damaged data in this way
+            raise BadArchive(f"the compressed stream is damaged: {error}") from error
         raise
 
 
 def is_packed(file: BinaryIO) -> bool:
-    """Whether the file as a whole is packed; it is at its beginning afterwards."""
+    """Whether the file as a whole is compressed. Seeks back to the beginning."""
     head = file.read(len(XZ))
     file.seek(0)
     return head.startswith((GZIP, XZ, BZIP2, ZSTD))
@@ -87,22 +89,22 @@ def _with_head(head: bytes, file: Readable) -> Iterator[bytes]:
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """zlib itself: an order of magnitude quicker than the gzip module. Several members in a row are one stream."""
+    """Uses zlib directly: ten times faster than the gzip module. Several members in a row are one stream."""
     stream = zlib.decompressobj(wbits=31)
     started = False
     for packed in blocks:
         while packed:
             if stream.eof:
                 if not packed.startswith(GZIP[:1]):
-                    return  # padding; what matters has been read and its checksum was right
+                    return  # padding behind the last member, whose checksum was right
                 stream = zlib.decompressobj(wbits=31)
-            plain = stream.decompress(packed, MOST_BLOCK_BYTES)
+            plain = stream.decompress(packed, MAX_BLOCK_BYTES)
             packed = stream.unconsumed_tail or stream.unused_data
             started = True
             if plain:
                 yield plain
     if started and not stream.eof:
-        raise BadArchive("the packed stream ends too early")
+        raise BadArchive("the compressed stream ends too early")
 
 
 def _unpack(blocks: Iterator[bytes], make: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
@@ -113,12 +115,12 @@ def _unpack(blocks: Iterator[bytes], make: Callable[[], _Decompressor], magic: b
                 if not packed.startswith(magic[:1]):
                     return
                 stream = make()
-            plain = stream.decompress(packed, MOST_BLOCK_BYTES)
+            plain = stream.decompress(packed, MAX_BLOCK_BYTES)
             packed = stream.unused_data if stream.eof else b""
             if plain:
                 yield plain
     if not stream.eof:
-        raise BadArchive("the packed stream ends too early")
+        raise BadArchive("the compressed stream ends too early")
 
 
 def _zstd_module() -> ModuleType | None:

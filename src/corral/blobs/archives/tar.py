@@ -1,33 +1,33 @@
-"""Tar streams: ustar, GNU and pax. Reads forward only, and keeps nothing of what it has read.
+"""Reads tar streams: ustar, GNU and pax. Reads forward only, and keeps nothing in memory.
 
-The standard library's reader is made for files one can seek in: on a packed stream it costs ten times what unpacking
-does. This one knows only what archives of software contain; the rest it refuses by name.
+The standard library's reader is made for seekable files: on a compressed stream it takes ten times as long as
+unpacking. This reader supports what software archives contain, and refuses everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from corral.blobs.archives.entries import Entry, Kind
+from corral.blobs.archives.entries import Entry, EntryKind
 from corral.blobs.errors import BadArchive, UnsafeArchive
 
 RECORD = 512
-MOST_EXTENDED_BYTES = 1 << 20  # pax headers and long names; honest ones have a few hundred bytes
+MAX_EXTENDED_BYTES = 1 << 20  # pax headers and long names; ordinary ones have a few hundred bytes
 ZEROS = bytes(RECORD)
 
 _KINDS = {
-    b"0": Kind.FILE,
-    b"\0": Kind.FILE,
-    b"7": Kind.FILE,
-    b"1": Kind.SAME,
-    b"2": Kind.LINK,
-    b"5": Kind.FOLDER,
+    b"0": EntryKind.FILE,
+    b"\0": EntryKind.FILE,
+    b"7": EntryKind.FILE,
+    b"1": EntryKind.HARD_LINK,
+    b"2": EntryKind.SYMLINK,
+    b"5": EntryKind.FOLDER,
 }
 _FORBIDDEN = {b"3": "a character device", b"4": "a block device", b"6": "a named pipe"}
 
 
 class Stream:
-    """Blocks of any size, read in the sizes one needs."""
+    """Reads any number of bytes from blocks of any size."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -35,7 +35,7 @@ class Stream:
         self._at = 0
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes. Fewer at the end of the stream."""
+        """Exactly `size` bytes; fewer at the end of the stream."""
         end = self._at + size
         if end <= len(self._block):
             piece = bytes(self._block[self._at : end])
@@ -44,7 +44,7 @@ class Stream:
         return b"".join(self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """The same without copying it together."""
+        """The same bytes in pieces, without a copy."""
         while size > 0:
             if self._at >= len(self._block) and not self._next():
                 return
@@ -60,7 +60,8 @@ class Stream:
 
 
 def read_tar(blocks: Iterator[bytes]) -> Iterator[Entry]:
-    """Entries in order. Each one's data must be read before the next is asked for; what was not read is skipped."""
+    """Entries in order. The data of an entry must be read before the next entry is requested; unread data is
+    skipped."""
     stream = Stream(blocks)
     extended: dict[str, str] = {}
     common: dict[str, str] = {}
@@ -121,15 +122,15 @@ def _entry(header: bytes, extended: dict[str, str]) -> Entry:
     if kind is None:
         what = _FORBIDDEN.get(flag)
         if what is None:
-            raise BadArchive(f"{name[:200]!r} is of a kind we do not know: {flag!r}")
-        raise UnsafeArchive(f"{name[:200]!r} is {what}; a backend brings none")
-    if kind is Kind.FILE and name.endswith("/"):
-        kind = Kind.FOLDER  # as archives from before 1988 say it
+            raise BadArchive(f"{name[:200]!r} has an unsupported type: {flag!r}")
+        raise UnsafeArchive(f"{name[:200]!r} is {what}, which a backend must not contain")
+    if kind is EntryKind.FILE and name.endswith("/"):
+        kind = EntryKind.FOLDER  # in archives of before 1988
     return Entry(
         name,
         kind,
-        # Some writers give links and folders the size of what they point to; no data follows.
-        size=_size(header, extended) if kind is Kind.FILE else 0,
+        # Some writers give links and folders a size, although no data follows.
+        size=_size(header, extended) if kind is EntryKind.FILE else 0,
         mode=_number(header[100:108]) & 0o7777,
         modified_s=_modified(header, extended),
         target=(extended["linkpath"] if "linkpath" in extended else _text(header[157:257])),
@@ -138,7 +139,7 @@ def _entry(header: bytes, extended: dict[str, str]) -> Entry:
 
 def _plain_name(header: bytes) -> str:
     name = _text(header[:100])
-    # GNU tar keeps other things where ustar keeps the front part of a long name.
+    # GNU tar uses the field of ustar's name prefix for other data.
     if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
         return f"{prefix}/{name}"
     return name
@@ -157,12 +158,12 @@ def _modified(header: bytes, extended: dict[str, str]) -> float:
     try:
         return float(extended["mtime"]) if "mtime" in extended else float(_number(header[136:148]))
     except (ValueError, BadArchive):
-        return 0.0  # nobody depends on it
+        return 0.0  # the time is not needed
 
 
 def _read_extended(stream: Stream, size: int) -> bytes:
-    if size > MOST_EXTENDED_BYTES:
-        raise BadArchive(f"a header of {size} bytes")
+    if size > MAX_EXTENDED_BYTES:
+        raise BadArchive(f"a header has {size} bytes")
     data = stream.read(size)
     stream.read(-size % RECORD)
     if len(data) < size:
@@ -195,13 +196,13 @@ def _check_sum(header: bytes) -> None:
 def _number(field: bytes) -> int:
     if field[0] & 0x80:  # too large for octal digits: a binary number, two's complement
         if field[0] != 0x80:
-            raise BadArchive("a number below zero in a header")
+            raise BadArchive("a header contains a negative number")
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip()
     try:
         return int(digits or b"0", 8)
     except ValueError as error:
-        raise BadArchive("a header holds something that is not a number") from error
+        raise BadArchive("a header contains an invalid number") from error
 
 
 def _text(field: bytes) -> str:
@@ -209,5 +210,5 @@ def _text(field: bytes) -> str:
 
 
 def _decode(data: bytes) -> str:
-    # Names are bytes on Linux; what is not UTF-8 comes back out as it went in.
+    # Names are bytes on Linux; bytes that are not UTF-8 survive the round trip.
     return data.decode("utf-8", "surrogateescape")

@@ -1,12 +1,13 @@
-"""Where each entry of an archive may go. Pure: a picture of the folder being unpacked, no disk.
+"""Decides where each entry of an archive may go. Pure: a model of the folder that is being unpacked, without disk
+access.
 
-Names and links in an archive are a stranger's. Each name is walked through this picture, links included, so that what
-is written lands where a container would have it, and never outside. The picture is right because nobody else writes
-there and every entry is made as a new one (`unpack.py`): a file system that takes two names for one fails there instead
-of following a link.
+Names and links in an archive are untrusted. Each name is resolved in this model, links included, so that an entry is
+written where a container would have it, and never outside the folder. The model is correct because no other process
+writes into the folder and every entry is created as a new file (`unpack.py`): on a file system that takes two names for
+one, creating fails instead of following a link.
 
-With `rootfs` the entries are an image's: absolute links start at the image's root and become relative ones, `..` stops
-at that root, and the whiteouts of later layers take away what earlier ones brought. A plain archive with such links is
+With `rootfs` the entries are those of an image: absolute links start at the image's root and become relative, `..`
+stops at that root, and whiteouts of later layers remove entries of earlier layers. A plain archive with such links is
 refused.
 """
 
@@ -15,48 +16,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from corral.blobs.archives.bounds import MOST_NAME_BYTES, MOST_PARTS
-from corral.blobs.archives.entries import Entry, Kind
+from corral.blobs.archives.entries import MAX_NAME_BYTES, MAX_PATH_PARTS, Entry, EntryKind
 from corral.blobs.errors import BadArchive, UnsafeArchive
 
-MOST_HOPS = 40  # as the kernel has it
+MAX_LINK_HOPS = 40  # the kernel's limit
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 RESERVED = ".wh..wh."
 
 
 @dataclass(slots=True)
-class _Node:
-    kind: Kind
+class _TreeNode:
+    kind: EntryKind
     layer: int
     target: str = ""
     latest: int = 0  # of a folder: the last layer that put something into it, however deep
-    inside: dict[str, _Node] = field(default_factory=dict)
+    inside: dict[str, _TreeNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Make `folders` in order, remove what is at `path` if it says so, then make the entry there."""
+    """Create `folders` in order, remove the entry at `path` if `remove` is set, then create the new entry."""
 
     path: str  # relative, with /, free of links
     folders: tuple[str, ...] = ()
     remove: bool = False
-    target: str = ""  # of a symbolic link: what to write; of a hard link: the path of the file
-    keep: bool = False  # a folder that is there already
+    target: str = ""  # of a symbolic link: its text; of a hard link: the path of the file
+    keep: bool = False  # the folder exists already
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A whiteout: these are no longer there."""
+    """A whiteout: remove these paths."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """A real folder in the picture."""
+class _TreeFolder:
+    """A folder of the model, with its path."""
 
-    node: _Node
+    node: _TreeNode
     path: str
 
     def join(self, name: str) -> str:
@@ -67,8 +67,8 @@ class Tree:
     def __init__(self, *, rootfs: bool = False) -> None:
         self._rootfs = rootfs
         self._layer = 0
-        self._root = _Spot(_Node(Kind.FOLDER, 0), "")
-        self._known: dict[str, _Spot] = {}  # where a parent's name leads, as long as no link changes
+        self._root = _TreeFolder(_TreeNode(EntryKind.FOLDER, 0), "")
+        self._known: dict[str, _TreeFolder] = {}  # parent's name → resolved folder; cleared when a link changes
         self._cleared: set[str] = set()
 
     def next_layer(self) -> None:
@@ -77,10 +77,10 @@ class Tree:
         self._cleared.clear()
 
     def put(self, entry: Entry) -> Placed | Removed | None:
-        """Where the entry goes, or what it takes away; None for the folder itself. Raises UnsafeArchive, BadArchive."""
+        """Where the entry goes, or what it removes; None for the folder itself. Raises UnsafeArchive, BadArchive."""
         front, name = self._split(entry.name)
         if not name:
-            if entry.kind is not Kind.FOLDER:
+            if entry.kind is not EntryKind.FOLDER:
                 raise UnsafeArchive(f"{entry.name[:200]!r} would replace the folder itself")
             return None
         if self._rootfs and name.startswith(WHITEOUT):
@@ -90,64 +90,65 @@ class Tree:
         path = spot.join(name)
         old = spot.node.inside.get(name)
         target = self._target(entry, path)
-        if old is not None and old.kind is Kind.FOLDER and entry.kind is Kind.FOLDER:
+        if old is not None and old.kind is EntryKind.FOLDER and entry.kind is EntryKind.FOLDER:
             old.layer = old.latest = self._layer
             return Placed(path, keep=True)
-        if (old is not None and old.kind is not Kind.FILE) or entry.kind is Kind.LINK:
+        if (old is not None and old.kind is not EntryKind.FILE) or entry.kind is EntryKind.SYMLINK:
             self._known.clear()
-        kind = Kind.FILE if entry.kind is Kind.SAME else entry.kind
-        kept = target if kind is Kind.LINK else ""
-        spot.node.inside[name] = _Node(kind, self._layer, kept, self._layer)
+        kind = EntryKind.FILE if entry.kind is EntryKind.HARD_LINK else entry.kind
+        kept = target if kind is EntryKind.SYMLINK else ""
+        spot.node.inside[name] = _TreeNode(kind, self._layer, kept, self._layer)
         return Placed(path, tuple(made), old is not None, target)
 
     def check_links(self) -> None:
-        """Once all is unpacked: no link leads outside, whatever the others on its way point to by now."""
-        waiting: list[tuple[_Spot, ...]] = [(self._root,)]
+        """After unpacking: raises UnsafeArchive if a link leads outside, now that all other links are known."""
+        waiting: list[tuple[_TreeFolder, ...]] = [(self._root,)]
         while waiting:
-            way = waiting.pop()
-            for name, node in way[-1].node.inside.items():
-                if node.kind is Kind.LINK:
-                    self._walk(way, node.target.split("/"), way[-1].join(name), pretend=True)
-                elif node.kind is Kind.FOLDER:
-                    waiting.append((*way, _Spot(node, way[-1].join(name))))
+            path_folders = waiting.pop()
+            for name, node in path_folders[-1].node.inside.items():
+                if node.kind is EntryKind.SYMLINK:
+                    self._walk(path_folders, node.target.split("/"), path_folders[-1].join(name), pretend=True)
+                elif node.kind is EntryKind.FOLDER:
+                    waiting.append((*path_folders, _TreeFolder(node, path_folders[-1].join(name))))
 
     # Names
 
     def _split(self, name: str) -> tuple[str, str]:
         """The folder's part and the last part, both free of `.`, `//` and `..`."""
-        if "\0" in name or len(name) > MOST_NAME_BYTES:
-            raise UnsafeArchive(f"{name[:100]!r}… is no name for a file")
+        if "\0" in name or len(name) > MAX_NAME_BYTES:
+            raise UnsafeArchive(f"{name[:100]!r}… is not a valid file name")
         if name.startswith("/") and not self._rootfs:
             raise UnsafeArchive(f"{name[:200]!r} is an absolute name")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise UnsafeArchive(f"{name[:200]!r} climbs out of its folder")
-        if len(parts) > MOST_PARTS:
+        if len(parts) > MAX_PATH_PARTS:
             raise UnsafeArchive(f"{name[:100]!r}… is {len(parts)} folders deep")
         return "/".join(parts[:-1]), parts[-1] if parts else ""
 
-    def _folder(self, front: str, made: list[str]) -> _Spot:
-        """The real folder a parent's name leads to; missing ones come about and are noted in `made`."""
+    def _folder(self, front: str, made: list[str]) -> _TreeFolder:
+        """The folder that a parent's name leads to; missing folders are created and appended to `made`."""
         if (known := self._known.get(front)) is not None:
             return known
-        way = self._walk((self._root,), front.split("/"), front, made) or (self._root,)
-        for spot in way:
+        path_folders = self._walk((self._root,), front.split("/"), front, made) or (self._root,)
+        for spot in path_folders:
             spot.node.latest = self._layer
-        self._known[front] = way[-1]
-        return way[-1]
+        self._known[front] = path_folders[-1]
+        return path_folders[-1]
 
     def _walk(
         self,
-        way: Sequence[_Spot],
+        start: Sequence[_TreeFolder],
         parts: Sequence[str],
         what: str,
         made: list[str] | None = None,
         *,
         pretend: bool = False,
-    ) -> Sequence[_Spot] | None:
-        """The folders on the way from `way` along `parts`, links followed. What is missing is made where the caller
-        takes notes in `made`, or taken for a folder with `pretend` (somebody may make it later); else there is none."""
-        stack = list(way)
+    ) -> Sequence[_TreeFolder] | None:
+        """The folders from `start` along `parts`, links followed. A missing folder is created and appended to `made` if
+        that is given, or assumed to exist with `pretend` (a later entry may create it); otherwise the result is
+        None."""
+        stack = list(start)
         todo = list(reversed(parts))
         hops = 0
         while todo:
@@ -161,40 +162,40 @@ class Tree:
                 continue
             here = stack[-1]
             node = here.node.inside.get(part)
-            if node is None or node.kind is Kind.FILE:
+            if node is None or node.kind is EntryKind.FILE:
                 if pretend:
-                    stack.append(_Spot(_Node(Kind.FOLDER, self._layer), here.join(part)))
+                    stack.append(_TreeFolder(_TreeNode(EntryKind.FOLDER, self._layer), here.join(part)))
                     continue
                 if made is None:
                     return None
                 if node is not None:
-                    raise BadArchive(f"{here.join(part)[:200]!r} is a file, and something is to be put inside it")
-                node = here.node.inside[part] = _Node(Kind.FOLDER, self._layer, latest=self._layer)
+                    raise BadArchive(f"{here.join(part)[:200]!r} is a file, but the archive has entries inside it")
+                node = here.node.inside[part] = _TreeNode(EntryKind.FOLDER, self._layer, latest=self._layer)
                 made.append(here.join(part))
-            if node.kind is Kind.LINK:
+            if node.kind is EntryKind.SYMLINK:
                 hops += 1
-                if hops > MOST_HOPS:
-                    raise UnsafeArchive(f"{what[:200]!r} leads around in circles")
+                if hops > MAX_LINK_HOPS:
+                    raise UnsafeArchive(f"{what[:200]!r} is a loop of links")
                 todo.extend(reversed(node.target.split("/")))
             else:
-                stack.append(_Spot(node, here.join(part)))
-                if len(stack) > MOST_PARTS + 1:
-                    raise UnsafeArchive(f"{what[:100]!r}… is more than {MOST_PARTS} folders deep")
+                stack.append(_TreeFolder(node, here.join(part)))
+                if len(stack) > MAX_PATH_PARTS + 1:
+                    raise UnsafeArchive(f"{what[:100]!r}… is more than {MAX_PATH_PARTS} folders deep")
         return stack
 
     # Links
 
     def _target(self, entry: Entry, path: str) -> str:
-        if entry.kind is Kind.LINK:
+        if entry.kind is EntryKind.SYMLINK:
             return self._link(entry, path)
-        if entry.kind is Kind.SAME:
+        if entry.kind is EntryKind.HARD_LINK:
             return self._same(entry, path)
         return ""
 
     def _link(self, entry: Entry, path: str) -> str:
-        """What to write into the link. It may still lead outside by way of other links: `check_links` sees to that."""
+        """The text of the link. It may still lead outside through other links: `check_links` finds that."""
         target, depth = entry.target, path.count("/")
-        if not target or "\0" in target or len(target) > MOST_NAME_BYTES:
+        if not target or "\0" in target or len(target) > MAX_NAME_BYTES:
             raise BadArchive(f"{entry.name[:200]!r} is a link to {target[:100]!r}")
         if target.startswith("/"):
             if not self._rootfs:
@@ -211,15 +212,15 @@ class Tree:
 
     def _same(self, entry: Entry, path: str) -> str:
         front, name = self._split(entry.target)
-        way = self._walk((self._root,), front.split("/"), entry.name)
-        node = way[-1].node.inside.get(name) if way else None
-        if way is None or node is None or node.kind is not Kind.FILE:
+        path_folders = self._walk((self._root,), front.split("/"), entry.name)
+        node = path_folders[-1].node.inside.get(name) if path_folders else None
+        if path_folders is None or node is None or node.kind is not EntryKind.FILE:
             raise UnsafeArchive(
-                f"{entry.name[:200]!r} is to be another name of {entry.target[:200]!r}, no file of this archive"
+                f"{entry.name[:200]!r} is a hard link to {entry.target[:200]!r}, which is not a file of this archive"
             )
-        found = way[-1].join(name)
+        found = path_folders[-1].join(name)
         if found == path or found.startswith(f"{path}/"):
-            raise BadArchive(f"{entry.name[:200]!r} is to be another name of what it replaces")
+            raise BadArchive(f"{entry.name[:200]!r} is a hard link to the file that it replaces")
         return found
 
     # Whiteouts
@@ -227,39 +228,39 @@ class Tree:
     def _white_out(self, front: str, name: str) -> Removed:
         hidden = name.removeprefix(WHITEOUT)
         if hidden in ("", ".", ".."):
-            raise UnsafeArchive(f"{name!r} hides nothing a layer may hide")
-        way = self._walk((self._root,), front.split("/"), front)
-        # A layer may say the same a million times: each whiteout counts once.
+            raise UnsafeArchive(f"{name!r} is not a valid whiteout")
+        path_folders = self._walk((self._root,), front.split("/"), front)
+        # A layer may repeat a whiteout a million times: each is applied once.
         if (
-            way is None
+            path_folders is None
             or (name.startswith(RESERVED) and name != OPAQUE)
-            or (said := way[-1].join(name)) in self._cleared
+            or (said := path_folders[-1].join(name)) in self._cleared
         ):
             return Removed(())
         self._cleared.add(said)
         removed: list[str] = []
-        for each in list(way[-1].node.inside) if name == OPAQUE else [hidden]:
-            self._clear(way[-1], each, removed)
+        for each in list(path_folders[-1].node.inside) if name == OPAQUE else [hidden]:
+            self._clear(path_folders[-1], each, removed)
         if removed:
             self._known.clear()
         return Removed(tuple(removed))
 
-    def _clear(self, spot: _Spot, name: str, removed: list[str]) -> None:
-        """Take away what earlier layers brought; what this layer brought itself stays."""
+    def _clear(self, spot: _TreeFolder, name: str, removed: list[str]) -> None:
+        """Remove entries of earlier layers; entries of this layer stay."""
         node = spot.node.inside.get(name)
         if node is None:
             return
         if node.latest < self._layer:
             del spot.node.inside[name]
             removed.append(spot.join(name))
-        elif node.kind is Kind.FOLDER:
+        elif node.kind is EntryKind.FOLDER:
             for inner in list(node.inside):
-                self._clear(_Spot(node, spot.join(name)), inner, removed)
+                self._clear(_TreeFolder(node, spot.join(name)), inner, removed)
 
 
 def _clamp(target: str, depth: int) -> str:
-    """In a container `..` stops at the root. Only the dots a link begins with can be counted without knowing where the
-    rest leads; what leads outside further on is found by `check_links`."""
+    """In a container `..` stops at the root. Only leading dots can be counted without resolving the rest of the link;
+    `check_links` finds links that lead outside later on."""
     parts = target.split("/")
     climbs = 0
     while climbs < len(parts) and parts[climbs] in ("", ".", ".."):

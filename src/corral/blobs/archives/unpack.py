@@ -1,8 +1,7 @@
-"""Entries onto the disk, each as `tree.py` decided. Runs in a thread.
+"""Writes entries to the disk, each where `tree.py` decided. Blocking: call it in a thread.
 
-Everything is made as a new thing (`O_EXCL`, `mkdir`, `symlink` all fail where something is), so what is on the disk is
-what the picture says, also on a file system that takes `A` and `a` for one name. Nobody else may write into the folder
-meanwhile.
+Every entry is created as a new file (`O_EXCL`, `mkdir` and `symlink` fail if the name exists), so the disk is equal to
+the model, even on a file system that takes `A` and `a` for one name. No other process may write into the folder.
 """
 
 from __future__ import annotations
@@ -14,50 +13,49 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from corral.blobs.archives.bounds import Count
-from corral.blobs.archives.entries import Entry, Kind
+from corral.blobs.archives.entries import Entry, EntryKind, UnpackCounter
 from corral.blobs.archives.tree import Placed, Removed, Tree
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import UnsafeArchive, from_os
-from corral.blobs.space import Room
 from corral.kit.threads import StopToken
 
-ROOM_CHECK_BYTES = 64 << 20
+SPACE_CHECK_BYTES = 64 << 20
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LATEST_S = 1 << 33  # a time beyond the year 2242 is a mistake, and some file systems refuse it
 
 
 class Unpacker:
-    """One folder, one or more layers. `finish()` must be called for the result to be trusted."""
+    """Unpacks one or more layers into one folder. The result is safe only after `finish()`."""
 
     def __init__(
         self,
         folder: Path,
-        count: Count,
+        count: UnpackCounter,
         *,
         rootfs: bool = False,
-        room: Room | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self._folder = folder
         self._front = f"{folder}{os.sep}"
         self._count = count
         self._tree = Tree(rootfs=rootfs)
-        self._room = room or Room()
+        self._space = space or DiskSpace()
         self._stop = StopToken()
         self._unchecked_bytes = 0
 
     def add(self, entries: Iterable[Entry], stop: StopToken | None = None) -> None:
-        """One layer. Raises UnsafeArchive, BadArchive, TooLarge, NoSpace; the folder is rubbish then."""
+        """Unpack one layer. Raises UnsafeArchive, BadArchive, TooLarge, NoSpace; the folder must not be used then."""
         self._stop = stop or StopToken()
         self._tree.next_layer()
         for entry in entries:
             self._stop.check()
             self._count.entry(entry.size)
-            self._make_room(entry.size)
+            self._require_space(entry.size)
             try:
                 self._put(entry)
             except FileExistsError as error:
                 raise UnsafeArchive(
-                    f"{entry.name[:200]!r} is there already under a name this disk takes for it"
+                    f"{entry.name[:200]!r} exists already under a name that this file system treats as equal"
                 ) from error
             except OSError as error:
                 raise from_os(error, f"unpacking {entry.name[:200]!r}") from error
@@ -83,23 +81,23 @@ class Unpacker:
             self._remove(placed.path)
         path = self._front + placed.path
         match entry.kind:
-            case Kind.FILE:
+            case EntryKind.FILE:
                 self._write(path, entry)
-            case Kind.FOLDER:
+            case EntryKind.FOLDER:
                 os.mkdir(path, 0o755)
-            case Kind.LINK:
+            case EntryKind.SYMLINK:
                 os.symlink(placed.target, path)
-            case Kind.SAME:
+            case EntryKind.HARD_LINK:
                 self._link(self._front + placed.target, path)
 
     def _write(self, path: str, entry: Entry) -> None:
-        # Nobody but the owner writes, no bit that changes who runs it; what anybody could run stays runnable.
+        # Only the owner may write, and setuid bits are dropped; executable files stay executable.
         descriptor = os.open(path, NEW_FILE, 0o755 if entry.mode & 0o111 else 0o644)
         try:
             for piece in entry.data:
                 self._stop.check()
                 _write_all(descriptor, piece)
-            if 0 < entry.modified_s < LATEST_S:  # Python looks at a source's time to know whether its bytecode is fresh
+            if 0 < entry.modified_s < LATEST_S:  # Python compares a source's time with that of its bytecode
                 os.utime(descriptor, (entry.modified_s, entry.modified_s))
         finally:
             os.close(descriptor)
@@ -123,12 +121,12 @@ class Unpacker:
             else:
                 os.unlink(full)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Asked before large files and now and then: `ENOSPC` would come too late for everybody else on that disk."""
+    def _require_space(self, size_bytes: int) -> None:
+        """Check the free space before large files and periodically: `ENOSPC` would come too late for other programs."""
         self._unchecked_bytes += size_bytes
-        if self._unchecked_bytes >= ROOM_CHECK_BYTES:
+        if self._unchecked_bytes >= SPACE_CHECK_BYTES:
             self._unchecked_bytes = 0
-            self._room.require(self._folder, size_bytes, "unpacking")
+            self._space.require(self._folder, size_bytes, "unpacking")
 
 
 def _write_all(descriptor: int, piece: bytes | memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Zip archives. Their table of contents comes first, so sizes are known before anything is unpacked."""
+"""Reads zip archives. Their table of contents is read first, so sizes are known before anything is unpacked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from corral.blobs.archives.bounds import MOST_NAME_BYTES
-from corral.blobs.archives.entries import Entry, Kind
+from corral.blobs.archives.entries import MAX_NAME_BYTES, Entry, EntryKind
 from corral.blobs.errors import BadArchive, UnsafeArchive
 
 READ_BYTES = 1 << 20
@@ -33,7 +32,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError) as error:
-        raise BadArchive(f"the zip archive is damaged or of a kind we cannot read: {error}") from error
+        raise BadArchive(f"the zip archive is damaged or uses an unsupported feature: {error}") from error
 
 
 def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
@@ -42,14 +41,16 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
     mode = info.external_attr >> 16 if info.create_system == MADE_ON_UNIX else 0
     modified_s = _modified(info)
     if info.is_dir():
-        return Entry(info.filename, Kind.FOLDER, mode=0o755)
+        return Entry(info.filename, EntryKind.FOLDER, mode=0o755)
     if stat.S_ISLNK(mode):
-        return Entry(info.filename, Kind.LINK, target=_link(archive, info))
+        return Entry(info.filename, EntryKind.SYMLINK, target=_link(archive, info))
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-        raise UnsafeArchive(f"{info.filename[:200]!r} is neither file, folder nor link; a backend brings nothing else")
+        raise UnsafeArchive(
+            f"{info.filename[:200]!r} is neither a file, a folder nor a link: a backend may contain nothing else"
+        )
     return Entry(
         info.filename,
-        Kind.FILE,
+        EntryKind.FILE,
         size=info.file_size,
         mode=stat.S_IMODE(mode) or 0o644,
         modified_s=modified_s,
@@ -58,7 +59,7 @@ def _entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
 
 
 def _data(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Never more than the table of contents says: the library stops there, and the checksum is wrong then."""
+    """Never more bytes than the table of contents says: the library stops there, and the checksum is wrong then."""
     with _translated():
         file = archive.open(info)
     with file:
@@ -71,7 +72,7 @@ def _data(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
 
 
 def _link(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
-    if info.file_size > MOST_NAME_BYTES:
+    if info.file_size > MAX_NAME_BYTES:
         raise BadArchive(f"{info.filename[:200]!r} is a link of {info.file_size} bytes")
     return b"".join(_data(archive, info)).decode("utf-8", "surrogateescape")
 

@@ -1,2 +1,2 @@
-"""Container images: `documents.py` reads what a registry says, `registry.py` asks it, `image_file.py` reads an image
-from a tar file."""
+"""Container images: `registry.py` queries registries, `documents.py` parses indexes and manifests, `image_file.py`
+reads an image from a tar file."""

@@ -1,11 +1,11 @@
-"""What a registry wants to see before it answers: reading `WWW-Authenticate` (RFC 7235). Pure."""
+"""Parses `WWW-Authenticate` (RFC 7235): the authorization that a registry demands. Pure."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# Nothing is given back once it is taken (`++`): the header is a stranger's, and may be nothing but spaces.
+# Possessive quantifiers (`++`) never backtrack: the header is untrusted, and may be nothing but spaces.
 _SCHEME = re.compile(r"\s*+(?:,\s*+)?+(?P<scheme>[A-Za-z][A-Za-z0-9._-]*+)(?:\s++|\Z)")
 _PARAMETER = re.compile(
     r"\s*+(?:,\s*+)?+(?P<name>[A-Za-z0-9._-]++)\s*+=\s*+(?:\"(?P<quoted>(?:[^\"\\]|\\.)*)\"|(?P<bare>[^\s,\"]+))"
@@ -27,7 +27,7 @@ class Basic:
 
 
 def read_challenge(header: str) -> Bearer | Basic | None:
-    """The best way in that the header offers; None where it offers none we know."""
+    """The best scheme that the header offers; None if it offers none that is supported."""
     offered = {scheme.lower(): parameters for scheme, parameters in _schemes(header)}
     bearer = offered.get("bearer", {})
     if bearer.get("realm"):

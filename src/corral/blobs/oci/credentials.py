@@ -1,4 +1,4 @@
-"""User and password for a registry, as the container tools keep them: Docker's config file and its helpers."""
+"""Logins for registries, as the container tools store them: Docker's config file and its credential helpers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Login:
 
 class Credentials(Protocol):
     async def find(self, host: str) -> Login | None:
-        """None: ask without."""
+        """None: there is no login for this host."""
 
 
 @dataclass(frozen=True)
 class FixedLogins:
-    """Told beforehand, by host."""
+    """Logins given at start, by host."""
 
     logins: Mapping[str, Login] = field(default_factory=dict)
 
@@ -67,7 +67,8 @@ class _Helped(msgspec.Struct, frozen=True):
 
 
 class DockerConfig:
-    """`$DOCKER_CONFIG/config.json` or `~/.docker/config.json`, read anew each time: people log in while we run."""
+    """`$DOCKER_CONFIG/config.json` or `~/.docker/config.json`, read for every request: users log in while Corral
+    runs."""
 
     def __init__(self, env: Mapping[str, str], *, helper_timeout_s: float = HELPER_TIMEOUT_S) -> None:
         self._env = env
@@ -81,7 +82,7 @@ class DockerConfig:
         except OSError:
             return None
         except msgspec.MsgspecError as error:
-            log.warning("the container tools' config cannot be read", file=str(self._path), reason=str(error))
+            log.warning("docker config cannot be read", file=str(self._path), reason=str(error))
             return None
         for name in _names(host):
             helper = config.helpers.get(name) or config.store
@@ -91,7 +92,7 @@ class DockerConfig:
         return None
 
     async def _ask(self, helper: str, host: str) -> Login | None:
-        """`docker-credential-<helper> get`, the host on its input. Whatever goes wrong means: no login."""
+        """`docker-credential-<helper> get`, the host on its input. On any error there is no login."""
         if not _HELPER.match(helper):
             return None
         command = (f"docker-credential-{helper}", "get")
@@ -104,7 +105,7 @@ class DockerConfig:
 
 
 def _names(host: str) -> tuple[str, ...]:
-    """The spellings under which a host's login may be kept; the hub's is a URL for historical reasons."""
+    """The names under which a host's login may be stored; the hub's is a URL for historical reasons."""
     hub = (f"https://index.{HUB}/v1/", f"index.{HUB}") if host == HUB else ()
     return (host, f"https://{host}", *hub)
 

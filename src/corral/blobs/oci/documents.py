@@ -1,4 +1,4 @@
-"""Image indexes and manifests, OCI's and Docker's, as the few facts we need. Pure; nothing is believed unread."""
+"""Parses and checks image indexes and manifests, both OCI's and Docker's. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYERS = frozenset(
         "application/vnd.docker.image.rootfs.diff.tar.zstd",
     }
 )
-MOST_LAYERS = 512
+MAX_LAYERS = 512
 UNKNOWN = "unknown"
 
 
@@ -65,7 +65,7 @@ class _Rootfs(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What an image says about itself."""
+    """The config document of an image."""
 
     os: str = ""
     architecture: str = ""
@@ -103,27 +103,27 @@ class Manifest:
 
 
 def read_document(body: bytes, digest: str, what: str, *, any_kind: bool = False) -> Index | Manifest:
-    """`digest` is that of `body`, which the caller has checked. With `any_kind` layers may be anything: an artifact's
-    are its files, and only an image's are unpacked."""
+    """`digest`: of `body`; the caller has verified it. `any_kind`: layers may have any media type, as those of an
+    artifact, which are not unpacked."""
     document = _decode(body, _Document, what)
     if document.schema_version != 2:
-        raise BadArchive(f"{what} is of schema {document.schema_version}; only schema 2 is taken")
+        raise BadArchive(f"{what} has schema version {document.schema_version}; only version 2 is supported")
     if document.manifests is not None and document.layers is not None:
-        # Two readings of one digest: whoever checked it may have read the other one.
-        raise BadArchive(f"{what} says it is an index and an image at once")
+        # One digest with two meanings: a checker may have read it as the other one.
+        raise BadArchive(f"{what} is an index and an image at once")
     if document.manifests is not None:
         return Index(digest, _images(document.manifests))
     if document.layers is not None and document.config is not None:
         for layer in document.layers:
             _check_layer(layer, what, any_kind=any_kind)
-        if len(document.layers) > MOST_LAYERS:
+        if len(document.layers) > MAX_LAYERS:
             raise BadArchive(f"{what} has {len(document.layers)} layers")
         return Manifest(digest, document.config, document.layers)
     raise BadArchive(f"{what} is neither an image nor an index")
 
 
 def read_layout(body: bytes, what: str) -> tuple[Descriptor, ...]:
-    """`index.json` of an OCI layout: unlike a registry's index it need not say for which platforms."""
+    """`index.json` of an OCI layout: unlike a registry's index it need not name platforms."""
     document = _decode(body, _Document, what)
     for descriptor in document.manifests or ():
         check_digest(descriptor.digest)
@@ -135,7 +135,7 @@ def read_config(body: bytes, what: str) -> Config:
 
 
 def choose_image(index: Index, platform: str, what: str) -> Descriptor:
-    """The image for os/arch. Exactly that first; else one with a variant (arm64/v8)."""
+    """The image for os/arch: an exact match first, otherwise one with a variant (arm64/v8)."""
     for exact in (True, False):
         for offered, manifest in index.images:
             if offered == platform or (not exact and offered.startswith(f"{platform}/")):
@@ -144,7 +144,7 @@ def choose_image(index: Index, platform: str, what: str) -> Descriptor:
 
 
 def check_platform(config: Config, platform: str, what: str) -> None:
-    """An image without an index says itself what it is made for; one that does not say is taken at its word."""
+    """Raises NoBuild if the image's own config names another platform. A config without a platform is accepted."""
     if config.os and config.architecture and f"{config.os}/{config.architecture}" != platform:
         raise NoBuild(what, platform, [config.platform])
 
@@ -162,9 +162,9 @@ def _images(manifests: tuple[Descriptor, ...]) -> tuple[tuple[str, Descriptor], 
 def _check_layer(layer: Descriptor, what: str, *, any_kind: bool) -> None:
     check_digest(layer.digest)
     if layer.urls or "foreign" in layer.media_type or "nondistributable" in layer.media_type:
-        raise BadArchive(f"{what} has a layer that lives elsewhere ({layer.media_type}); such layers are not fetched")
+        raise BadArchive(f"{what} has a layer outside the registry ({layer.media_type}); such layers are not fetched")
     if layer.media_type not in LAYERS and not any_kind:
-        raise BadArchive(f"{what} has a layer of a kind we do not know: {layer.media_type[:100]!r}")
+        raise BadArchive(f"{what} has a layer of an unsupported media type: {layer.media_type[:100]!r}")
     if layer.size < 0:
         raise BadArchive(f"{what} has a layer of {layer.size} bytes")
 

@@ -1,7 +1,7 @@
-"""An image in a tar file on this disk: what `docker save` writes, and OCI layouts. Runs in a thread.
+"""An image in a local tar file: the output of `docker save`, and OCI layouts. Blocking: call it in a thread.
 
-Layers are read where they lie in the file, never copied out first. What they contain is checked against the digests
-inside the file, which matters when somebody copied half of it.
+Layers are read from the file directly, without a copy, and checked against the digests inside the file: the file may
+have been copied incompletely.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, BinaryIO
 
 import msgspec
 
-from corral.blobs.archives.decompress import read_plain
+from corral.blobs.archives.decompress import decompress_blocks
 from corral.blobs.archives.entries import Entry
 from corral.blobs.archives.tar import read_tar
 from corral.blobs.digests import PREFIX, digest_of
@@ -34,8 +34,8 @@ from corral.blobs.oci.documents import (
 )
 
 READ_BYTES = 256 << 10
-MOST_MEMBERS = 20_000
-MOST_DOCUMENT_BYTES = 4 << 20
+MAX_MEMBERS = 20_000
+MAX_DOCUMENT_BYTES = 4 << 20
 
 
 class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
@@ -46,17 +46,17 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
 @dataclass(frozen=True)
 class FileLayer:
     member: tarfile.TarInfo
-    digest: str = ""  # of the bytes as they lie there
-    diff_id: str = ""  # of the layer unpacked
+    digest: str = ""  # of the bytes in the file
+    diff_id: str = ""  # of the decompressed layer
 
 
 class ImageFile:
-    """Opened for one platform. Raises BadArchive, NoBuild, WrongDigest."""
+    """An image file, opened for one platform. Raises BadArchive, NoBuild, WrongDigest."""
 
     def __init__(self, file: BinaryIO, platform: str, name: str) -> None:
         self._name = name
         try:
-            self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - belongs to whoever opened `file`
+            self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - the caller closes `file`
             self._members = dict(self._read_members())
         except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             raise BadArchive(f"{name} is not an image in a tar file: {error}") from error
@@ -65,22 +65,22 @@ class ImageFile:
         elif "manifest.json" in self._members:
             self.layers = self._from_saved(platform)
         else:
-            raise BadArchive(f"{name} holds neither index.json nor manifest.json: it is no image")
+            raise BadArchive(f"{name} contains neither index.json nor manifest.json: it is not an image")
 
     @property
     def size_bytes(self) -> int:
         return sum(layer.member.size for layer in self.layers)
 
     def entries(self, layer: FileLayer) -> Iterator[Entry]:
-        """The layer's entries. Raises WrongDigest at the end when they were not what the file says."""
+        """The layer's entries. Raises WrongDigest at the end if the layer does not have its digest."""
         source = self._tar.extractfile(layer.member)
         if source is None:
-            raise BadArchive(f"{self._name}: {layer.member.name[:200]!r} is no file")
-        packed = _Hashing(source)
+            raise BadArchive(f"{self._name}: {layer.member.name[:200]!r} is not a file")
+        packed = _HashingReader(source)
         plain = hashlib.sha256()
-        blocks = _hashed(read_plain(packed), plain)
+        blocks = _hash_blocks(decompress_blocks(packed), plain)
         yield from read_tar(blocks)
-        for _ in blocks:  # padding counts for the digests too
+        for _ in blocks:  # the digests include the padding
             pass
         packed.drain()
         for wanted, got in ((layer.digest, packed.digest), (layer.diff_id, PREFIX + plain.hexdigest())):
@@ -89,8 +89,8 @@ class ImageFile:
 
     def _read_members(self) -> Iterator[tuple[str, tarfile.TarInfo]]:
         for number, member in enumerate(self._tar):
-            if number > MOST_MEMBERS:
-                raise BadArchive(f"{self._name} holds more than {MOST_MEMBERS} files: it is no image")
+            if number > MAX_MEMBERS:
+                raise BadArchive(f"{self._name} contains more than {MAX_MEMBERS} files: it is not an image")
             yield posixpath.normpath(member.name), member
 
     def _from_layout(self, platform: str) -> tuple[FileLayer, ...]:
@@ -105,12 +105,12 @@ class ImageFile:
         elif named:
             chosen = choose_image(Index("", named), platform, self._name)
         else:
-            raise BadArchive(f"{self._name} holds {len(described)} images and does not say which is which")
+            raise BadArchive(f"{self._name} contains {len(described)} images without platforms")
         document = self._document(chosen)
         if isinstance(document, Index):
             document = self._document(choose_image(document, platform, self._name))
             if isinstance(document, Index):
-                raise BadArchive(f"{self._name} holds an index of indexes")
+                raise BadArchive(f"{self._name} contains an index of indexes")
         else:
             check_platform(read_config(self._read(_blob(document.config.digest)), self._name), platform, self._name)
         return document
@@ -127,17 +127,17 @@ class ImageFile:
         except msgspec.MsgspecError as error:
             raise BadArchive(f"{self._name}: manifest.json cannot be read: {error}") from error
         if len(images) != 1:
-            raise BadArchive(f"{self._name} holds {len(images)} images; save exactly one")
+            raise BadArchive(f"{self._name} contains {len(images)} images; save exactly one")
         config = read_config(self._read(images[0].config), self._name)
         check_platform(config, platform, self._name)
         names, diff_ids = images[0].layers, config.rootfs.diff_ids
         if len(names) != len(diff_ids):
-            raise BadArchive(f"{self._name} has {len(names)} layers and speaks of {len(diff_ids)}")
+            raise BadArchive(f"{self._name} has {len(names)} layers, but its config lists {len(diff_ids)}")
         return tuple(FileLayer(self._find(name), diff_id=diff) for name, diff in zip(names, diff_ids, strict=True))
 
     def _find(self, name: str) -> tarfile.TarInfo:
         member = self._members.get(posixpath.normpath(name))
-        if member is not None and member.issym():  # older versions save a layer once and link to it
+        if member is not None and member.issym():  # older versions store a layer once and link to it
             target = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
             member = self._members.get(target)
         if member is None or not member.isreg():
@@ -146,7 +146,7 @@ class ImageFile:
 
     def _read(self, name: str) -> bytes:
         member = self._find(name)
-        if member.size > MOST_DOCUMENT_BYTES:
+        if member.size > MAX_DOCUMENT_BYTES:
             raise BadArchive(f"{self._name}: {name[:200]!r} has {member.size} bytes")
         source = self._tar.extractfile(member)
         return source.read() if source is not None else b""
@@ -162,14 +162,14 @@ def _blob(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/", 1)
 
 
-def _hashed(blocks: Iterator[bytes], whole: hashlib._Hash) -> Iterator[bytes]:
+def _hash_blocks(blocks: Iterator[bytes], whole: hashlib._Hash) -> Iterator[bytes]:
     for block in blocks:
         whole.update(block)
         yield block
 
 
-class _Hashing:
-    """A file whose bytes are hashed as they are read."""
+class _HashingReader:
+    """A file that hashes its bytes while they are read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

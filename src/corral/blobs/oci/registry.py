@@ -1,6 +1,6 @@
-"""Asking image registries (OCI distribution): what a reference points to, which platforms there are, and the layers.
+"""A client for image registries (OCI distribution): resolves references, lists platforms, opens layers.
 
-Satisfies `contract.sources.Registry`. Layers come as `Remote`s, which the store fetches, resumes and verifies.
+Implements `contract.sources.Registry`. Layers are `Remote`s, which the store fetches, resumes and verifies.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import aiohttp
 from yarl import URL
 
-from corral.blobs.answers import Append, Busy, Refused, Whole, judge_answer
 from corral.blobs.digests import digest_of
 from corral.blobs.errors import WrongDigest
-from corral.blobs.oci.access import Access
+from corral.blobs.oci.auth import RegistryAuth
 from corral.blobs.oci.credentials import HUB, Credentials, FixedLogins
 from corral.blobs.oci.documents import (
     ACCEPT,
@@ -28,21 +27,24 @@ from corral.blobs.oci.documents import (
     read_config,
     read_document,
 )
-from corral.blobs.remote import Broken, read_bounded, refuse_downgrade, translated
+from corral.blobs.transfer.range_responses import Append, ServerBusy, ServerRefused, WholeBody, interpret_response
+from corral.blobs.transfer.remote import TransferBroken, read_bounded, refuse_downgrade, translate_errors
 from corral.contract.sources import ImageIndex, ImageReference, PlatformImage, parse_reference
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError, Failed, Unreachable
 
-MOST_DOCUMENT_BYTES = 4 << 20
-MOST_SIZED = 16  # so many images of one index are asked for their sizes
+MAX_DOCUMENT_BYTES = 4 << 20
+MAX_SIZED_IMAGES = 16  # of one index; the sizes of further images stay unknown
 DOCUMENT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    insecure: frozenset[str] = frozenset()  # hosts asked over plain http; this machine's own always are
-    mirrors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host: hosts that have the same, asked first
+    insecure: frozenset[str] = frozenset()  # hosts that use plain http; this machine always does
+    mirrors: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # host → hosts with the same images, queried first
     tries: int = 3
     first_wait_s: float = 1.0
     cap_wait_s: float = 10.0
@@ -50,11 +52,11 @@ class RegistrySettings:
 
 @dataclass(frozen=True)
 class Image:
-    """One platform's image behind a reference."""
+    """The image of one platform that a reference points to."""
 
     reference: ImageReference
-    digest: str  # of what the reference points to: the index, where there is one
-    content_digest: str  # of this platform's manifest: equal ones, equal files
+    digest: str  # of the document that the reference points to: the index, if there is one
+    content_digest: str  # of this platform's manifest: equal digests mean equal files
     layers: tuple[Descriptor, ...]
     platforms: tuple[str, ...]  # offered
 
@@ -75,11 +77,11 @@ class RegistryClient:
         self._session = session
         self._clock = clock or SystemClock()
         self._settings = settings or RegistrySettings()
-        self._access = Access(session, credentials or FixedLogins(), self._clock)
+        self._auth = RegistryAuth(session, credentials or FixedLogins(), self._clock)
 
     async def look_up(self, reference: str) -> ImageIndex:
-        """What the reference points to and for which platforms. Raises NotFound, Denied, Unreachable, Failed, and
-        BadArchive for what is no image."""
+        """The digest that the reference points to, and its platforms. Raises NotFound, Denied, Unreachable, Failed, and
+        BadArchive for what is not an image."""
         parsed = parse_reference(reference)
         match await self._document(parsed):
             case Index() as index:
@@ -95,7 +97,7 @@ class RegistryClient:
                 return ImageIndex(manifest.digest, (image,))
 
     async def resolve(self, reference: str, platform: str) -> Image:
-        """The image for os/arch. Raises NoBuild with what is offered, and what `look_up` raises."""
+        """The image for os/arch. Raises NoBuild with the offered platforms, and what `look_up` raises."""
         parsed = parse_reference(reference)
         document = await self._document(parsed)
         if isinstance(document, Manifest):
@@ -109,8 +111,8 @@ class RegistryClient:
         return Image(parsed, document.digest, manifest.digest, manifest.layers, document.platforms)
 
     async def artifact(self, reference: str, platform: str) -> Image:
-        """Whatever the reference points to, an image or not: its layers may be of any kind. Of an index, the only one
-        in it, or the one for os/arch. Raises what `resolve` raises."""
+        """The image or other artifact that the reference points to: its layers may have any media type. Of an index,
+        the only manifest, or the one for os/arch. Raises what `resolve` raises."""
         parsed = parse_reference(reference)
         document = await self._document(parsed, any_kind=True)
         if isinstance(document, Manifest):
@@ -126,7 +128,7 @@ class RegistryClient:
         return RegistryBlob(self, image.reference, layer.digest)
 
     async def _sizes(self, parsed: ImageReference, index: Index) -> dict[str, int]:
-        """Bytes to fetch per image. Nice to have: what cannot be asked now is left out."""
+        """Bytes to fetch per image. Optional: a size that cannot be read now is left out."""
 
         async def size(digest: str) -> int:
             try:
@@ -136,10 +138,11 @@ class RegistryClient:
             return manifest.size_bytes if isinstance(manifest, Manifest) else 0
 
         async with asyncio.TaskGroup() as tasks:
-            asked = {
-                manifest.digest: tasks.create_task(size(manifest.digest)) for _, manifest in index.images[:MOST_SIZED]
+            pending = {
+                manifest.digest: tasks.create_task(size(manifest.digest))
+                for _, manifest in index.images[:MAX_SIZED_IMAGES]
             }
-        return {digest: task.result() for digest, task in asked.items()}
+        return {digest: task.result() for digest, task in pending.items()}
 
     async def _document(self, reference: ImageReference, *, any_kind: bool = False) -> Index | Manifest:
         name = reference.digest or reference.tag
@@ -150,7 +153,7 @@ class RegistryClient:
         return await self._read(reference, f"blobs/{descriptor.digest}", {}, descriptor.digest)
 
     async def _read(self, reference: ImageReference, path: str, headers: Mapping[str, str], digest: str) -> bytes:
-        """A small document, verified, with a few tries."""
+        """Read a small document and verify it, with a few retries."""
         backoff = Backoff(self._settings.first_wait_s, self._settings.cap_wait_s)
         wrong = False
         while True:
@@ -162,7 +165,7 @@ class RegistryClient:
                 if wrong:
                     raise
                 wrong = True
-            except Broken as error:
+            except TransferBroken as error:
                 if backoff.failures + 1 >= self._settings.tries:
                     raise Unreachable(str(error)) from error
                 after_s = error.after_s
@@ -172,14 +175,14 @@ class RegistryClient:
             await self._clock.sleep(max(backoff.next_s(), after_s))
 
     async def _read_once(self, reference: ImageReference, path: str, headers: Mapping[str, str], digest: str) -> bytes:
-        async with self.ask(reference, path, headers) as response:
+        async with self.open(reference, path, headers) as response:
             lower = {name.lower(): value for name, value in response.headers.items()}
-            match judge_answer(response.status, lower, have_bytes=0, what=str(reference)):
-                case Whole() | Append():
-                    body = await read_bounded(response, MOST_DOCUMENT_BYTES, str(reference))
-                case Busy(why, after_s):
-                    raise Broken(why, after_s or 0.0)
-                case Refused(error):
+            match interpret_response(response.status, lower, have_bytes=0, what=str(reference)):
+                case WholeBody() | Append():
+                    body = await read_bounded(response, MAX_DOCUMENT_BYTES, str(reference))
+                case ServerBusy(why, after_s):
+                    raise TransferBroken(why, after_s or 0.0)
+                case ServerRefused(error):
                     raise error
                 case _:
                     raise Failed(f"{reference} answered {response.status}")
@@ -189,41 +192,41 @@ class RegistryClient:
         return body
 
     @contextlib.asynccontextmanager
-    async def ask(
+    async def open(
         self, reference: ImageReference, path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET under the repository, at the first host that has it."""
-        async with await self._first_answer(reference, path, headers) as response:
+        """GET a path of the repository, from the first host that has it."""
+        async with await self._first_response(reference, path, headers) as response:
             yield response
 
-    async def _first_answer(
+    async def _first_response(
         self, reference: ImageReference, path: str, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         for host in self._settings.mirrors.get(reference.host, ()):
             with contextlib.suppress(
-                Broken, CorralError
-            ):  # a mirror is a convenience: the host itself has the last word
-                response = await self._ask_host(host, reference, path, headers)
+                TransferBroken, CorralError
+            ):  # an error of a mirror is ignored: the host itself decides
+                response = await self._request_host(host, reference, path, headers)
                 if response.status < 400 or response.status == 416:
                     return response
                 response.close()
-        return await self._ask_host(reference.host, reference, path, headers)
+        return await self._request_host(reference.host, reference, path, headers)
 
-    async def _ask_host(
+    async def _request_host(
         self, host: str, reference: ImageReference, path: str, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         what, plain = str(reference), self._is_plain(host)
         machine = f"registry-1.{HUB}" if host == HUB else host
         url = URL(f"{'http' if plain else 'https'}://{machine}/v2/{reference.repository}/{path}", encoded=True)
-        shown_before = self._access.header(host, reference.repository)
-        async with translated(what):
-            response = await self._session.get(url, headers={**headers, **shown_before})
+        known_header = self._auth.header(host, reference.repository)
+        async with translate_errors(what):
+            response = await self._session.get(url, headers={**headers, **known_header})
         if response.status == 401:
             async with response:
-                show = await self._access.answer(host, reference.repository, response, plain=plain)
-            if show:
-                async with translated(what):
-                    response = await self._session.get(url, headers={**headers, **show})
+                header = await self._auth.answer(host, reference.repository, response, plain=plain)
+            if header:
+                async with translate_errors(what):
+                    response = await self._session.get(url, headers={**headers, **header})
         try:
             refuse_downgrade(response, url, what)
         except CorralError:
@@ -238,7 +241,7 @@ class RegistryClient:
 
 @dataclass(frozen=True)
 class RegistryBlob:
-    """A layer, as the fetcher wants it."""
+    """A layer as a `Remote`."""
 
     registry: RegistryClient
     reference: ImageReference
@@ -252,8 +255,8 @@ class RegistryBlob:
     def key(self) -> str:
         return f"{self.reference.host}/{self.reference.repository}@{self.digest}"
 
-    def ask(self, headers: Mapping[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self.registry.ask(self.reference, f"blobs/{self.digest}", headers)
+    def open(self, headers: Mapping[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self.registry.open(self.reference, f"blobs/{self.digest}", headers)
 
 
 def _pinned(reference: ImageReference, digest: str) -> ImageReference:

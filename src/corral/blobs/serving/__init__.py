@@ -1,1 +1,1 @@
-"""Blobs to other machines, by digest: `asked.py` reads a request and says what it gets, `server.py` sends it."""
+"""Serves blobs to other machines by digest: `http_request.py` parses a request, `server.py` answers it."""

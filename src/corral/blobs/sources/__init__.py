@@ -1,1 +1,2 @@
-"""One module per kind of source. Each opens it, and writes it into a folder; `contents.py` chooses among them."""
+"""One module per kind of source. Each opens the source and writes it into a folder; `contents.py` selects the
+module."""

@@ -1,4 +1,4 @@
-"""Archives: from a URL, by way of the store, or from this disk, where they lie. Their digest is that of the file."""
+"""Archives: fetched from a URL into the blob store, or read from the local disk. The digest is that of the file."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from pathlib import Path
 from corral.blobs.archives.open import unpack_archive
 from corral.blobs.digests import hash_file
 from corral.blobs.errors import from_os
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tally, Tell
-from corral.blobs.remote import Page
-from corral.blobs.sources.means import (
-    Means,
-    check_wanted,
+from corral.blobs.progress import OnProgress, PartsProgress, Progress
+from corral.blobs.sources.context import (
+    SourceContext,
+    check_expected,
     count_in_thread,
-    into_tally,
-    require_unpack_room,
+    report_into,
+    require_unpack_space,
 )
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.blobs.transfer.remote import UrlRemote
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source
 from corral.kit.errors import NotFound
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
-async def open_url(means: Means, source: Source, tell: Tell) -> ArchiveContent:
-    page = Page(means.session, source.uri)
-    tally = Tally(Phase.DOWNLOADING, tell, time.monotonic, total_bytes=source.size)
+async def open_url(context: SourceContext, source: Source, on_progress: OnProgress) -> ArchiveContent:
+    page = UrlRemote(context.session, source.uri)
+    tally = PartsProgress(Phase.DOWNLOADING, on_progress, time.monotonic, total_bytes=source.size)
 
     def watch(progress: Progress) -> None:
         if progress.total_bytes and not source.size:
             tally.set_total(progress.total_bytes)
         step(progress)
 
-    step = into_tally(tally, page.name)
-    blob = await means.store.obtain(page, Wanted(source.digest, source.size), watch)
-    tell(Progress(Phase.VERIFYING, page.name, blob.size, blob.size))  # it was hashed as it came
-    return ArchiveContent(means, blob.path, page.name, blob.digest, (blob.digest,))
+    step = report_into(tally, page.name)
+    blob = await context.store.obtain(page, ExpectedBlob(source.digest, source.size), watch)
+    on_progress(Progress(Phase.VERIFYING, page.name, blob.size, blob.size))  # it was hashed while it was fetched
+    return ArchiveContent(context, blob.path, page.name, blob.digest, (blob.digest,))
 
 
-async def open_file(means: Means, source: Source, tell: Tell) -> ArchiveContent:
+async def open_file(context: SourceContext, source: Source, on_progress: OnProgress) -> ArchiveContent:
     path = Path(source.uri)
-    digest = await hash_local(path, tell)
-    check_wanted(source.digest, digest, str(path))
-    return ArchiveContent(means, path, path.name, digest, ())
+    digest = await hash_local(path, on_progress)
+    check_expected(source.digest, digest, str(path))
+    return ArchiveContent(context, path, path.name, digest, ())
 
 
-async def hash_local(path: Path, tell: Tell) -> str:
-    """Digest of a file on this disk. Raises NotFound."""
+async def hash_local(path: Path, on_progress: OnProgress) -> str:
+    """Digest of a local file. Raises NotFound."""
     size = await run_uncancelled(_size_of, path)
-    each = count_in_thread(Tally(Phase.VERIFYING, tell, time.monotonic, total_bytes=size), path.name)
+    on_bytes = count_in_thread(PartsProgress(Phase.VERIFYING, on_progress, time.monotonic, total_bytes=size), path.name)
 
     def work(stop: StopToken) -> str:
         def step(size: int) -> None:
             stop.check()
-            each(size)
+            on_bytes(size)
 
-        return hash_file(path, each=step)
+        return hash_file(path, on_bytes=step)
 
     try:
         return await run_in_thread(work)
@@ -73,7 +73,7 @@ def _size_of(path: Path) -> int:
 
 @dataclass(frozen=True)
 class ArchiveContent:
-    means: Means
+    context: SourceContext
     path: Path
     name: str
     digest: str
@@ -83,14 +83,14 @@ class ArchiveContent:
     def content_digest(self) -> str:
         return self.digest
 
-    async def write_to(self, folder: Path, tell: Tell) -> None:
+    async def write_to(self, folder: Path, on_progress: OnProgress) -> None:
         size = self.path.stat().st_size
-        require_unpack_room(self.means, folder, size, 0, self.name)
-        tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=size)
-        each = count_in_thread(tally, self.name)
+        require_unpack_space(self.context, folder, size, 0, self.name)
+        tally = PartsProgress(Phase.EXTRACTING, on_progress, time.monotonic, total_bytes=size)
+        on_bytes = count_in_thread(tally, self.name)
         await run_in_thread(
             lambda stop: unpack_archive(
-                self.path, folder, self.means.bounds, room=self.means.room, stop=stop, each=each
+                self.path, folder, self.context.bounds, space=self.context.space, stop=stop, on_bytes=on_bytes
             )
         )
         tally.at(self.name, size)

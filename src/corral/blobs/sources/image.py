@@ -1,4 +1,4 @@
-"""An image from a registry: layers in parallel, each unpacked as soon as those below it are."""
+"""An image from a registry: layers are fetched in parallel; each is unpacked after the layers below it."""
 
 from __future__ import annotations
 
@@ -8,35 +8,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.blobs.archives.bounds import Count
-from corral.blobs.archives.decompress import read_plain
+from corral.blobs.archives.decompress import decompress_blocks
+from corral.blobs.archives.entries import UnpackCounter
 from corral.blobs.archives.open import watch_reads
 from corral.blobs.archives.tar import read_tar
 from corral.blobs.archives.unpack import Unpacker
 from corral.blobs.oci.documents import Descriptor
 from corral.blobs.oci.registry import Image
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tally, Tell
-from corral.blobs.sources.means import Means, count_in_thread, into_tally, require_unpack_room, together
+from corral.blobs.progress import OnProgress, PartsProgress, Progress
+from corral.blobs.sources.context import (
+    SourceContext,
+    count_in_thread,
+    report_into,
+    require_unpack_space,
+    unwrapped_task_group,
+)
 from corral.blobs.store import Blob
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Source, parse_reference
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
 
 
-async def open_image(means: Means, source: Source, tell: Tell) -> ImageContent:
-    tell(Progress(Phase.RESOLVING, source.uri))
+async def open_image(context: SourceContext, source: Source, on_progress: OnProgress) -> ImageContent:
+    on_progress(Progress(Phase.RESOLVING, source.uri))
     reference = source.uri
-    if source.digest:  # the order says exactly which one: the tag may point elsewhere by now
+    if source.digest:  # the order names the digest: the tag may point to another image by now
         parsed = parse_reference(source.uri)
         reference = f"{parsed.host}/{parsed.repository}@{source.digest}"
-    image = await means.registry.resolve(reference, source.platform or means.platform)
-    return ImageContent(means, image)
+    image = await context.registry.resolve(reference, source.platform or context.platform)
+    return ImageContent(context, image)
 
 
 @dataclass(frozen=True)
 class ImageContent:
-    means: Means
+    context: SourceContext
     image: Image
 
     @property
@@ -51,44 +57,48 @@ class ImageContent:
     def blobs(self) -> tuple[str, ...]:
         return tuple(layer.digest for layer in self._layers())
 
-    async def write_to(self, folder: Path, tell: Tell) -> None:
+    async def write_to(self, folder: Path, on_progress: OnProgress) -> None:
         layers = self._layers()
         size = sum(layer.size for layer in layers)
-        missing = sum(layer.size for layer in layers if self.means.store.find(layer.digest) is None)
-        require_unpack_room(self.means, folder, size, missing, str(self.image.reference))
-        turn = asyncio.Semaphore(self.means.parallel)
-        tally = Tally(Phase.DOWNLOADING, tell, time.monotonic, total_bytes=size)
-        async with together() as tasks:
+        missing = sum(layer.size for layer in layers if self.context.store.find(layer.digest) is None)
+        require_unpack_space(self.context, folder, size, missing, str(self.image.reference))
+        turn = asyncio.Semaphore(self.context.parallel)
+        tally = PartsProgress(Phase.DOWNLOADING, on_progress, time.monotonic, total_bytes=size)
+        async with unwrapped_task_group() as tasks:
             fetched = {layer.digest: tasks.create_task(self._fetch(layer, turn, tally)) for layer in layers}
-            await self._unpack(folder, fetched, size, tell)
+            await self._unpack(folder, fetched, size, on_progress)
 
     def _layers(self) -> tuple[Descriptor, ...]:
-        """Each once, in order of first appearance: an image may use the same layer twice."""
+        """Each layer once, in order of first appearance: an image may use a layer twice."""
         return tuple({layer.digest: layer for layer in self.image.layers}.values())
 
-    async def _fetch(self, layer: Descriptor, turn: asyncio.Semaphore, tally: Tally) -> Blob:
+    async def _fetch(self, layer: Descriptor, turn: asyncio.Semaphore, tally: PartsProgress) -> Blob:
         async with turn:
             part = layer.digest[:19]
-            remote = self.means.registry.layer(self.image, layer)
-            blob = await self.means.store.obtain(remote, Wanted(layer.digest, layer.size), into_tally(tally, part))
+            remote = self.context.registry.layer(self.image, layer)
+            blob = await self.context.store.obtain(
+                remote, ExpectedBlob(layer.digest, layer.size), report_into(tally, part)
+            )
             tally.at(part, blob.size)
             return blob
 
-    async def _unpack(self, folder: Path, fetched: dict[str, asyncio.Task[Blob]], size: int, tell: Tell) -> None:
+    async def _unpack(
+        self, folder: Path, fetched: dict[str, asyncio.Task[Blob]], size: int, on_progress: OnProgress
+    ) -> None:
         name = str(self.image.reference)
-        unpacker = Unpacker(folder, Count(self.means.bounds, size), rootfs=True, room=self.means.room)
+        unpacker = Unpacker(folder, UnpackCounter(self.context.bounds, size), rootfs=True, space=self.context.space)
         all_here = False
 
         def watch(progress: Progress) -> None:
-            # While layers still come in, that is what people want to see.
+            # While layers are still being fetched, the download progress is reported instead.
             nonlocal all_here
             if not all_here and all(task.done() for task in fetched.values()):
                 all_here = True
-                tell(Progress(Phase.VERIFYING, name, size, size))  # each layer was hashed as it came
+                on_progress(Progress(Phase.VERIFYING, name, size, size))  # each layer was hashed while it was fetched
             if all_here:
-                tell(progress)
+                on_progress(progress)
 
-        tally = Tally(Phase.EXTRACTING, watch, time.monotonic, total_bytes=size)
+        tally = PartsProgress(Phase.EXTRACTING, watch, time.monotonic, total_bytes=size)
         for number, layer in enumerate(self.image.layers, start=1):
             blob = await fetched[layer.digest]
             part = f"{name} {number}/{len(self.image.layers)}"
@@ -97,9 +107,9 @@ class ImageContent:
         await run_uncancelled(unpacker.finish)
 
 
-async def _unpack_layer(unpacker: Unpacker, path: Path, each: Callable[[int], None]) -> None:
+async def _unpack_layer(unpacker: Unpacker, path: Path, on_bytes: Callable[[int], None]) -> None:
     def work(stop: StopToken) -> None:
-        with watch_reads(path, each) as file:
-            unpacker.add(read_tar(read_plain(file)), stop)
+        with watch_reads(path, on_bytes) as file:
+            unpacker.add(read_tar(decompress_blocks(file)), stop)
 
     await run_in_thread(work)

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import msgspec
 
-from corral.blobs.archives.bounds import Bounds
+from corral.blobs.archives.entries import Bounds
 from corral.blobs.archives.open import unpack_archive
 from corral.blobs.digests import PREFIX, hash_file
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import BadArchive, UnsafeArchive, from_os
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tally, Tell
-from corral.blobs.sources.means import count_in_thread
-from corral.blobs.space import Room
+from corral.blobs.progress import OnProgress, PartsProgress, Progress
+from corral.blobs.sources.context import count_in_thread
 from corral.blobs.store import Blob, BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.codec import Message, always
 from corral.contract.messages.backends import Phase
 from corral.contract.models import ModelFile
@@ -61,7 +61,7 @@ class Members(Message, frozen=True):
 
 
 class Archives:
-    def __init__(self, blobs: BlobStore, room: Room) -> None:
+    def __init__(self, blobs: BlobStore, room: DiskSpace) -> None:
         self._blobs = blobs
         self._room = room
         self._folder = blobs.folder / "unpacking"
@@ -76,12 +76,14 @@ class Archives:
         members = msgspec.json.decode(blob.path.read_bytes(), type=Members)
         return files_of(file, members) if file.sha256 in ("", members.archive.removeprefix(PREFIX)) else None
 
-    async def unpack(self, model: str, file: ModelFile, archive: StoredFile, tell: Tell) -> StoredFile:
+    async def unpack(self, model: str, file: ModelFile, archive: StoredFile, tell: OnProgress) -> StoredFile:
         """The archive's blob is here and held. Its members are blobs afterwards, and the returned row names their list.
         Raises BadArchive, UnsafeArchive, TooLarge, NoSpace."""
         found = await self._unpack(self._blobs.get(archive.digest), file.path, tell)
         document = msgspec.json.encode(Members(archive.digest, archive.resolved, found))
-        blob = await self._blobs.write(f"members of {archive.digest}", lambda: iter([document]), Wanted(), file.path)
+        blob = await self._blobs.write(
+            f"members of {archive.digest}", lambda: iter([document]), ExpectedBlob(), file.path
+        )
         log.info("archive unpacked", model=model, file=file.path, digest=archive.digest, members=len(found))
         resolved = f"{archive.resolved}#{archive.digest}"
         return StoredFile(model, list_path(file), file.uri, resolved, blob.digest, blob.size)
@@ -90,21 +92,21 @@ class Archives:
         """Of a member whose blob is not here: the whole archive is fetched and unpacked again. `find` finds it."""
         told = parse_member(file.uri)
 
-        async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+        async def fetch(store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
             if (here := store.find(wanted.digest)) is not None:
                 return here  # another member's turn has brought it
             archive = await find(ModelFile(told.path, told.uri, told.archive.removeprefix(PREFIX)))
             with store.hold(told.archive, wanted.digest):
-                blob = await archive.fetch(store, Wanted(told.archive), tell)
+                blob = await archive.fetch(store, ExpectedBlob(told.archive), tell)
                 await self._unpack(blob, told.path, tell)
             store.discard(told.archive)
             return store.get(wanted.digest)
 
         return Origin(file.path, file.uri, fetch, PREFIX + file.sha256, file.size_bytes, unpacks=True)
 
-    async def _unpack(self, archive: Blob, name: str, tell: Tell) -> tuple[Member, ...]:
-        async def run(tell: Tell) -> tuple[Member, ...]:
-            tally = Tally(Phase.EXTRACTING, tell, time.monotonic, total_bytes=archive.size)
+    async def _unpack(self, archive: Blob, name: str, tell: OnProgress) -> tuple[Member, ...]:
+        async def run(tell: OnProgress) -> tuple[Member, ...]:
+            tally = PartsProgress(Phase.EXTRACTING, tell, time.monotonic, total_bytes=archive.size)
             tally.at(name, 0)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -118,10 +120,10 @@ class Archives:
 
         return await self._runs.run(archive.digest, run, tell)
 
-    async def _keep_members(self, archive: Blob, folder: Path, name: str, tally: Tally) -> tuple[Member, ...]:
+    async def _keep_members(self, archive: Blob, folder: Path, name: str, tally: PartsProgress) -> tuple[Member, ...]:
         bounds, each = Bounds(max_entries=MAX_MEMBERS), count_in_thread(tally, name)
         await run_in_thread(
-            lambda stop: unpack_archive(archive.path, folder, bounds, room=self._room, stop=stop, each=each)
+            lambda stop: unpack_archive(archive.path, folder, bounds, space=self._room, stop=stop, on_bytes=each)
         )
         tally.at(name, archive.size)
         try:
@@ -131,7 +133,7 @@ class Archives:
         for member in found:
             path, digest = folder / member.path, PREFIX + member.sha256
             if await self._blobs.adopt(digest, path, member.size_bytes) is None:  # a disk without links
-                wanted = Wanted(digest, member.size_bytes)
+                wanted = ExpectedBlob(digest, member.size_bytes)
                 await self._blobs.write(digest, partial(read_blocks, path), wanted, member.path, phase=Phase.EXTRACTING)
         return found
 
@@ -175,7 +177,7 @@ def _members(folder: Path, name: str, stop: StopToken) -> tuple[Member, ...]:
         if not is_safe_path(inside):
             raise UnsafeArchive(f"{name} contains {inside[:200]!r}, which is no name for a model's file")
         os.utime(path)  # the blob is new, whatever the archive says: it is not swept before its row is written
-        digest = hash_file(path, each=lambda _size: stop.check())
+        digest = hash_file(path, on_bytes=lambda _size: stop.check())
         found.append(Member(inside, digest.removeprefix(PREFIX), path.stat().st_size))
     if not found:
         raise BadArchive(f"there is no file in {name}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from corral.blobs.serving.server import BlobListener, Coming, Refusal, ServingLimits
+from corral.blobs.serving.server import BlobListener, IsExpected, Refusal, ServingLimits
 from corral.blobs.store import BlobStore
 from corral.contract.access import CONTROLLERS, AccessClaims, Scope, refusal
 from corral.contract.codec import Undecodable, decode
@@ -136,7 +136,7 @@ async def open_door(
     clock: Clock,
     nodes: TokenHolders,
     *,
-    coming: Coming,
+    coming: IsExpected,
     limits: ServingLimits | None = None,
 ) -> AsyncIterator[str]:
     """Listening when entered. Yields the URL for workers, which may hold `{host}`. `coming` is told of blobs that are
@@ -149,7 +149,7 @@ async def open_door(
     certificate = Certificate(settings.certificate, settings.key)
     tokens = BlobTokens(public_key, clock, nodes)
     async with BlobListener(
-        find, tokens.check, has_ended=tokens.has_ended, coming=coming, tls=certificate.context, limits=limits
+        find, tokens.check, has_ended=tokens.has_ended, is_expected=coming, tls=certificate.context, limits=limits
     ) as listener:
         port = await _listen(listener, settings)
         secure = settings.certificate is not None

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.sources.means import together
+from corral.blobs.progress import OnProgress, Progress, ignore_progress
+from corral.blobs.sources.context import unwrapped_task_group
 from corral.bus.api import Bus, Tokens
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaFile
@@ -58,7 +58,7 @@ log = get_log(__name__)
 class Files(Protocol):
     """What we need of `model_files.py`."""
 
-    async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]: ...
+    async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]: ...
     async def needs_files(self, definition: Definition) -> bool: ...
     async def are_here(self, definition: Definition) -> bool: ...
     def find(self, digest: str) -> Path | None: ...
@@ -93,7 +93,7 @@ class _Waiter:
     """A load that waits for an operation."""
 
     operation_id: str
-    tell: Tell
+    tell: OnProgress
     over: asyncio.Future[None]
 
 
@@ -158,13 +158,13 @@ class Fetches:
 
     # For whoever loads models
 
-    async def ensure(self, definition: Definition, tell: Tell = tell_nobody) -> tuple[ReplicaFile, ...]:
+    async def ensure(self, definition: Definition, tell: OnProgress = ignore_progress) -> tuple[ReplicaFile, ...]:
         """As `ModelFiles.ensure`; what has to be fetched is an operation meanwhile."""
         if not await self._files.are_here(definition):
             await self._wait_for(definition, tell)
         return await self._files.ensure(definition, tell)
 
-    async def _wait_for(self, definition: Definition, tell: Tell) -> None:
+    async def _wait_for(self, definition: Definition, tell: OnProgress) -> None:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             model = await models.find(tx, definition.name)
@@ -286,7 +286,7 @@ class Fetches:
                     await self._say(_event(attempt, latest, seq))
                 await self._clock.sleep(self._pace.tell_s)
 
-        async with together() as tasks:
+        async with unwrapped_task_group() as tasks:
             speaking = tasks.create_task(speak())
             try:
                 return await self._files.ensure(attempt.definition, tell)

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from corral.blobs.answers import Busy, Refused, judge_answer
-from corral.blobs.remote import Broken, Page, read_bounded
+from corral.blobs.transfer.range_responses import ServerBusy, ServerRefused, interpret_response
+from corral.blobs.transfer.remote import TransferBroken, UrlRemote, read_bounded
 from corral.contract.sources import HUB, is_safe_path
 from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Unreachable
 
@@ -74,18 +74,18 @@ class Hub:
         """Raises NotFound, Denied, Unreachable, Failed, Invalid."""
         base = self._settings.url.rstrip("/")
         url = f"{base}/api/models/{quote(repository)}/revision/{quote(revision, safe='')}?blobs=true"
-        page = Page(self._session, url, self.headers)
+        page = UrlRemote(self._session, url, self.headers)
         for tries in range(_TRIES):
             try:
-                async with asyncio.timeout(self._settings.ask_s), page.ask({}) as response:
+                async with asyncio.timeout(self._settings.ask_s), page.open({}) as response:
                     headers = {name.lower(): value for name, value in response.headers.items()}
-                    judged = judge_answer(response.status, headers, have_bytes=0, what=page.name)
-                    if isinstance(judged, Refused):
+                    judged = interpret_response(response.status, headers, have_bytes=0, what=page.name)
+                    if isinstance(judged, ServerRefused):
                         raise self.refused(judged.error)
-                    if not isinstance(judged, Busy):
+                    if not isinstance(judged, ServerBusy):
                         return read_listing(await read_bounded(response, _MOST_BYTES, page.name), repository)
                 trouble = judged.why
-            except Broken as error:
+            except TransferBroken as error:
                 trouble = str(error)
             except TimeoutError:
                 trouble = f"{page.name}: nothing came for too long"

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.blobs.archives.decompress import read_plain
-from corral.blobs.archives.entries import Kind
+from corral.blobs.archives.decompress import decompress_blocks
+from corral.blobs.archives.entries import EntryKind
 from corral.blobs.archives.tar import read_tar
 from corral.blobs.oci.documents import LAYERS, Descriptor
 from corral.blobs.oci.registry import Image, RegistryClient
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Tell
+from corral.blobs.progress import OnProgress
 from corral.blobs.store import Blob, BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.backends import Phase
 from corral.kit.errors import NotFound
 
@@ -45,10 +45,10 @@ class LayerFile:
     def size_bytes(self) -> int:
         return self.layer.size
 
-    async def fetch(self, store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+    async def fetch(self, store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
         size = wanted.size or self.layer.size
         return await store.obtain(
-            self.registry.layer(self.image, self.layer), Wanted(wanted.digest or self.layer.digest, size), tell
+            self.registry.layer(self.image, self.layer), ExpectedBlob(wanted.digest or self.layer.digest, size), tell
         )
 
 
@@ -69,14 +69,14 @@ class ImageFile:
     def size_bytes(self) -> int:
         return self.image.size_bytes
 
-    async def fetch(self, store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+    async def fetch(self, store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
         for layer in reversed(self.image.layers):
             with store.hold(layer.digest):
                 remote = self.registry.layer(self.image, layer)
-                packed = await store.obtain(remote, Wanted(layer.digest, layer.size), tell)
+                packed = await store.obtain(remote, ExpectedBlob(layer.digest, layer.size), tell)
                 inside = _InLayer(packed.path, self.name)
                 # The size only tells how far it is.
-                sized = Wanted(wanted.digest, wanted.size or layer.size)
+                sized = ExpectedBlob(wanted.digest, wanted.size or layer.size)
                 try:
                     blob = await store.write(
                         f"{layer.digest}/{self.name}", inside, sized, self.name, tell, phase=Phase.EXTRACTING
@@ -132,8 +132,8 @@ class _InLayer:
 
     def __call__(self) -> Iterator[bytes]:
         with self.layer.open("rb") as file:
-            for entry in read_tar(read_plain(file)):
-                if entry.kind is Kind.FILE and entry.name.removeprefix("./").lstrip("/") == self.name:
+            for entry in read_tar(decompress_blocks(file)):
+                if entry.kind is EntryKind.FILE and entry.name.removeprefix("./").lstrip("/") == self.name:
                     yield from map(bytes, entry.data)
                     return
         raise _NotInThisOne

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from corral.blobs.digests import PREFIX
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import WrongDigest
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.sources.means import together
-from corral.blobs.space import Room
+from corral.blobs.progress import FilesProgress, OnProgress, Progress, ignore_progress
+from corral.blobs.sources.context import unwrapped_task_group
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.together import Together
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, ModelFile
@@ -100,7 +99,7 @@ class ModelFiles:
         *,
         places: Places,
         credential_of: Callable[[str], str],
-        room: Room | None = None,
+        room: DiskSpace | None = None,
         upkeep: Upkeep | None = None,
     ) -> None:
         """`credential_of` names the credential that a node holds now: the tokens made for the node end with it."""
@@ -111,7 +110,7 @@ class ModelFiles:
         self._clock = clock
         self._places = places
         self._credential_of = credential_of
-        self._room = room or Room()
+        self._room = room or DiskSpace()
         self._upkeep = upkeep or Upkeep()
         self._snapshots = Snapshots(blobs, origins.hub)
         self._archives = Archives(blobs, self._room)
@@ -119,9 +118,10 @@ class ModelFiles:
 
     # For whoever loads models
 
-    async def ensure(self, definition: Definition, tell: Tell = tell_nobody) -> tuple[ReplicaFile, ...]:
+    async def ensure(self, definition: Definition, tell: OnProgress = ignore_progress) -> tuple[ReplicaFile, ...]:
         """All files, as an order for a replica names them, the weights first; none for a model whose engine fetches by
-        itself. `tell` hears of all of them together. May be cancelled and called again: it goes on where it stopped.
+        itself. `tell` hears of all of them together. May be cancelled and called again: it goes on where it
+        stopped.
 
         Raises Invalid, NotFound, Denied and WrongDigest, which a person must mend, and Unreachable, Failed, NoSpace and
         Unavailable, which may pass.
@@ -184,7 +184,7 @@ class ModelFiles:
         """A list of files too long for a message, for a worker to fetch by this digest. It is nobody's, and goes after
         a while; by then the worker has read it."""
         digest = PREFIX + hashlib.sha256(document).hexdigest()
-        blob = await self._blobs.write(digest, lambda: iter([document]), Wanted(digest), "a list of files")
+        blob = await self._blobs.write(digest, lambda: iter([document]), ExpectedBlob(digest), "a list of files")
         await run_uncancelled(os.utime, blob.path)
         return digest
 
@@ -202,7 +202,7 @@ class ModelFiles:
             file = ModelFile(row.path, row.uri, digest.removeprefix(PREFIX), row.size_bytes)
             item = _Item(file, row, ReplicaFile(row.path, digest, row.size_bytes))
             try:
-                await self._fetch(row.model, item, await self._find(item), tell_nobody)
+                await self._fetch(row.model, item, await self._find(item), ignore_progress)
             except CorralError as error:
                 trouble = error
         if trouble is not None and self.find(digest) is None:
@@ -224,7 +224,7 @@ class ModelFiles:
 
     # Inside
 
-    async def _ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+    async def _ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
         lists = await self._list_repositories(definition, tell)
         items = await self._items(definition, lists)
         if items is None:
@@ -240,30 +240,30 @@ class ModelFiles:
                 found[index].size_bytes if index in found else item.known.size_bytes for index, item in enumerate(items)
             ]
             packed = {index for index, origin in found.items() if origin.unpacks}
-            bar = Together(sizes, tell, time.monotonic, unpacked={*packed, *archives})
+            bar = FilesProgress(sizes, tell, time.monotonic, unpacked={*packed, *archives})
             for index, item in enumerate(items):
                 if index not in found:
-                    (bar.fetched if item.archive else bar.there)(index)
+                    (bar.fetched if item.archive else bar.complete)(index)
             at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
             async def bring(index: int, item: _Item) -> list[ReplicaFile]:
                 if index in found:
                     async with at_once:
-                        row = await self._fetch(definition.name, item, found[index], bar.watch(index))
-                    (bar.fetched if item.archive else bar.there)(index)
+                        row = await self._fetch(definition.name, item, found[index], bar.listener(index))
+                    (bar.fetched if item.archive else bar.complete)(index)
                 else:
                     blob = self._blobs.get(item.known.digest)
                     row = item.pin or _row(definition.name, item.file, item.file.uri, blob)
                 if item.archive:
                     async with at_once:
-                        inside = await self._unpack(definition, item.file, row, bar.watch(index))
-                    bar.there(index)
+                        inside = await self._unpack(definition, item.file, row, bar.listener(index))
+                    bar.complete(index)
                     return inside
                 if row != item.pin:
                     await self._remember(row)
                 return [ReplicaFile(item.file.path, row.digest, row.size_bytes)]
 
-            async with together() as tasks:
+            async with unwrapped_task_group() as tasks:
                 brought = [tasks.create_task(bring(index, item)) for index, item in enumerate(items)]
             got = {file.path: file for task in brought for file in task.result()}
         inside = {list_path(file) for file in definition.files if is_archive(definition, file)}
@@ -271,7 +271,7 @@ class ModelFiles:
         return on_a_worker(definition.name, weights_first(definition, list(got.values())))
 
     async def _unpack(
-        self, definition: Definition, file: ModelFile, archive: StoredFile, tell: Tell
+        self, definition: Definition, file: ModelFile, archive: StoredFile, tell: OnProgress
     ) -> list[ReplicaFile]:
         """The files inside, and the archive itself where the definition names it. Their list is remembered last: with
         it, all of them are known."""
@@ -310,7 +310,7 @@ class ModelFiles:
             items |= {file.path: self._item(file, rows.get(file.path)) for file in files}
         return list(items.values())
 
-    async def _list_repositories(self, definition: Definition, tell: Tell) -> dict[str, StoredFile]:
+    async def _list_repositories(self, definition: Definition, tell: OnProgress) -> dict[str, StoredFile]:
         """By path, what is stored of each repository's list; asked for where that is not known here."""
         snapshots = await run_uncancelled(wanted_snapshots, definition, self._upkeep.folder)
         rows = await self._rows(definition.name) if snapshots else {}
@@ -344,7 +344,7 @@ class ModelFiles:
             async with at_once:
                 return await self._find(item)
 
-        async with together() as tasks:
+        async with unwrapped_task_group() as tasks:
             asked = {index: tasks.create_task(find(item)) for index, item in items.items()}
         return {index: task.result() for index, task in asked.items()}
 
@@ -367,21 +367,21 @@ class ModelFiles:
         if found:
             self._room.require(self._blobs.folder, need, f"the files of {model}")
 
-    async def _fetch(self, model: str, item: _Item, origin: Origin, told: Tell) -> StoredFile:
+    async def _fetch(self, model: str, item: _Item, origin: Origin, told: OnProgress) -> StoredFile:
         known = item.known
 
         def tell(progress: Progress) -> None:  # people know the file, not the parcel it comes in
             told(replace(progress, file=known.path))
 
         try:
-            blob = await origin.fetch(self._blobs, Wanted(known.digest or origin.digest, known.size_bytes), tell)
+            blob = await origin.fetch(self._blobs, ExpectedBlob(known.digest or origin.digest, known.size_bytes), tell)
         except WrongDigest as error:
             if item.pin is None or item.file.sha256:
                 raise
             # Nobody vouched for the first bytes, and they are nowhere to be had any more: these must do.
             log.warning("a file has changed at its source", model=model, file=known.path, reason=error.message)
             origin = await self._origins.find(item.file)
-            blob = await origin.fetch(self._blobs, Wanted(origin.digest), tell)
+            blob = await origin.fetch(self._blobs, ExpectedBlob(origin.digest), tell)
         log.info("model file fetched", model=model, file=known.path, digest=blob.digest, bytes=blob.size)
         return _row(model, item.file, origin.resolved, blob)
 

@@ -21,12 +21,12 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from corral.blobs.answers import Refused, judge_answer
 from corral.blobs.digests import BLOCK_BYTES, PREFIX
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Tell
-from corral.blobs.remote import Broken, Page, refuse_downgrade, translated
+from corral.blobs.progress import OnProgress
 from corral.blobs.store import Blob, BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.blobs.transfer.range_responses import ServerRefused, interpret_response
+from corral.blobs.transfer.remote import TransferBroken, UrlRemote, refuse_downgrade, translate_errors
 from corral.contract.models import ModelFile
 from corral.contract.sources import HTTP, OCI, parse_uri
 from corral.controller.files.hub import Hub, HubSettings
@@ -41,7 +41,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _AT_COMMIT = re.compile(r"/resolve/[0-9a-f]{40}/")
 ASK_S = 15.0
 
-Fetch = Callable[[BlobStore, Wanted, Tell], Awaitable[Blob]]
+Fetch = Callable[[BlobStore, ExpectedBlob, OnProgress], Awaitable[Blob]]
 
 
 @dataclass(frozen=True)
@@ -96,23 +96,23 @@ class Origins:
         return await self._download(source.uri)
 
     async def _download(self, url: str) -> Origin:
-        page = Page(self._session, url)
+        page = UrlRemote(self._session, url)
         headers = await self._look(page, follow=True)
         return Origin(page.name, url, _fetch_page(page), size_bytes=_length(headers))
 
     async def _on_the_hub(self, url: str, file: ModelFile) -> Origin:
         """The hub says what is behind a name before it sends one there: digest, size and commit."""
         if file.size_bytes and _AT_COMMIT.search(url):  # the repository's list has told it all
-            page = Page(self._session, url, self.hub.headers)
+            page = UrlRemote(self._session, url, self.hub.headers)
             digest = PREFIX + file.sha256 if file.sha256 else ""
             return Origin(page.name, url, _fetch_page(page, refused=self.hub.refused), digest, file.size_bytes)
-        told = await self._look(Page(self._session, url, self.hub.headers), follow=False)
+        told = await self._look(UrlRemote(self._session, url, self.hub.headers), follow=False)
         commit = told.get("x-repo-commit", "")
         if _COMMIT.match(commit):
             url = re.sub(r"/resolve/[^/]+/", f"/resolve/{commit}/", url, count=1)
         etag = told.get("x-linked-etag", "").strip('"')
         size = told.get("x-linked-size", "")
-        page = Page(self._session, url, self.hub.headers)
+        page = UrlRemote(self._session, url, self.hub.headers)
         return Origin(
             page.name,
             url,
@@ -121,23 +121,23 @@ class Origins:
             int(size) if size.isdecimal() else _length(told),
         )
 
-    async def _look(self, page: Page, *, follow: bool) -> dict[str, str]:
+    async def _look(self, page: UrlRemote, *, follow: bool) -> dict[str, str]:
         """Headers of what is there, names in lower case. Good to know, no more: whether it can be had is found out by
         fetching it, which tries again where that helps. Only a clear refusal is told now."""
         timeout = aiohttp.ClientTimeout(total=self._settings.ask_s)
         try:
-            async with translated(page.name):
+            async with translate_errors(page.name):
                 response = await self._session.head(
                     page.url, headers=dict(page.headers), allow_redirects=follow, timeout=timeout
                 )
-        except Broken:
+        except TransferBroken:
             return {}
         async with response:
             if follow:
                 refuse_downgrade(response, response.url, page.name)
             headers = {name.lower(): value for name, value in response.headers.items()}
-            judged = judge_answer(response.status, headers, have_bytes=0, what=page.name)
-        if not follow and isinstance(judged, Refused) and isinstance(judged.error, Denied | NotFound):
+            judged = interpret_response(response.status, headers, have_bytes=0, what=page.name)
+        if not follow and isinstance(judged, ServerRefused) and isinstance(judged.error, Denied | NotFound):
             raise self.hub.refused(judged.error)
         return headers if response.status < 400 else {}
 
@@ -156,15 +156,15 @@ class Origins:
         if not real.is_file():
             raise NotFound(f"there is no file {path} on the controller's machine")
 
-        async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+        async def fetch(store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
             size = wanted.size or real.stat().st_size
-            return await store.write(uri, lambda: read_blocks(real), Wanted(wanted.digest, size), path.name, tell)
+            return await store.write(uri, lambda: read_blocks(real), ExpectedBlob(wanted.digest, size), path.name, tell)
 
         return Origin(path.name, uri, fetch, size_bytes=real.stat().st_size)
 
 
-def _fetch_page(page: Page, refused: Callable[[CorralError], CorralError] = lambda error: error) -> Fetch:
-    async def fetch(store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+def _fetch_page(page: UrlRemote, refused: Callable[[CorralError], CorralError] = lambda error: error) -> Fetch:
+    async def fetch(store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
         try:
             return await store.obtain(page, wanted, tell)
         except Denied as error:

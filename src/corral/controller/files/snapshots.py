@@ -13,8 +13,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from corral.blobs.partial import Wanted
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.partial_file import ExpectedBlob
 from corral.contract.artifacts import HubSnapshot
 from corral.contract.models import ModelFile
 from corral.contract.sources import parse_repository
@@ -54,7 +54,7 @@ class Snapshots:
             raise NotFound(f"no file of {wanted.repo} is among those that are wanted")
         document = msgspec.json.encode(Listing(listing.commit, chosen))
         uri = uri_of(wanted)
-        blob = await self._blobs.write(f"{uri}@{listing.commit}", lambda: iter([document]), Wanted(), wanted.repo)
+        blob = await self._blobs.write(f"{uri}@{listing.commit}", lambda: iter([document]), ExpectedBlob(), wanted.repo)
         log.info("repository listed", model=model, repo=wanted.repo, commit=listing.commit, files=len(chosen))
         return StoredFile(
             model, row_path(wanted), uri, f"{SCHEME}{wanted.repo}@{listing.commit}", blob.digest, blob.size

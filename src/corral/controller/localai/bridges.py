@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from corral.controller.localai.file_server import Place
 from corral.controller.localai.request_files import RequestFiles
+from corral.inference.backend_process import Served
 from corral.inference.bridge import Bridge
-from corral.inference.served import Served
 from corral.store.engine.transactions import Store
 from corral.store.tables import nodes
 from corral.store.tables.peer_processes import PeerProcess

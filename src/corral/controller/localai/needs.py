@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from corral.blobs.progress import Tell
+from corral.blobs.progress import OnProgress
 from corral.bus.api import Bus
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
@@ -25,7 +25,7 @@ class KnownFiles(Protocol):
 
 
 class ModelFiles(KnownFiles, Protocol):
-    async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+    async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
         """All of them on this controller."""
 
     def find(self, digest: str) -> Path | None:

@@ -29,8 +29,8 @@ from corral.controller.localai.table import NotLeading, PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, ReplicaObservation
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaOrders
-from corral.inference.processes import take_pulse
-from corral.inference.pulse import Pulse
+from corral.inference.backend_process import Pulse
+from corral.inference.grpc.process_calls import take_pulse
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log

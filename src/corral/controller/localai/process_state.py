@@ -14,7 +14,7 @@ from typing import Protocol
 from corral.contract.messages.models import RunningModel
 from corral.contract.messages.replicas import ReplicaState
 from corral.controller.localai.keys import port_of
-from corral.inference.pulse import Pulse
+from corral.inference.backend_process import Pulse
 
 MISSES = 3
 

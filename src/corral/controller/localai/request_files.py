@@ -20,7 +20,7 @@ from pathlib import Path
 from corral.controller.localai.calls import WorkerCalls
 from corral.controller.localai.file_server import FileServers, Place
 from corral.controller.localai.staging import MODELS
-from corral.inference.refusals import Refused
+from corral.inference.api_errors import Refused
 from corral.inference.request_files import Folder
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, NotFound

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from corral.blobs.progress import tell_nobody
+from corral.blobs.progress import ignore_progress
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaProgress, ReplicaState, StartReplica
 from corral.contract.models import Definition
@@ -27,8 +27,8 @@ from corral.controller.localai.keys import process_key, reachable_address
 from corral.controller.localai.needs import Logs, ModelFiles
 from corral.controller.localai.staging import Moving, Staging, load_timeout_s, options_of, place_of
 from corral.controller.localai.table import NotLeading, PeerTable
-from corral.inference.processes import load_model, take_pulse
-from corral.inference.pulse import Pulse
+from corral.inference.backend_process import Pulse
+from corral.inference.grpc.process_calls import load_model, take_pulse
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
@@ -154,7 +154,7 @@ class Starting:
             raise Failed(f"{node.name} offers no file server: the files of {order.model} cannot be brought there")
         if files:
             files = await self._files.ensure(
-                definition, tell_nobody
+                definition, ignore_progress
             )  # another controller may have fetched them, and not this one
             staged = await self._staging.bring(where, files, voice.staging)
             depth = order.model.count("/") + 2  # <model>/<set>/…

@@ -11,9 +11,8 @@ from corral.contract.messages.replicas import ReplicaState
 from corral.controller.localai.calls import WorkerCalls
 from corral.controller.localai.process_state import IsGone, IsUseless, Stays, is_watched, judge
 from corral.controller.localai.table import PeerTable
-from corral.inference.processes import holds_another, take_pulse
-from corral.inference.pulse import Pulse
-from corral.inference.served import identity_of
+from corral.inference.backend_process import Pulse, identity_of
+from corral.inference.grpc.process_calls import holds_another, take_pulse
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log

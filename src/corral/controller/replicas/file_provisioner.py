@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from corral.blobs.progress import Progress, Tell
+from corral.blobs.progress import OnProgress, Progress
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.replicas.facts import Files
@@ -29,7 +29,7 @@ log = get_log(__name__)
 class FilesOfModels(Protocol):
     """What we need of `controller/files`."""
 
-    async def ensure(self, definition: Definition, tell: Tell) -> tuple[ReplicaFile, ...]:
+    async def ensure(self, definition: Definition, tell: OnProgress) -> tuple[ReplicaFile, ...]:
         """All of them on the controller, verified. Raises what keeps them from it."""
 
     def find(self, digest: str) -> Path | None:

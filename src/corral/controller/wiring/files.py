@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.blobs.fetcher import Fetcher
 from corral.blobs.oci.credentials import DockerConfig
 from corral.blobs.oci.registry import RegistryClient, RegistrySettings
-from corral.blobs.remote import HttpTimes, open_session
 from corral.blobs.store import BlobStore
+from corral.blobs.transfer.fetcher import Fetcher
+from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.controller.files.door import DoorSettings, open_door
 from corral.controller.files.fetches import FetchPace
 from corral.controller.files.hub import HubSettings
@@ -50,7 +50,7 @@ async def open_model_files(
     data = settings.data.expanduser()
     # Where a person may put files for models to name, beside the definitions themselves.
     own = (settings.models.models_folder or data / "models").expanduser()
-    async with open_session(HttpTimes(stall_s=settings.files.download_stall_s)) as session:
+    async with open_session(HttpTimeouts(stall_s=settings.files.download_stall_s)) as session:
         blobs = BlobStore((settings.files.blobs or data / "blobs").expanduser(), Fetcher(clock=clock))
         locker = find_locker(env, cache_folder=data / "cache" / "uv", alone=True)
         origin_settings = _origin_settings(settings, own)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from corral.blobs.progress import Progress, Tell
+from corral.blobs.progress import OnProgress, Progress
 from corral.contract.manifest import OPENAI
 from corral.contract.messages.backends import InstallBackend, Phase, UpgradeBackend
 from corral.kit.errors import Failed, Invalid, NotFound
@@ -47,14 +47,14 @@ class BackendChanges:
 
     # Between Corral peers
 
-    async def install(self, order: InstallBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+    async def install(self, order: InstallBackend, tell: OnProgress, hold_on: Callable[[], None]) -> InstalledBackend:
         """Have it, and have what runs of it run from it. `hold_on` is called when there is no way back any more."""
         tell(Progress(Phase.RESOLVING, order.backend))
         if not (order.force or order.sources or order.digest) and (found := await self._there(order)) is not None:
             return found
         return await self._change(await self._request(order), tell, hold_on)
 
-    async def upgrade(self, order: UpgradeBackend, tell: Tell, hold_on: Callable[[], None]) -> InstalledBackend:
+    async def upgrade(self, order: UpgradeBackend, tell: OnProgress, hold_on: Callable[[], None]) -> InstalledBackend:
         """The same; with `fetch_only`, what is beside the current version now."""
         tell(Progress(Phase.RESOLVING, order.backend))
         request = await self._request(order)
@@ -66,7 +66,7 @@ class BackendChanges:
         return await self._change(request, tell, hold_on, in_place=order.in_place)
 
     async def _change(
-        self, request: InstallRequest, tell: Tell, hold_on: Callable[[], None], *, in_place: bool = False
+        self, request: InstallRequest, tell: OnProgress, hold_on: Callable[[], None], *, in_place: bool = False
     ) -> InstalledBackend:
         names = await self._names(request)
         if not self._replacing.users(names):
@@ -117,7 +117,7 @@ class BackendChanges:
 
     # As the contract has it
 
-    async def serve_install(self, order: InstallBackend, tell: Tell) -> Running | None:
+    async def serve_install(self, order: InstallBackend, tell: OnProgress) -> Running | None:
         """Have it and start one process. None where the process would be an openai one that nobody could use."""
         name = order.backend or order.name
         key = process_key(order.model_id, name, order.replica_index)
@@ -146,7 +146,7 @@ class BackendChanges:
             )
         )
 
-    async def serve_upgrade(self, order: UpgradeBackend, tell: Tell, stopped: list[str]) -> InstalledBackend:
+    async def serve_upgrade(self, order: UpgradeBackend, tell: OnProgress, stopped: list[str]) -> InstalledBackend:
         """Fetch it again whatever is there, stop what runs of it, switch, start nothing."""
         tell(Progress(Phase.RESOLVING, order.backend))
         request = msgspec.structs.replace(await self._request(order), force=True)
@@ -168,7 +168,7 @@ class BackendChanges:
             raise Failed(f"{key} runs {running.backend} and could not be stopped: {stopped.error}")
         return None
 
-    async def _obtain(self, order: InstallBackend, key: str, tell: Tell) -> InstalledBackend:
+    async def _obtain(self, order: InstallBackend, key: str, tell: OnProgress) -> InstalledBackend:
         tell(Progress(Phase.RESOLVING, order.backend or order.name))
         request = await self._request(order)
         self._check_request(request)

@@ -20,14 +20,13 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from corral.blobs.digests import check_digest, hash_file, hex_of
+from corral.blobs.disk import DiskSpace
 from corral.blobs.errors import NoSpace, from_os
-from corral.blobs.fetcher import Fetcher, FetchLimits
-from corral.blobs.partial import Wanted
-from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.remote import Page
-from corral.blobs.space import Room
+from corral.blobs.progress import FilesProgress, OnProgress, Progress, ignore_progress
 from corral.blobs.store import Blob, BlobStore
-from corral.blobs.together import Together
+from corral.blobs.transfer.fetcher import Fetcher, FetchLimits
+from corral.blobs.transfer.partial_file import ExpectedBlob
+from corral.blobs.transfer.remote import UrlRemote
 from corral.contract.codec import Undecodable, decode
 from corral.contract.messages.backends import Phase
 from corral.contract.messages.replicas import ReplicaFile
@@ -64,7 +63,7 @@ class WorkerFiles:
         nearby: Path | None = None,
         fresh_token: Callable[[], Awaitable[str]] | None = None,
         in_use: Callable[[], Collection[Path]] = frozenset,
-        room: Room | None = None,
+        room: DiskSpace | None = None,
         limits: FetchLimits | None = None,
         upkeep: FilesUpkeep | None = None,
     ) -> None:
@@ -78,7 +77,7 @@ class WorkerFiles:
         self._nearby = nearby
         self._fresh_token = fresh_token
         self._in_use = in_use
-        self._room = room or Room()
+        self._room = room or DiskSpace()
         self._limits = limits or FetchLimits()
         self._upkeep = upkeep or FilesUpkeep()
         self._sets = FileSets(models / BLOBS / "sets", models)
@@ -86,7 +85,7 @@ class WorkerFiles:
         self._wanted: dict[object, frozenset[Path]] = {}  # others may look for room meanwhile
 
     async def ensure(
-        self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: Tell = tell_nobody
+        self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: OnProgress = ignore_progress
     ) -> None:
         """All files that have a digest are in the models folder. May be cancelled and called again: it goes on.
 
@@ -116,7 +115,7 @@ class WorkerFiles:
         places = [self._filled_in(source) for source in sources]
         try:
             with self._store.hold(digest):
-                blob = await self._fetch(ReplicaFile("the list of its files", digest), places, token, tell_nobody)
+                blob = await self._fetch(ReplicaFile("the list of its files", digest), places, token, ignore_progress)
                 return decode(tuple[ReplicaFile, ...], await run_uncancelled(blob.path.read_bytes))
         except Undecodable as error:
             raise Invalid(f"the list of its files cannot be read: {error}") from error
@@ -175,23 +174,23 @@ class WorkerFiles:
         """Made when first needed: a models folder that is only read needs none."""
         if self._opened is None:
             self._opened = BlobStore(
-                self._models / BLOBS, Fetcher(self._limits, room=self._room, clock=self._clock), open_to_all=True
+                self._models / BLOBS, Fetcher(self._limits, space=self._room, clock=self._clock), open_to_all=True
             )
         return self._opened
 
-    async def _bring(self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: Tell) -> None:
+    async def _bring(self, files: Sequence[ReplicaFile], sources: Sequence[str], token: str, tell: OnProgress) -> None:
         missing = [file for file in files if not await self._is_here(file, tell)]
         if not missing:
             return
         await self._make_room(missing)
-        bar = Together([file.size_bytes for file in files], tell, time.monotonic)
+        bar = FilesProgress([file.size_bytes for file in files], tell, time.monotonic)
         for index, file in enumerate(files):
             if file in missing:
-                blob = await self._fetch(file, sources, token, bar.watch(index))
+                blob = await self._fetch(file, sources, token, bar.listener(index))
                 await run_uncancelled(self._place, blob, self._path(file))
-            bar.there(index)
+            bar.complete(index)
 
-    async def _is_here(self, file: ReplicaFile, tell: Tell) -> bool:
+    async def _is_here(self, file: ReplicaFile, tell: OnProgress) -> bool:
         path, blob = self._path(file), self._store.find(file.digest)
         if blob is None and self._nearby is not None:
             blob = await self._store.adopt(file.digest, self._nearby / hex_of(file.digest), file.size_bytes)
@@ -208,7 +207,7 @@ class WorkerFiles:
         await run_uncancelled(self._adopt, path, file.digest)
         return True
 
-    async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, tell: Tell) -> Blob:
+    async def _fetch(self, file: ReplicaFile, sources: Sequence[str], token: str, tell: OnProgress) -> Blob:
         """From the first source that has it; what one sent before it failed, the next goes on from."""
         if not sources:
             raise NotFound(f"{file.path} is not on this machine, and the order names no place to fetch it from")
@@ -222,18 +221,18 @@ class WorkerFiles:
         assert failure is not None
         raise type(failure)(f"{file.path}: {failure.message}") from failure
 
-    async def _fetch_from(self, source: str, file: ReplicaFile, token: str, tell: Tell) -> Blob:
+    async def _fetch_from(self, source: str, file: ReplicaFile, token: str, tell: OnProgress) -> Blob:
         def named(progress: Progress) -> None:
             tell(replace(progress, file=file.path))
 
-        url, wanted = f"{source.rstrip('/')}/blobs/{file.digest}", Wanted(file.digest, file.size_bytes)
+        url, wanted = f"{source.rstrip('/')}/blobs/{file.digest}", ExpectedBlob(file.digest, file.size_bytes)
         try:
-            return await self._store.obtain(Page(self._session, url, _shown(token)), wanted, named)
+            return await self._store.obtain(UrlRemote(self._session, url, _shown(token)), wanted, named)
         except Denied:
             # Hours may have passed on a slow line; what came is kept, and another token opens the rest.
             if self._fresh_token is None:
                 raise
-            page = Page(self._session, url, _shown(await self._fresh_token()))
+            page = UrlRemote(self._session, url, _shown(await self._fresh_token()))
             return await self._store.obtain(page, wanted, named)
 
     async def _make_room(self, missing: Sequence[ReplicaFile]) -> None:
@@ -304,7 +303,7 @@ def _shown(token: str) -> dict[str, str]:
 
 
 def _digest(path: Path, stop: StopToken) -> str:
-    return hash_file(path, each=lambda _size: stop.check())
+    return hash_file(path, on_bytes=lambda _size: stop.check())
 
 
 def _host_of(url: str) -> str:

@@ -48,8 +48,8 @@ class Bridges:
             await bridge.close()
 
     def _open(self, running: Running) -> Bridge:
+        from corral.inference.backend_process import Served
         from corral.inference.bridge import Bridge  # see above: memory
-        from corral.inference.served import Served
 
         return Bridge(
             Served(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from corral.blobs.folders import remove_tree, sync_tree
-from corral.blobs.trees import Listing, read_listing, write_listing
+from corral.blobs.disk import remove_tree, sync_tree
+from corral.blobs.folder_listing import FolderListing, read_listing, write_listing
 from corral.kit.errors import NotFound
 from corral.kit.files import sync_folder
 from corral.worker.installer.records import (
@@ -96,7 +96,7 @@ class BackendFolder:
             else:
                 return version
 
-    def finish(self, record: VersionRecord, listing: Listing) -> None:
+    def finish(self, record: VersionRecord, listing: FolderListing) -> None:
         """All files are there. From the last line on this version counts."""
         write_listing(self._tree_path(record.id), listing)
         sync_tree(self.directory(record.id))
@@ -175,7 +175,7 @@ class BackendFolder:
     def is_in_use(self, version: str, in_use: Collection[Path]) -> bool:
         return self.directory(version).resolve() in in_use
 
-    def listing(self, version: str) -> Listing | None:
+    def listing(self, version: str) -> FolderListing | None:
         return read_listing(self._tree_path(version))
 
     def tidy(self) -> None:

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
-from corral.blobs.contents import Contents, Opened
+from corral.blobs.contents import Contents, OpenedSource
 from corral.blobs.errors import WrongDigest, from_os, is_final
-from corral.blobs.progress import Progress, Tell, tell_nobody
-from corral.blobs.trees import Difference, compare, list_tree
+from corral.blobs.folder_listing import Difference, compare_listings, list_tree
+from corral.blobs.progress import OnProgress, Progress, ignore_progress
 from corral.contract.messages.backends import NodeBackend, Phase
 from corral.contract.sources import FILE, OCIFILE, PYPI, Source
 from corral.kit.clock import Clock, SystemClock
@@ -116,7 +116,7 @@ class Installer:
             return None
         return await run_uncancelled(_find_version, self._folder(build.name), digest)
 
-    async def ensure_libraries(self, build: InstalledBackend, tell: Tell = tell_nobody) -> None:
+    async def ensure_libraries(self, build: InstalledBackend, tell: OnProgress = ignore_progress) -> None:
         """Before something is started from it. Raises MissingLibraries."""
 
         def on_install(command: str) -> None:
@@ -128,7 +128,7 @@ class Installer:
         """All names under which this backend is known here, to find what runs of it."""
         return (await self.inventory()).identity(name, self._capability())
 
-    async def check(self, name: str, digest: str = "", tell: Tell = tell_nobody) -> Difference:
+    async def check(self, name: str, digest: str = "", tell: OnProgress = ignore_progress) -> Difference:
         """Read every file again: what is missing or changed since it was unpacked. Raises NotFound."""
         build = await self.find(name, digest)
         if build is None or build.record is None:
@@ -139,21 +139,21 @@ class Installer:
             return Difference(missing=(f"the list of files of {version}",))
         tell(Progress(Phase.VERIFYING, build.name, 0, before.size_bytes))
         now = await run_in_thread(lambda stop: list_tree(folder.directory(version), stop, leave_out=(METADATA,)))
-        difference = compare(before, now)
+        difference = compare_listings(before, now)
         if not difference.is_whole:
             log.error("an installed backend is damaged", backend=build.name, version=version)
         return difference
 
     # Changing
 
-    async def install(self, request: InstallRequest, tell: Tell = tell_nobody) -> InstalledBackend:
+    async def install(self, request: InstallRequest, tell: OnProgress = ignore_progress) -> InstalledBackend:
         """Have the build and make it the current version. Returns at once when it is so already, unless forced.
 
         Raises what `Contents.open` raises. Whatever happens, the version that was current stays whole and current
         until the new one is whole.
         """
 
-        async def work(tell: Tell) -> InstalledBackend:
+        async def work(tell: OnProgress) -> InstalledBackend:
             async with self._alone(request.names):
                 build = await self._satisfied(request, tell)
                 if build is None:
@@ -164,10 +164,10 @@ class Installer:
 
         return await self._runs.run(("install", _checked(request).key), work, tell)
 
-    async def fetch_aside(self, request: InstallRequest, tell: Tell = tell_nobody) -> InstalledBackend:
+    async def fetch_aside(self, request: InstallRequest, tell: OnProgress = ignore_progress) -> InstalledBackend:
         """An upgrade's first half: the new version is there, whole, and nothing has changed. `switch` is the other."""
 
-        async def work(tell: Tell) -> InstalledBackend:
+        async def work(tell: OnProgress) -> InstalledBackend:
             async with self._alone(request.names):
                 record = await self._obtain(request, tell)
                 await run_uncancelled(self._prune, request.name)
@@ -240,7 +240,7 @@ class Installer:
 
     # One build
 
-    async def _satisfied(self, request: InstallRequest, tell: Tell) -> InstalledBackend | None:
+    async def _satisfied(self, request: InstallRequest, tell: OnProgress) -> InstalledBackend | None:
         """What is here and is all that was asked for."""
         # Somebody may have put a folder of LocalAI's there since we started.
         await run_uncancelled(import_flat, self._folders.backends, request.name, self._running(), self._now())
@@ -260,7 +260,7 @@ class Installer:
         await self._describe(folder, record, request)
         return await self._switch(request.name, record.id, tell)
 
-    async def _obtain(self, request: InstallRequest, tell: Tell) -> VersionRecord:
+    async def _obtain(self, request: InstallRequest, tell: OnProgress) -> VersionRecord:
         """A whole version of what was asked for, from the first source that has it."""
         folder = self._folder(request.name)
         if request.digest and not request.force:
@@ -285,7 +285,7 @@ class Installer:
                 log.warning("a source failed", backend=request.name, uri=source.uri, error=error.message)
         raise _told(failures, request)
 
-    async def _from(self, opened: Opened, request: InstallRequest, tell: Tell) -> VersionRecord:
+    async def _from(self, opened: OpenedSource, request: InstallRequest, tell: OnProgress) -> VersionRecord:
         if request.digest and opened.digest != request.digest:
             raise WrongDigest(f"{opened.source.uri} is {opened.digest}, not {request.digest}")
         folder = self._folder(request.name)
@@ -296,7 +296,9 @@ class Installer:
                     return await self._describe(folder, record, request, opened)
         return await self._build(folder, opened, request, tell)
 
-    async def _build(self, folder: BackendFolder, opened: Opened, request: InstallRequest, tell: Tell) -> VersionRecord:
+    async def _build(
+        self, folder: BackendFolder, opened: OpenedSource, request: InstallRequest, tell: OnProgress
+    ) -> VersionRecord:
         """Fetch and unpack into the version's own folder, where it stays. Whatever interrupts this leaves nothing."""
         version = await run_uncancelled(folder.begin, opened.content_digest)
         directory = folder.directory(version)
@@ -326,7 +328,7 @@ class Installer:
         return record
 
     async def _describe(
-        self, folder: BackendFolder, record: VersionRecord, request: InstallRequest, opened: Opened | None = None
+        self, folder: BackendFolder, record: VersionRecord, request: InstallRequest, opened: OpenedSource | None = None
     ) -> VersionRecord:
         """A version that is here already, as this order calls it."""
         digest = opened.digest if opened is not None else request.digest
@@ -336,7 +338,7 @@ class Installer:
             await self._changed()
         return described
 
-    async def _switch(self, name: str, version: str, tell: Tell = tell_nobody) -> InstalledBackend:
+    async def _switch(self, name: str, version: str, tell: OnProgress = ignore_progress) -> InstalledBackend:
         _tell_switch(name, tell)
         folder = self._folder(name)
         await run_uncancelled(folder.switch, version, self._now())
@@ -417,7 +419,7 @@ class Installer:
         return self._clock.now().astimezone().isoformat(timespec="milliseconds")
 
 
-def _tell_switch(name: str, tell: Tell) -> None:
+def _tell_switch(name: str, tell: OnProgress) -> None:
     """Everything is on the disk. A failure from here on is one of the switch, and stops a rollout."""
     tell(Progress(Phase.STARTING, name))
 

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral.blobs.folders import remove_tree
-from corral.blobs.trees import list_tree
+from corral.blobs.disk import remove_tree
+from corral.blobs.folder_listing import list_tree
 from corral.kit.errors import CorralError
 from corral.kit.files import sync_folder
 from corral.kit.log import get_log

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from corral.blobs.folders import remove_tree
+from corral.blobs.disk import remove_tree
 from corral.kit.errors import Conflict
 from corral.kit.files import sync_folder
 from corral.worker.installer.inventory import InstalledBackend, Inventory

@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf import json_format
 
 from corral.contract import backend_pb2 as pb
-from corral.inference.channels import bearer, open_backend
+from corral.inference.grpc.process_calls import bearer, open_backend
 from corral.kit.errors import Failed, Invalid
 
 
