@@ -65,7 +65,7 @@ class Corral:
 async def corral(tmp_path: Path) -> AsyncIterator[Corral]:
     async with open_backend_page(tmp_path) as (app, fleet), served(app, free_port()) as url:
         yield Corral(app, fleet, url)
-        app.watch.end()  # open streams must not hold the server up
+        app.feed.end()  # open streams must not hold the server up
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -423,7 +423,7 @@ async def _put_fleet(corral: Corral, count: int) -> None:
             row: Any = NodeBackend(name="vllm", version=version, digest=f"sha256:vllm-{version}")
             await node_backends.put(tx, Inventory(node.id, "boot-1", 1, await tx.now(), (row,)))
         await revisions.bump(tx, "nodes")
-    corral.fleet.first.watch.touched("nodes")
+    corral.fleet.first.feed.notify("nodes")
 
 
 async def _rows(corral: Corral, job: str, count: int) -> bool:

@@ -464,4 +464,4 @@ async def test_a_tab_nobody_looks_at_gives_its_connection_back(person: Watched, 
 
 
 async def _followers(corral: PageApp, count: int) -> bool:
-    return len(corral.watch._followers) == count
+    return len(corral.feed._subscriptions) == count

@@ -39,7 +39,7 @@ class Corral:
 async def corral(tmp_path: Path) -> AsyncIterator[Corral]:
     async with open_model_page(tmp_path) as (app, fleet), served(app, free_port()) as url:
         yield Corral(app, fleet, url)
-        app.watch.end()  # open streams must not hold the server up
+        app.feed.end()  # open streams must not hold the server up
 
 
 @pytest_asyncio.fixture(loop_scope="module")

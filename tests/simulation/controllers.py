@@ -20,7 +20,7 @@ from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas.file_provisioner import FilesOfModels
 from corral.controller.replicas.reconcile import Pace as ReplicaPace
 from corral.controller.replicas.reconcile import ReplicaOptions
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.scheduler.world import Policy
@@ -143,14 +143,12 @@ class Controller:
         clock = around.clock_of(name)
         self.bus = around.join_bus(f"{name}-{life}")
         self.store = store = around.open_store(self._between)
-        self.watch = Watch(store, self.bus, clock, interval_s=15.0)
-        self.changes = NodeChanges(store, self.watch)
+        self.feed = ChangeFeed(store, self.bus, clock, interval_s=15.0)
+        self.changes = NodeChanges(store, self.feed)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
-        self.backends = Backends(
-            store, self.bus, around.catalogue, leadership, self.changes, self.watch, clock, OPTIONS
-        )
+        self.backends = Backends(store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, OPTIONS)
         needs = Needs(Known(store), around.files, around.catalogue, self.backends.accepting, self.changes)
-        self.replicas = Replicas(store, self.bus, leadership, self.watch, clock, needs, REPLICAS)
+        self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, needs, REPLICAS)
         listening = Listening(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
             store,
@@ -175,7 +173,7 @@ class Controller:
             told=self.backends.inventories.heard,
         )
         presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
-        parts = (self.watch, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)
+        parts = (self.feed, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)
         self._tasks = [asyncio.get_running_loop().create_task(self._part(part)) for part in parts]
 
     async def asked(self, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -99,7 +99,7 @@ class ModelPeople:
                 return
             await models.put(tx, row)
             await revisions.bump(tx, "models")
-        controller.watch.touched("models", definition.name)
+        controller.feed.notify("models", definition.name)
 
     async def _schedules(self, controller: Controller) -> None:
         name = self.chance.choice(MODELS)
@@ -124,7 +124,7 @@ class ModelPeople:
             else:
                 await model_schedules.delete(tx, name)
             await revisions.bump(tx, "schedules")
-        controller.watch.touched("schedules", name)
+        controller.feed.notify("schedules", name)
 
     async def _unloads(self, controller: Controller) -> None:
         name = self.chance.choice(MODELS)
@@ -139,7 +139,7 @@ class ModelPeople:
                 await model_schedules.delete(tx, name)
                 await revisions.bump(tx, "models")
                 await revisions.bump(tx, REPLICAS)
-        controller.watch.touched("models", name)
+        controller.feed.notify("models", name)
 
 
 class Clients:

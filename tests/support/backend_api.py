@@ -74,16 +74,16 @@ class Api:
 
     async def serve(self, controller: Controller, *, settle_s: float = 10.0, **more: Any) -> str:
         """`more`: services of other rooms, by the names their doors know them by."""
-        access = Access(controller.store, controller.watch, self.fleet.clock, session_ttl_s=600)
+        access = Access(controller.store, controller.feed, self.fleet.clock, session_ttl_s=600)
         if not self.admin:
             self.admin = (await access.create(CreateKey(name="boss", role="admin"))).secret
             self.viewer = (await access.create(CreateKey(name="eyes", role="viewer"))).secret
-        models = models_of(controller.store, controller.watch, backends=self.fleet.catalogue)
-        schedules = Schedules(controller.store, controller.watch)
+        models = models_of(controller.store, controller.feed, backends=self.fleet.catalogue)
+        schedules = Schedules(controller.store, controller.feed)
         nodes = NodeAdmin(controller.store, controller.changes, None, None)  # type: ignore[arg-type]
         services = dict.fromkeys(_UNUSED) | {
             "access": access,
-            "watch": controller.watch,
+            "feed": controller.feed,
             "operations": controller.backends.operations,
             "installed": controller.backends.installed,
             "integrity": controller.backends.integrity,
@@ -104,7 +104,7 @@ class Api:
             )
         port = free_port()
         await self._stack.enter_async_context(serve_app(app, ListenSettings(host="127.0.0.1", port=port)))
-        self._stack.callback(controller.watch.end)  # before the server stops: open streams end first
+        self._stack.callback(controller.feed.end)  # before the server stops: open streams end first
         self.urls.append(f"http://127.0.0.1:{port}")
         return self.urls[-1]
 

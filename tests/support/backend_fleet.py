@@ -31,7 +31,7 @@ from corral.controller.orders.backend_calls import CallTimes
 from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.wiring.backends import BackendOptions, Backends
 from corral.kit.clock import Clock, SystemClock
@@ -66,7 +66,7 @@ class Controller:
     name: str
     store: Store
     bus: Bus
-    watch: Watch
+    feed: ChangeFeed
     leadership: Leadership
     changes: NodeChanges
     heartbeats: Heartbeats
@@ -75,7 +75,7 @@ class Controller:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self) -> None:
-        parts = (self.watch, self.heartbeats, self.health, *self.backends.parts)
+        parts = (self.feed, self.heartbeats, self.health, *self.backends.parts)
         self.tasks = [asyncio.create_task(part.run(), name=f"{self.name} {part.name}") for part in parts]
 
     async def kill(self) -> None:
@@ -121,10 +121,10 @@ class Fleet:
     ) -> Controller:
         store = await self._stack.enter_async_context(open_store(url)) if url else self.store
         bus = await self._bus(name)
-        watch = Watch(store, bus, self.clock, interval_s=0.1)
-        changes = NodeChanges(store, watch)
+        feed = ChangeFeed(store, bus, self.clock, interval_s=0.1)
+        changes = NodeChanges(store, feed)
         leadership = Leadership(store, f"{name}/{uuid.uuid4().hex[:6]}", ttl_s=lease_s)
-        backends = Backends(store, bus, self.catalogue, leadership, changes, watch, self.clock, options)
+        backends = Backends(store, bus, self.catalogue, leadership, changes, feed, self.clock, options)
         listening = Listening(bus, self.clock, longest_gap_s=3600)
         health = HealthMonitor(
             store,
@@ -147,7 +147,7 @@ class Fleet:
             back=health.wake.set,
             told=backends.inventories.heard,
         )
-        made = Controller(name, store, bus, watch, leadership, changes, heartbeats, health, backends)
+        made = Controller(name, store, bus, feed, leadership, changes, heartbeats, health, backends)
         self.controllers.append(made)
         self._stack.push_async_callback(made.kill)
         if start:

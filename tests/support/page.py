@@ -41,7 +41,7 @@ from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaRows
 from corral.controller.replicas.loads import Loads
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.controller.settings import ListenSettings
@@ -65,7 +65,7 @@ class PageApp:
     app: Litestar
     store: Store
     access: Access
-    watch: Watch
+    feed: ChangeFeed
     nodes: NodeAdmin
     join_tokens: JoinTokens
 
@@ -80,7 +80,7 @@ class PageApp:
                 if labels:
                     await node_labels.replace_all(tx, node.id, labels, origin="admin")
             await revisions.bump(tx, "nodes")
-        self.watch.touched("nodes")
+        self.feed.notify("nodes")
 
     async def change(self, name: str, **columns: Any) -> None:
         async with self.store.write() as tx:
@@ -88,7 +88,7 @@ class PageApp:
             assert node is not None
             await nodes.update(tx, node.id, columns, expected=node.row_version)
             await revisions.bump(tx, "nodes")
-        self.watch.touched("nodes")
+        self.feed.notify("nodes")
 
     async def remove(self, name: str) -> None:
         await self.nodes.delete(name)
@@ -105,8 +105,8 @@ async def open_page_app(
         LocalHub(clock, seed=1).join("controller") as bus,
         asyncio.TaskGroup() as tasks,
     ):
-        watch = Watch(store, bus, clock, interval_s=0.1, refresh_s=0.3)
-        changes = NodeChanges(store, watch)
+        feed = ChangeFeed(store, bus, clock, interval_s=0.1, refresh_s=0.3)
+        changes = NodeChanges(store, feed)
         leadership = Leadership(store, "here", ttl_s=60)
         health = HealthMonitor(
             store,
@@ -119,10 +119,10 @@ async def open_page_app(
             guard=Guard(),
             live_for_s=60,
         )
-        backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, watch, clock, QUICK)
+        backends = Backends(store, bus, ScriptedCatalogue(), leadership, changes, feed, clock, QUICK)
         presence = Presence(store, "here", clock, interval_s=60)
-        page = _page_app(store, bus, watch, changes, health, backends, clock, door_clock or clock, session_ttl_s)
-        loops = [tasks.create_task(watch.run()), tasks.create_task(presence.run())]
+        page = _page_app(store, bus, feed, changes, health, backends, clock, door_clock or clock, session_ttl_s)
+        loops = [tasks.create_task(feed.run()), tasks.create_task(presence.run())]
         yield page
         for loop in loops:
             loop.cancel()
@@ -135,7 +135,7 @@ async def open_backend_page(folder: Path) -> AsyncIterator[tuple[PageApp, Fleet]
         own = fleet.first
         clock = fleet.clock
         yield (
-            _page_app(own.store, own.bus, own.watch, own.changes, own.health, own.backends, clock, clock, 600.0),
+            _page_app(own.store, own.bus, own.feed, own.changes, own.health, own.backends, clock, clock, 600.0),
             fleet,
         )
 
@@ -147,9 +147,7 @@ async def open_model_page(folder: Path) -> AsyncIterator[tuple[PageApp, ReplicaF
         own, parts, clock = fleet.fleet.first, fleet.replicas["c1"], fleet.fleet.clock
         more = {"loads": parts.loads, "replica_rows": parts.rows, "explaining": parts.why}
         yield (
-            _page_app(
-                own.store, own.bus, own.watch, own.changes, own.health, own.backends, clock, clock, 600.0, **more
-            ),
+            _page_app(own.store, own.bus, own.feed, own.changes, own.health, own.backends, clock, clock, 600.0, **more),
             fleet,
         )
 
@@ -157,7 +155,7 @@ async def open_model_page(folder: Path) -> AsyncIterator[tuple[PageApp, ReplicaF
 def _page_app(
     store: Store,
     bus: Bus,
-    watch: Watch,
+    feed: ChangeFeed,
     changes: NodeChanges,
     health: HealthMonitor,
     backends: Backends,
@@ -171,17 +169,17 @@ def _page_app(
         BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
     )
     revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
-    access = Access(store, watch, clock, session_ttl_s=session_ttl_s)
+    access = Access(store, feed, clock, session_ttl_s=session_ttl_s)
     admin = NodeAdmin(store, changes, issuer, revoked)
-    tokens = JoinTokens(store, watch, public_url="http://127.0.0.1:8080", ca=None)
+    tokens = JoinTokens(store, feed, public_url="http://127.0.0.1:8080", ca=None)
     overview = Overview(store, bus, issuer, revoked, health, live_for_s=600, compat_localai=False)
-    services = {"access": access, "join_tokens": tokens, "nodes": admin, "watch": watch, "overview": overview}
+    services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
     services |= {"fetches": NothingToFetch(), "gallery_status": GalleryStatus({})}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
-    models = models_of(store, watch)
-    services |= {"models": models, "schedules": Schedules(store, watch), "receipts": ReceiptBook(store, clock)}
-    services |= {"loads": Loads(store, models, watch, clock), "replica_rows": ReplicaRows(store, Quietness(bus, clock))}
+    models = models_of(store, feed)
+    services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptBook(store, clock)}
+    services |= {"loads": Loads(store, models, feed, clock), "replica_rows": ReplicaRows(store, Quietness(bus, clock))}
     unused = dict.fromkeys(
         (
             "node_api",
@@ -197,7 +195,7 @@ def _page_app(
         # How doors ask for services will have to be written otherwise for Litestar 3: not these tests' matter.
         warnings.simplefilter("ignore", LitestarDeprecationWarning)
         app = build_app(unused | services | more | dependencies(door_clock), access_service=access, ca_pem="")
-    return PageApp(app, store, access, watch, admin, tokens)
+    return PageApp(app, store, access, feed, admin, tokens)
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,7 @@ from corral.controller.registry.admission import AdmissionRules, Caller, NodeApi
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.certificates import Ca
 from corral.kit.clock import Clock, SystemClock
@@ -39,7 +39,7 @@ class Registry:
     store: Store
     bus: LocalBus
     clock: Clock
-    watch: Watch
+    feed: ChangeFeed
     changes: NodeChanges
     heartbeats: Heartbeats
     issuer: BusIssuer
@@ -85,8 +85,8 @@ async def open_registry(
     keys = keys or BusKeys.generate(os.urandom, datetime.now(UTC))
     recordings: list[str] = []
     async with open_store(url) as store, (hub or LocalHub(clock)).join(name) as bus:
-        watch = Watch(store, bus, clock, interval_s=0.05)
-        changes = NodeChanges(store, watch)
+        feed = ChangeFeed(store, bus, clock, interval_s=0.05)
+        changes = NodeChanges(store, feed)
         issuer = BusIssuer(
             BusPlace(("nats://bus:4222",)), clock, account_seed=keys.account_seed, ttl_s=3600, install_timeout_s=900
         )
@@ -105,14 +105,14 @@ async def open_registry(
             store=store,
             bus=bus,
             clock=clock,
-            watch=watch,
+            feed=feed,
             changes=changes,
             heartbeats=heartbeats,
             issuer=issuer,
             revocations=revocations,
             ingress_tokens=tokens,
             leadership=Leadership(store, name, ttl_s=15),
-            join_tokens=JoinTokens(store, watch, public_url="https://fleet:8080", ca=ca),
+            join_tokens=JoinTokens(store, feed, public_url="https://fleet:8080", ca=ca),
             node_api=NodeApi(
                 store,
                 changes,

@@ -250,10 +250,10 @@ class ReplicaFleet:
             controller.store,
             controller.bus,
             controller.leadership,
-            controller.watch,
+            controller.feed,
             self.fleet.clock,
             Needs(
-                models_of(controller.store, controller.watch),
+                models_of(controller.store, controller.feed),
                 self.files,
                 self.fleet.catalogue,
                 controller.backends.accepting,
@@ -372,7 +372,7 @@ class ReplicaFleet:
 
     def _touched(self, counter: str) -> None:
         for controller in self.fleet.controllers:
-            controller.watch.touched(counter)
+            controller.feed.notify(counter)
 
 
 @contextlib.asynccontextmanager

@@ -61,10 +61,10 @@ async def serve(
         )
         files = await opened.enter_async_context(open_model_files(settings, runtime, trust, registries, os.environ))
         backends = Backends(
-            store, bus, catalogue, leadership, runtime.changes, runtime.watch, clock, backend_options(settings)
+            store, bus, catalogue, leadership, runtime.changes, runtime.feed, clock, backend_options(settings)
         )
         models = await opened.enter_async_context(
-            open_models(settings, store, runtime.watch, catalogue, files.sizes, clock)
+            open_models(settings, store, runtime.feed, catalogue, files.sizes, clock)
         )
         demand = Demand(bus, clock)
         fetches = Fetches(
@@ -73,7 +73,7 @@ async def serve(
             files.files,
             backends.progress,
             leadership,
-            runtime.watch,
+            runtime.feed,
             clock,
             lease=REPLICAS,
             pace=fetch_pace(settings),
@@ -92,7 +92,7 @@ async def serve(
             orders=localai.orders if localai is not None else None,
             keep_list=files.files.keep_list,
         )
-        replicas = Replicas(store, bus, leadership, runtime.watch, clock, needs, replica_settings(settings))
+        replicas = Replicas(store, bus, leadership, runtime.feed, clock, needs, replica_settings(settings))
         nodes = assemble_nodes(
             settings,
             runtime,
@@ -107,7 +107,7 @@ async def serve(
         services = api_services(settings, runtime, trust, nodes, catalogue, backends, models, fetches, replicas, demand)
         app = build_app(services, access_service=trust.access, ca_pem=trust.ca_pem)
         parts = (
-            runtime.watch,
+            runtime.feed,
             *nodes.parts,
             *trust.parts,
             presence,
@@ -138,7 +138,7 @@ async def serve(
                 report_ready(os.environ)
                 log.info("controller ready", instance=runtime.instance, at=places, store=store.kind)
                 await stopped.wait()
-                runtime.watch.end()
+                runtime.feed.end()
             for loop in loops:
                 loop.cancel()
         with contextlib.suppress(TimeoutError):  # others find out by themselves, a little later

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.bus.local import LocalHub
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.clock import SystemClock
 from corral.store import open_store
 from corral.store.engine.transactions import Transaction
@@ -122,8 +122,8 @@ async def test_what_one_controller_is_told_the_other_shows(tmp_path: Path) -> No
                 pass
 
 
-class SlowFeed:
-    """A feed whose reading takes as long as the test wants."""
+class SlowSource:
+    """A source whose reading takes as long as the test wants."""
 
     event = "thing"
     counter = "things"
@@ -137,24 +137,24 @@ class SlowFeed:
         return {"t": {"id": "t"}}
 
 
-async def test_a_look_that_overtakes_a_follower_does_not_cost_it_the_present(tmp_path: Path) -> None:
+async def test_a_pass_that_overtakes_a_new_subscription_does_not_cost_it_the_current_state(tmp_path: Path) -> None:
     async with open_store(sqlite_url(tmp_path)) as store:
         bus = LocalHub(SystemClock()).join("c")
-        watch, feed = Watch(store, bus, SystemClock(), interval_s=60), SlowFeed()
-        watch.add(feed)
+        feed, source = ChangeFeed(store, bus, SystemClock(), interval_s=60), SlowSource()
+        feed.add_source(source)
         async with store.write() as tx:
             await revisions.bump(tx, "things")
 
         async def follow() -> list[str]:
-            async with watch.follow() as following:
-                return [(await following.next()).kind for _ in range(2)]
+            async with feed.subscribe() as subscription:
+                return [(await subscription.next()).kind for _ in range(2)]
 
         following = asyncio.create_task(follow())
-        await feed.begun.wait()
+        await source.begun.wait()
         async with store.write() as tx:
             await revisions.bump(tx, "nodes")
-        await watch.look()  # begins later, ends sooner, and has no reason to read the feed
-        feed.go_on.set()
+        await feed.run_once()  # begins later, ends sooner, and has no reason to read the source
+        source.go_on.set()
         async with asyncio.timeout(10):
             assert await following == ["thing", "ready"]
         await bus.close()

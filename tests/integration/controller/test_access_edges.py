@@ -29,7 +29,7 @@ REFUSAL = (
 
 
 def access_of(registry: Registry) -> Access:
-    return Access(registry.store, registry.watch, registry.clock, session_ttl_s=600)
+    return Access(registry.store, registry.feed, registry.clock, session_ttl_s=600)
 
 
 async def test_strangers_are_not_told_where_the_database_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ class Stream:
     """`/api/events` as one caller sees it, with a check after every event."""
 
     def __init__(self, registry: Registry, access: Access, principal: Principal) -> None:
-        self.frames = events.frames(registry.watch, lambda: access.is_welcome(principal), ping_s=0.02)
+        self.frames = events.frames(registry.feed, lambda: access.is_welcome(principal), ping_s=0.02)
 
     async def until_it_ends(self) -> bytes:
         return b"".join([piece async for piece in self.frames])
@@ -80,7 +80,7 @@ async def test_a_stream_of_events_ends_with_the_key_that_opened_it(tmp_path: Pat
             assert b": still here\n\n" in seen
             await access.revoke("eyes", by="somebody else")
             await stream.until_it_ends()
-        assert registry.watch.followers == 0
+        assert registry.feed.subscribers == 0
 
 
 async def test_signing_out_ends_the_pages_stream(tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ async def test_of_two_looks_at_once_the_later_one_counts(tmp_path: Path) -> None
 
         async def drain_and_look() -> None:
             await registry.admin.drain("barn")
-            await registry.watch.look()
+            await registry.feed.run_once()
 
-        async with registry.watch.follow():
+        async with registry.feed.subscribe():
             with between_read_and_use(drain_and_look):
-                await registry.watch.look(feeds=True)
-            assert registry.watch._present[told.id].status == "draining"
+                await registry.feed.run_once(with_sources=True)
+            assert registry.feed._present[told.id].status == "draining"
 
 
 async def test_a_look_for_nobody_does_not_overtake_what_a_follower_read(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ async def test_a_look_for_nobody_does_not_overtake_what_a_follower_read(tmp_path
     follower started without any node, and a page removed every row."""
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         await registry.join("barn", pre_approved=True)
-        with between_read_and_use(registry.watch.look):
-            async with registry.watch.follow() as following:
-                told = [await following.next() for _ in range(2)]
+        with between_read_and_use(registry.feed.run_once):
+            async with registry.feed.subscribe() as subscription:
+                told = [await subscription.next() for _ in range(2)]
         assert [change.kind for change in told] == ["node", "ready"]
         assert told[1].data == {"nodes": 1}
 
@@ -156,13 +156,13 @@ async def test_what_changed_while_a_follower_was_taken_in_is_told_by_the_next_lo
 
         async def change_and_look() -> None:
             await registry.admin.drain("barn")
-            await registry.watch.look()  # for nobody: it notes the counters and reads no node
+            await registry.feed.run_once()  # for nobody: it notes the counters and reads no node
 
         with between_read_and_use(change_and_look):
-            async with registry.watch.follow() as following:
-                assert [(await following.next()).kind for _ in range(2)] == ["node", "ready"]
-                await registry.watch.look()
-                change = await asyncio.wait_for(following.next(), 5)
+            async with registry.feed.subscribe() as subscription:
+                assert [(await subscription.next()).kind for _ in range(2)] == ["node", "ready"]
+                await registry.feed.run_once()
+                change = await asyncio.wait_for(subscription.next(), 5)
         assert (change.kind, change.data.status) == ("node", "draining")  # type: ignore[attr-defined]
 
 
@@ -176,16 +176,16 @@ async def test_a_hint_that_cannot_be_sent_is_not_worth_the_controller(tmp_path: 
                 raise AssertionError("a mistake in some library")
 
         registry.bus.publish = publish  # type: ignore[method-assign, assignment]
-        sending = asyncio.ensure_future(registry.watch._send_hints())
-        registry.watch.touched("nodes")
-        registry.watch.touched("keys")
+        sending = asyncio.ensure_future(registry.feed._send_hints())
+        registry.feed.notify("nodes")
+        registry.feed.notify("keys")
         await until(lambda: len(sent) == 2)
         assert not sending.done()
         sending.cancel()
 
 
 async def test_whoever_hangs_up_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_MOST", 2)
+    monkeypatch.setattr(events, "MAX_SUBSCRIBERS", 2)
     async with open_page_app(tmp_path) as page:
         key = (await page.access.create(CreateKey(name="eyes", role="viewer"))).secret
         head = f"GET /api/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
@@ -199,12 +199,12 @@ async def test_whoever_hangs_up_makes_room_for_another(tmp_path: Path, monkeypat
         async with served(page, port), asyncio.timeout(20):
             lines, writers = zip(*[await follow() for _ in range(2)], strict=True)
             assert {line.split()[1] for line in lines} == {b"200"}
-            await until(lambda: page.watch.followers == 2)  # the head goes out before they have their places
+            await until(lambda: page.feed.subscribers == 2)  # the head goes out before they have their places
             refused, writer = await follow()
             assert refused.split()[1] == b"503"
             for each in (writer, *writers):
                 each.close()
-            await until(lambda: page.watch.followers == 0)
+            await until(lambda: page.feed.subscribers == 0)
             line, writer = await follow()
             assert line.split()[1] == b"200"
             writer.close()

@@ -15,7 +15,7 @@ from corral.contract.messages.backends import InstallProgress
 from corral.controller.api import server
 from corral.controller.api.server import serve_app
 from corral.controller.operations.live import Progress
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import ListenSettings
 from corral.kit.clock import SystemClock
@@ -61,8 +61,8 @@ async def test_progress_that_nobody_makes_is_not_looked_for(tmp_path: Path) -> N
         open_store(f"sqlite:///{tmp_path}/corral.db") as store,
         LocalHub(SystemClock()).join("controller") as bus,
     ):
-        watch = Watch(store, bus, clock, interval_s=60)
-        progress = Progress(store, bus, Leadership(store, "me", ttl_s=60), watch, clock, tell_s=0.01, write_s=0.01)
+        feed = ChangeFeed(store, bus, clock, interval_s=60)
+        progress = Progress(store, bus, Leadership(store, "me", ttl_s=60), feed, clock, tell_s=0.01, write_s=0.01)
         running = asyncio.create_task(progress.run())
         try:
             await until(lambda: clock.sleeps == 2)  # each looked once, at the start

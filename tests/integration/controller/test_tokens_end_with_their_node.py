@@ -53,11 +53,11 @@ async def open_member(folder: Path, hub: LocalHub, name: str) -> AsyncIterator[M
     async with open_registry(f"sqlite:///{folder}/corral.db", hub=hub, name=name) as registry:
         active = ActiveNodes(registry.store, SystemClock())
         await active.refresh()
-        registry.watch.on("nodes", active.wake.set)
+        registry.feed.on("nodes", active.wake.set)
         settings, key = DoorSettings(port=0), registry.ingress_tokens.public_key
         async with (
             open_door(settings, blobs, key, SystemClock(), active, coming=lambda _: False) as url,
-            alongside(registry.watch.run(), active.run()),
+            alongside(registry.feed.run(), active.run()),
             aiohttp.ClientSession() as session,
         ):
             yield Member(registry, active, url, session)

@@ -16,20 +16,20 @@ async def test_nodes_are_read_only_while_somebody_follows_them(tmp_path: Path) -
             read.append(node_id)
             return 0, True
 
-        registry.watch.in_flight_of = in_flight_of
+        registry.feed.in_flight_of = in_flight_of
         await registry.join("barn", pre_approved=True)
-        await registry.watch.look()
+        await registry.feed.run_once()
         assert read == []
-        async with registry.watch.follow() as following:
-            assert [(await following.next()).kind for _ in range(2)] == ["node", "ready"]
+        async with registry.feed.subscribe() as subscription:
+            assert [(await subscription.next()).kind for _ in range(2)] == ["node", "ready"]
             await registry.join("shed", pre_approved=True)
-            await registry.watch.look()
-            change = await following.next()
+            await registry.feed.run_once()
+            change = await subscription.next()
             assert (change.kind, change.data.name) == ("node", "shed")  # type: ignore[attr-defined]
         read.clear()
         await registry.join("attic", pre_approved=True)
-        await registry.watch.look()
+        await registry.feed.run_once()
         assert read == []
-        async with registry.watch.follow() as following:
-            names = {(await following.next()).data.name for _ in range(3)}  # type: ignore[attr-defined]
+        async with registry.feed.subscribe() as subscription:
+            names = {(await subscription.next()).data.name for _ in range(3)}  # type: ignore[attr-defined]
         assert names == {"barn", "shed", "attic"}

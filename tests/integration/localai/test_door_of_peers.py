@@ -20,7 +20,7 @@ from corral.controller.localai.load import PeerLoads
 from corral.controller.localai.replica_routes import PeerDoor
 from corral.controller.localai.request_files import RequestFiles
 from corral.controller.localai.table import PeerTable
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
@@ -80,8 +80,8 @@ async def house(store: Store, tmp_path: Path) -> AsyncIterator[House]:
     doubts: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(LocalHub(CLOCK).join("c"))
-        watch = Watch(store, bus, CLOCK, interval_s=1)
-        table = PeerTable(store, Leadership(store, "c", ttl_s=10), watch, CLOCK, lease="replicas")
+        feed = ChangeFeed(store, bus, CLOCK, interval_s=1)
+        table = PeerTable(store, Leadership(store, "c", ttl_s=10), feed, CLOCK, lease="replicas")
         calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         servers = await stack.enter_async_context(FileServers("shared", CLOCK))
         files = await stack.enter_async_context(RequestFiles(servers, calls, CLOCK, tmp_path / "requests"))

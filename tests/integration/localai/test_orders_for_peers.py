@@ -21,7 +21,7 @@ from corral.controller.localai.start import Starting
 from corral.controller.localai.table import PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderNotSent, ReplicaObservation
 from corral.controller.orders.order import OrderId
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import SystemClock
 from corral.store import Store, open_store
@@ -96,8 +96,8 @@ async def house(store: Store) -> AsyncIterator[House]:
         bus = await stack.enter_async_context(house.hub.join("c"))
         await bus.subscribe(START_REPLICA_RESULT, house.heard)
         calls = WorkerCalls(bus, CLOCK, TIMES, galleries_with=no_galleries)
-        leadership, watch = Leadership(store, "c", ttl_s=10), Watch(store, bus, CLOCK, interval_s=1)
-        table = PeerTable(store, leadership, watch, CLOCK, lease="replicas")
+        leadership, feed = Leadership(store, "c", ttl_s=10), ChangeFeed(store, bus, CLOCK, interval_s=1)
+        table = PeerTable(store, leadership, feed, CLOCK, lease="replicas")
         rest: Any = Nothing()
         starting = Starting(calls, rest, rest, table, rest, CLOCK, "shared")
         house.orders = PeerOrders(

@@ -17,7 +17,7 @@ from corral.controller.localai.cleanup import Sweeping, unwanted_sets
 from corral.controller.localai.file_server import FileServers, Place
 from corral.controller.localai.request_files import RequestFiles
 from corral.controller.localai.table import PeerTable
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import SystemClock
 from corral.store import Store, open_store
@@ -91,7 +91,7 @@ async def test_two_looks_and_it_is_gone(store: Store, worker: LocalAIFiles, tmp_
             await servers.put(place, f"models/{folder}/w.bin", file, digest, 1)
         calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         leadership = Leadership(store, "c", ttl_s=10)
-        table = PeerTable(store, leadership, Watch(store, bus, CLOCK, interval_s=1), CLOCK, lease="replicas")
+        table = PeerTable(store, leadership, ChangeFeed(store, bus, CLOCK, interval_s=1), CLOCK, lease="replicas")
         async with RequestFiles(servers, calls, CLOCK, tmp_path / "requests") as requests:
             sweeping = Sweeping(store, calls, servers, Files(), requests, table, CLOCK)
             await sweeping.look()

@@ -33,7 +33,7 @@ class Told:
     def __init__(self) -> None:
         self.kinds: list[tuple[str, str]] = []
 
-    def touched(self, kind: str, id: str = "") -> None:
+    def notify(self, kind: str, id: str = "") -> None:
         self.kinds.append((kind, id))
 
 

@@ -72,7 +72,7 @@ class Site:
             files,
             controller.backends.progress,
             controller.leadership,
-            controller.watch,
+            controller.feed,
             clock,
             lease=LEASE,
             pace=pace,

@@ -26,7 +26,7 @@ async def api(local: ReplicaFleet) -> AsyncIterator[Api]:
         made = Api(local.fleet, session, stack)
         controller, parts = local.fleet.first, local.replicas["c1"]
         await made.serve(controller, loads=parts.loads, replica_rows=parts.rows)
-        access = Access(controller.store, controller.watch, local.fleet.clock, session_ttl_s=600)
+        access = Access(controller.store, controller.feed, local.fleet.clock, session_ttl_s=600)
         await access.ensure(GATEWAY, "gateway", Role.GATEWAY)
         yield made
 
@@ -64,7 +64,7 @@ async def test_a_load_is_told_by_every_name_and_only_to_keys_that_may_use_it(loc
     barn = await local.worker("barn", has="llama-cpp")
     await local.define("m")
     await local.define("gpt", backend="", alias="m")
-    access = Access(local.fleet.first.store, local.fleet.first.watch, local.fleet.clock, session_ttl_s=600)
+    access = Access(local.fleet.first.store, local.fleet.first.feed, local.fleet.clock, session_ttl_s=600)
     keys = {
         name: (await access.create(CreateKey(name=name, role="inference", models=models))).secret
         for name, models in (("all", None), ("other", ("other",)), ("gpt", ("gpt",)))

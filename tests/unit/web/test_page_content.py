@@ -131,7 +131,7 @@ async def test_a_viewer_sees_everything_and_no_buttons(browser: Browser, page: P
 
 async def test_what_a_definition_says_is_text_and_a_viewer_may_only_read_it(browser: Browser, page: PageApp) -> None:
     definition = {"name": "org/m", "backend": "llama-cpp", "description": NASTY, "tags": [NASTY]}
-    await models_of(page.store, page.watch).install(InstallModel(definition=definition))
+    await models_of(page.store, page.feed).install(InstallModel(definition=definition))
     await browser.signed_in("viewer")
     for path in ("/fleet/models", "/page/models", "/page/models?find=ORG"):
         text = (await browser.get(path)).text

@@ -6,7 +6,7 @@ import uuid
 from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateJoinToken, JoinTokenCreated, JoinTokenView
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.certificates import Ca
 from corral.kit.errors import Invalid, NotFound, Unauthenticated
@@ -22,9 +22,9 @@ _LONGEST_S = 10 * 365 * 86400.0
 
 
 class JoinTokens:
-    def __init__(self, store: Store, watch: Watch, *, public_url: str, ca: Ca | None) -> None:
+    def __init__(self, store: Store, feed: ChangeFeed, *, public_url: str, ca: Ca | None) -> None:
         self._store = store
-        self._watch = watch
+        self._feed = feed
         self._public_url = public_url
         self._ca = ca
 
@@ -47,7 +47,7 @@ class JoinTokens:
             await join_tokens.insert(tx, token)
             await revisions.bump(tx, "tokens")
         log.info("join token made", token_id=token.id, uses=token.uses_left, pre_approved=token.pre_approved)
-        self._watch.touched("tokens", token.id)
+        self._feed.notify("tokens", token.id)
         return JoinTokenCreated(token=_view(token, now), secret=secret, join_command=self._join_command(secret))
 
     def _join_command(self, secret: str) -> str:
@@ -71,7 +71,7 @@ class JoinTokens:
                 await join_tokens.revoke(tx, token.id)
             await revisions.bump(tx, "tokens")
         log.info("join token revoked", token_ids=[token.id for token in found])
-        self._watch.touched("tokens")
+        self._feed.notify("tokens")
 
 
 async def check_join_token(tx: Transaction, secret: str) -> JoinToken:

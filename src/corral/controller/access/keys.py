@@ -10,7 +10,7 @@ from corral.contract.admin import CreateKey, KeyCreated, KeyView
 from corral.contract.view import KeyLimits
 from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.principal import Principal, Role
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
@@ -28,9 +28,9 @@ _LONGEST_S = 10 * 365 * 86400.0
 
 
 class Access:
-    def __init__(self, store: Store, watch: Watch, clock: Clock, *, session_ttl_s: float) -> None:
+    def __init__(self, store: Store, feed: ChangeFeed, clock: Clock, *, session_ttl_s: float) -> None:
         self._store = store
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._session_ttl_s = session_ttl_s
         self._use_noted: dict[str, float] = {}  # bounded by the number of keys
@@ -129,7 +129,7 @@ class Access:
             await web_sessions.delete_of_key(tx, key.id)
             await revisions.bump(tx, "keys")
         log.info("API key revoked", key=key.name, key_id=key.id, key_role=key.role)
-        self._watch.touched("keys", key.id)
+        self._feed.notify("keys", key.id)
 
     async def _insert(self, asked: CreateKey, secret: str) -> ApiKey:
         _check(asked)
@@ -147,7 +147,7 @@ class Access:
             )
             await api_keys.insert(tx, key)
             await revisions.bump(tx, "keys")
-        self._watch.touched("keys", key.id)
+        self._feed.notify("keys", key.id)
         return key
 
     async def _note_use(self, key: ApiKey) -> None:

@@ -15,15 +15,15 @@ from corral.controller.access.keys import Access
 from corral.controller.access.principal import Principal
 from corral.controller.api.auth import principal_of, viewers
 from corral.controller.operations.service import Operations
-from corral.controller.runtime.change_feed import END, Change, Watch
+from corral.controller.runtime.change_feed import END, Change, ChangeFeed
 from corral.kit.errors import CorralError, NoCapacity
 
 _PING_S = 15.0  # a comment now and then, so that proxies and browsers do not take silence for death
-_MOST = 1000  # followers of one controller; each costs memory and a write per change
+MAX_SUBSCRIBERS = 1000  # of one controller; each costs memory and a write per change
 _TELL_S = 0.25
 _PING = b": still here\n\n"
 Welcome = Callable[[], Awaitable[bool]]
-Frames = Callable[[Watch, Welcome], AsyncIterator[bytes]]
+Frames = Callable[[ChangeFeed, Welcome], AsyncIterator[bytes]]
 
 
 def frame(name: str, data: bytes) -> bytes:
@@ -39,13 +39,13 @@ def frame(name: str, data: bytes) -> bytes:
     "`ready`",
     media_type="text/event-stream",
 )
-async def events(request: Request[Any, Any, Any], watch: Watch, access: Access) -> Stream:
-    return stream_of(watch, access, principal_of(request), frames)
+async def events(request: Request[Any, Any, Any], feed: ChangeFeed, access: Access) -> Stream:
+    return stream_of(feed, access, principal_of(request), frames)
 
 
-def stream_of(watch: Watch, access: Access, principal: Principal, made: Frames) -> Stream:
-    if watch.followers >= _MOST:
-        raise NoCapacity(f"{_MOST} others follow already")
+def stream_of(feed: ChangeFeed, access: Access, principal: Principal, made: Frames) -> Stream:
+    if feed.subscribers >= MAX_SUBSCRIBERS:
+        raise NoCapacity(f"{MAX_SUBSCRIBERS} others follow already")
 
     async def is_welcome() -> bool:
         try:
@@ -54,26 +54,26 @@ def stream_of(watch: Watch, access: Access, principal: Principal, made: Frames) 
             return True
 
     return Stream(
-        made(watch, is_welcome),
+        made(feed, is_welcome),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def frames(watch: Watch, is_welcome: Welcome, *, ping_s: float = _PING_S) -> AsyncIterator[bytes]:
+async def frames(feed: ChangeFeed, is_welcome: Welcome, *, ping_s: float = _PING_S) -> AsyncIterator[bytes]:
     """Until the controller stops, or the key or session that opened the stream has ended."""
     yield b"retry: 2000\n\n"
-    async for change in _changes(watch, is_welcome, ping_s):
+    async for change in _changes(feed, is_welcome, ping_s):
         yield _as_frame(change) if change is not None else _PING
 
 
 def operation_frames(operations: Operations, operation_id: str) -> Frames:
     """One operation as it is now and as it changes, until it has ended."""
 
-    async def made(watch: Watch, is_welcome: Welcome) -> AsyncIterator[bytes]:
+    async def made(feed: ChangeFeed, is_welcome: Welcome) -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
         told = None
-        async for change in _changes(watch, is_welcome, _PING_S):
+        async for change in _changes(feed, is_welcome, _PING_S):
             if change is None:
                 yield _PING
                 continue
@@ -94,17 +94,17 @@ def operation_frames(operations: Operations, operation_id: str) -> Frames:
     return made
 
 
-async def _changes(watch: Watch, is_welcome: Welcome, ping_s: float) -> AsyncIterator[Change | None]:
+async def _changes(feed: ChangeFeed, is_welcome: Welcome, ping_s: float) -> AsyncIterator[Change | None]:
     """None: nothing happened for a while."""
     now = asyncio.get_running_loop().time
     check_at = now() + ping_s
     pace = Pace(_TELL_S)
-    async with watch.follow() as following:
+    async with feed.subscribe() as subscription:
         while True:
             due = pace.due_in(now())
             try:
                 async with asyncio.timeout(ping_s if due is None else min(ping_s, due)):
-                    change = await following.next()
+                    change = await subscription.next()
             except TimeoutError:
                 held = pace.take(now())
                 for each in held:

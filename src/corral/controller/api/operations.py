@@ -27,7 +27,7 @@ from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Invalid
 
 All = Annotated[bool, Parameter(description="Also those that have ended or were dismissed, the newest first")]
@@ -78,10 +78,10 @@ class OperationsDoor(Controller):
         media_type="text/event-stream",
     )
     async def follow(
-        self, request: AnyRequest, operations: Operations, watch: Watch, access: Access, job_id: JobId
+        self, request: AnyRequest, operations: Operations, feed: ChangeFeed, access: Access, job_id: JobId
     ) -> Stream:
         await operations.view(job_id)  # so that an unknown one is a 404, not a stream that ends
-        return stream_of(watch, access, principal_of(request), operation_frames(operations, job_id))
+        return stream_of(feed, access, principal_of(request), operation_frames(operations, job_id))
 
     @post(
         "/{job_id:str}/cancel",

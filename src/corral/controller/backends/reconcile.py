@@ -27,7 +27,7 @@ from corral.controller.orders.backend_calls import BackendCalls, BackendOrder
 from corral.controller.orders.dispatch import CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import INVENTORY, RULES
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
@@ -73,7 +73,7 @@ class Reconciler:
         catalogue: Catalogue,
         leadership: Leadership,
         changes: NodeChanges,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         record_steps: RecordSteps,
@@ -86,7 +86,7 @@ class Reconciler:
         self._bus = bus
         self._calls = calls
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._pace = pace or Pace()
         self._wake = Wake()
@@ -127,9 +127,9 @@ class Reconciler:
 
     async def run(self) -> None:
         forget = self._bus.on_change(lambda _: self.look_at_everybody())
-        self._watch.on(RULES, self.look_at_everybody)
-        self._watch.on("nodes", self.look_at_what_changed)
-        self._watch.on(INVENTORY, self.look_at_what_changed)
+        self._feed.on(RULES, self.look_at_everybody)
+        self._feed.on("nodes", self.look_at_what_changed)
+        self._feed.on(INVENTORY, self.look_at_what_changed)
         try:
             async with self.dispatch, self.targets:
                 for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
@@ -227,7 +227,7 @@ class Reconciler:
             if getattr(want, "max_parallel", "") and want.generation in world.peers
         )
         if told:
-            self._watch.touched("operations")
+            self._feed.notify("operations")
         return world, decided
 
     async def _whom(

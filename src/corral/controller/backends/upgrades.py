@@ -17,7 +17,7 @@ from corral.contract.messages.backends import UpgradeInfo
 from corral.controller.backends.catalogue import Catalogue, NodeInventory
 from corral.controller.backends.world import kind_of
 from corral.controller.inventory.nodes import takes_backends
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.gallery.backends.upgrades import is_proven
 from corral.kit.clock import Clock
@@ -50,7 +50,7 @@ class UpgradeCheck:
         store: Store,
         catalogue: Catalogue,
         leadership: Leadership,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         interval_s: float,
@@ -63,7 +63,7 @@ class UpgradeCheck:
         self._store = store
         self._catalogue = catalogue
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._interval_s = interval_s
         self._rest_s = rest_s
@@ -79,11 +79,11 @@ class UpgradeCheck:
         """A person wants to know now: whichever controller checks reads the galleries anew."""
         async with self._store.write() as tx:
             await revisions.bump(tx, _ASKED)
-        self._watch.touched(_ASKED)
+        self._feed.notify(_ASKED)
 
     async def run(self) -> None:
-        self._watch.on(_INVENTORY, self.check_soon)
-        self._watch.on(_ASKED, self.check_soon)
+        self._feed.on(_INVENTORY, self.check_soon)
+        self._feed.on(_ASKED, self.check_soon)
         await self._clock.sleep(self._rest_s)
         await run_every(self.name, self._look_s, self._rested, clock=self._clock, wake=self._wake)
 
@@ -120,7 +120,7 @@ class UpgradeCheck:
             checked = Checked(moment, dict(sorted(found.items())), counters.get(_INVENTORY, 0), asked)
             await settings_kv.put(tx, _KEY, checked)
             await revisions.bump(tx, self.name)
-        self._watch.touched(self.name)
+        self._feed.notify(self.name)
         await self._act_on(found)
         return found
 
@@ -134,7 +134,7 @@ class UpgradeCheck:
         async with self._store.write() as tx:
             if await backend_targets.forget_missing(tx):
                 await revisions.bump(tx, "rules")
-        self._watch.touched("rules")
+        self._feed.notify("rules")
 
     async def _act_on(self, found: dict[str, UpgradeInfo]) -> None:
         """Only on what reports prove: a node that reports no digest would be upgraded after every check."""

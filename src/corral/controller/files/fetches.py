@@ -40,7 +40,7 @@ from corral.controller.operations.fetches import (
     write_row,
 )
 from corral.controller.operations.state import Row, RowStatus, settle
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
@@ -107,7 +107,7 @@ class Fetches:
         files: Files,
         progress: Hearing,
         leadership: Leadership,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         lease: str,
@@ -119,7 +119,7 @@ class Fetches:
         self._files = files
         self._progress = progress
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._lease = lease
         self._pace = pace or FetchPace()
@@ -133,7 +133,7 @@ class Fetches:
 
     async def run(self) -> None:
         for counter in (COUNTER, "models"):
-            self._watch.on(counter, self._wake.set)
+            self._feed.on(counter, self._wake.set)
         async with self._tasks:
             await run_every(self.name, self._pace.look_s, self.look, clock=self._clock, wake=self._wake)
 
@@ -334,7 +334,7 @@ class Fetches:
         return self._leadership.epoch(self._lease) != 0
 
     def _told(self, operation_id: str) -> None:
-        self._watch.touched(COUNTER, operation_id)
+        self._feed.notify(COUNTER, operation_id)
 
 
 def _event(attempt: _Attempt, progress: Progress, seq: int) -> InstallProgress:

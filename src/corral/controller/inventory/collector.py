@@ -20,7 +20,7 @@ from corral.controller.inventory.routable import routing_facts
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
 from corral.controller.registry.reports import tame_text
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import INVENTORY, REPLICAS
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
@@ -47,7 +47,7 @@ class Inventories:
         store: Store,
         calls: BackendCalls,
         leadership: Leadership,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         on_unreachable: Callable[[str], Awaitable[None]],
@@ -58,7 +58,7 @@ class Inventories:
         self._store = store
         self._calls = calls
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._on_unreachable = on_unreachable
         self._flush_s = flush_s
@@ -214,9 +214,9 @@ class Inventories:
         return moved
 
     def _touched(self, moved: bool) -> None:
-        self._watch.touched(INVENTORY)
+        self._feed.notify(INVENTORY)
         if moved:
-            self._watch.touched(REPLICAS)
+            self._feed.notify(REPLICAS)
 
 
 async def with_boot(tx: Transaction, answers: Sequence[InventoryRead]) -> list[Inventory]:

@@ -12,7 +12,7 @@ from corral.bus.api import Bus
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
@@ -45,7 +45,7 @@ class PeerNeeds:
     store: Store
     bus: Bus
     leadership: Leadership
-    watch: Watch
+    feed: ChangeFeed
     clock: Clock
     catalogue: Catalogue
     files: ModelFiles

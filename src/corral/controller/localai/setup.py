@@ -52,7 +52,7 @@ class Peers:
 async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSettings) -> AsyncIterator[Peers]:
     """`own`: orders to workers that take them."""
     store, bus, clock = needs.store, needs.bus, needs.clock
-    table = PeerTable(store, needs.leadership, needs.watch, clock, lease=settings.lease)
+    table = PeerTable(store, needs.leadership, needs.feed, clock, lease=settings.lease)
 
     async def galleries_with(backend: str) -> str:
         return msgspec.json.encode(list(await needs.catalogue.galleries_with(Asked(backend)))).decode()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from corral.contract.messages.replicas import ReplicaState
 from corral.controller.localai.listing import listed
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import INVENTORY, REPLICAS
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
@@ -34,11 +34,18 @@ class PeerTable:
     name = "peer processes"
 
     def __init__(
-        self, store: Store, leadership: Leadership, watch: Watch, clock: Clock, *, lease: str, refresh_s: float = 30.0
+        self,
+        store: Store,
+        leadership: Leadership,
+        feed: ChangeFeed,
+        clock: Clock,
+        *,
+        lease: str,
+        refresh_s: float = 30.0,
     ) -> None:
         self._store = store
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._lease = lease
         self._refresh_s = refresh_s
@@ -49,7 +56,7 @@ class PeerTable:
     # For whoever serves.
 
     async def run(self) -> None:
-        self._watch.on(REPLICAS, self._wake.set)
+        self._feed.on(REPLICAS, self._wake.set)
         await run_every(self.name, self._refresh_s, self.refresh, clock=self._clock, wake=self._wake)
 
     async def refresh(self) -> None:
@@ -141,8 +148,8 @@ class PeerTable:
         await revisions.bump(tx, REPLICAS)
 
     def _touched(self) -> None:
-        self._watch.touched(INVENTORY)
-        self._watch.touched(REPLICAS)
+        self._feed.notify(INVENTORY)
+        self._feed.notify(REPLICAS)
         self._wake.set()
 
 

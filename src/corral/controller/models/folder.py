@@ -126,7 +126,7 @@ class ModelsFolder:
             self._seen = (await revisions.read_all(tx)).get(COUNTER, 0)
         for name in (*written, *removed):
             log.info("model of a file", model=name, change="removed" if name in removed else "written")
-            self._changes.touched(COUNTER, name)
+            self._changes.notify(COUNTER, name)
 
     async def _write(
         self, wanted: Mapping[str, tuple[Definition, str]], folder_id: str, moving: Collection[str] | None

@@ -13,7 +13,7 @@ from corral.contract.catalogue import ScheduleBody, ScheduleView
 from corral.contract.labels import check_labels
 from corral.contract.models import check_model_name
 from corral.controller.models.views import schedule_view
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store
@@ -29,9 +29,9 @@ _MOST_REPLICAS = 10_000
 
 
 class Schedules:
-    def __init__(self, store: Store, watch: Watch) -> None:
+    def __init__(self, store: Store, feed: ChangeFeed) -> None:
         self._store = store
-        self._watch = watch
+        self._feed = feed
 
     async def list_views(self) -> list[ScheduleView]:
         async with self._store.read() as tx:
@@ -51,7 +51,7 @@ class Schedules:
             written = await model_schedules.put(tx, next_schedule(before, body))
             await revisions.bump(tx, COUNTER)
         log.info("schedule set", model=written.model, least=written.min_replicas, most=written.max_replicas)
-        self._watch.touched(COUNTER, written.model)
+        self._feed.notify(COUNTER, written.model)
         return schedule_view(written)
 
     async def delete(self, model: str) -> bool:
@@ -62,7 +62,7 @@ class Schedules:
                 await revisions.bump(tx, COUNTER)
         if gone:
             log.info("schedule deleted", model=model)
-            self._watch.touched(COUNTER, model)
+            self._feed.notify(COUNTER, model)
         return gone
 
     async def seed(self, bodies: Iterable[ScheduleBody]) -> None:
@@ -75,7 +75,7 @@ class Schedules:
                 await model_schedules.put(tx, next_schedule(None, body))
             await revisions.bump(tx, COUNTER)
         log.info("schedules given at start", models=[body.model_name for body in bodies])
-        self._watch.touched(COUNTER)
+        self._feed.notify(COUNTER)
 
 
 def next_schedule(before: Schedule | None, body: ScheduleBody) -> Schedule:

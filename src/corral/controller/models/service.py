@@ -40,7 +40,7 @@ _NOTES_S = 2.0  # nobody waits longer for a gallery only to be told that it does
 
 
 class Changes(Protocol):
-    def touched(self, kind: str, id: str = "") -> None:
+    def notify(self, kind: str, id: str = "") -> None:
         """After a changing transaction has committed."""
 
 
@@ -167,7 +167,7 @@ class Models:
                 await revisions.bump(tx, SCHEDULES)
             await revisions.bump(tx, COUNTER)
         log.info("model changed", model=model_id, change="deleted")
-        self._changes.touched(COUNTER, model_id)
+        self._changes.notify(COUNTER, model_id)
         return ModelChanged(
             id=model_id,
             config_revision=deleted_revision(model_id),
@@ -302,7 +302,7 @@ class Models:
         assert current is not None
         if after is not None:
             log.info("model changed", model=name, change=verb, revision=after.revision[:12], origin=after.origin)
-            self._changes.touched(COUNTER, name)
+            self._changes.notify(COUNTER, name)
         return ModelChanged(
             id=name,
             config_revision=current.revision,

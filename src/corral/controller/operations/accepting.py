@@ -22,7 +22,7 @@ from corral.controller.operations.prepare import Builds, Candidate, Prepared, Pr
 from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
 from corral.controller.operations.requests import OperationKind, Wish
 from corral.controller.operations.state import Row, RowStatus, settle
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
@@ -48,10 +48,10 @@ class Accepted:
 
 
 class Accepting:
-    def __init__(self, store: Store, preparing: Preparing, watch: Watch) -> None:
+    def __init__(self, store: Store, preparing: Preparing, feed: ChangeFeed) -> None:
         self._store = store
         self._preparing = preparing
-        self._watch = watch
+        self._feed = feed
 
     async def plan(self, wish: Wish) -> PlanView:
         """What it would do. Nothing is stored, nothing is sent."""
@@ -83,8 +83,8 @@ class Accepting:
             scope=operation.scope_kind,
             by=operation.created_by,
         )
-        self._watch.touched("rules", operation.id)
-        self._watch.touched("operations", operation.id)
+        self._feed.notify("rules", operation.id)
+        self._feed.notify("operations", operation.id)
         return Accepted(operation.id, unchanged=_unchanged(prepared, rows))
 
     async def _store_all(self, tx: Transaction, prepared: Prepared) -> tuple[Operation, list[Row]]:

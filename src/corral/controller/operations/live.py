@@ -20,7 +20,7 @@ from corral.controller.backends.reconcile import LEASE
 from corral.controller.operations.bookkeeping import record_of, row_of
 from corral.controller.operations.state import LAST_OF_ATTEMPT, Row, Tick, merge_tick
 from corral.controller.operations.views import operation_view, parse_size
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
@@ -34,7 +34,7 @@ _SHOWN_FOR = timedelta(minutes=5)  # an operation that has ended is still told a
 
 
 class Progress:
-    """Also the feed of operations: what followers are told."""
+    """Collects progress; as a `ViewSource` it also supplies the change feed with views of operations."""
 
     name = "progress"
     event = "operation"
@@ -45,7 +45,7 @@ class Progress:
         store: Store,
         bus: Bus,
         leadership: Leadership,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         tell_s: float = 0.25,
@@ -54,7 +54,7 @@ class Progress:
         self._store = store
         self._bus = bus
         self._leadership = leadership
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._tell_s = tell_s
         self._write_s = write_s
@@ -63,7 +63,7 @@ class Progress:
         self._unwritten: set[str] = set()
         self._to_tell, self._to_write = Wake(), Wake()
         self._base: dict[str, tuple[Operation, list[Row]]] = {}  # as last read from the store
-        watch.add(self)
+        feed.add_source(self)
 
     async def run(self) -> None:
         await self._bus.subscribe(INSTALL_PROGRESS, self.heard)
@@ -105,7 +105,7 @@ class Progress:
         return result
 
     async def read(self, tx: Transaction) -> dict[str, OperationView]:
-        """For followers: what is under way, and what has just ended."""
+        """Views of the operations that run or have just ended, for subscribers of the change feed."""
         since = await tx.now() - _SHOWN_FOR
         shown = await operations.list_shown(tx, finished_since=since)
         self._base = {operation.id: (operation, rows) for operation, rows in await self.read_rows(tx, shown)}
@@ -123,11 +123,11 @@ class Progress:
     async def tell(self) -> None:
         """At most four times a second, and only while somebody follows."""
         untold, self._untold = self._untold, set()
-        if not self._watch.followers:
+        if not self._feed.subscribers:
             return
         for operation_id in untold & self._base.keys():
             operation, rows = self._base[operation_id]
-            self._watch.tell(self.event, operation_id, self.view(operation, rows))
+            self._feed.publish(self.event, operation_id, self.view(operation, rows))
 
     async def write(self) -> None:
         """The one that reconciles writes; the others only remember."""
@@ -146,7 +146,7 @@ class Progress:
             if changed:
                 await revisions.bump(tx, self.counter)
         if changed:
-            self._watch.touched(self.counter)
+            self._feed.notify(self.counter)
 
 
 def _tick(event: InstallProgress, clock: Clock) -> Tick:

@@ -25,7 +25,7 @@ from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, find_scope
 from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
 from corral.controller.operations.views import operation_view, record_view
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound
@@ -50,11 +50,11 @@ _POLL_S = 1.0
 
 
 class Operations:
-    def __init__(self, store: Store, accepting: Accepting, progress: Progress, watch: Watch, clock: Clock) -> None:
+    def __init__(self, store: Store, accepting: Accepting, progress: Progress, feed: ChangeFeed, clock: Clock) -> None:
         self._store = store
         self._accepting = accepting
         self._progress = progress
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self.plan = accepting.plan
 
@@ -111,7 +111,7 @@ class Operations:
     async def wait_settled(self, operation_id: str, *, timeout_s: float) -> OperationView:
         """Until nothing moves any more, or the time is over: for calls of the contract that answer when all is done."""
         moved = asyncio.Event()
-        self._watch.on("operations", moved.set)  # also raised by another controller
+        self._feed.on("operations", moved.set)  # also raised by another controller
         try:
             deadline = self._clock.monotonic() + timeout_s
             while True:
@@ -126,7 +126,7 @@ class Operations:
                 except TimeoutError:
                     continue
         finally:
-            self._watch.off("operations", moved.set)
+            self._feed.off("operations", moved.set)
 
     async def cancel(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
         """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule. Returns what
@@ -186,7 +186,7 @@ class Operations:
             changed = msgspec.structs.replace(operation, dismissed=True, outcome=outcome, error=error_text(rows))
             await operations.replace(tx, changed)
             await revisions.bump(tx, "operations")
-        self._watch.touched("operations", operation_id)
+        self._feed.notify("operations", operation_id)
 
     async def history(self) -> OperationHistory:
         async with self._store.read() as tx:
@@ -196,7 +196,7 @@ class Operations:
         async with self._store.write() as tx:
             await operations.clear_history(tx)
             await revisions.bump(tx, "operations")
-        self._watch.touched("operations")
+        self._feed.notify("operations")
 
     async def _take_back(self, operation_id: str, status: RowStatus, reason: str, *, node: str = "") -> tuple[str, ...]:
         async with self._store.write() as tx:
@@ -244,8 +244,8 @@ class Operations:
         await revisions.bump(tx, RULES)
 
     def _told(self, operation_id: str) -> None:
-        self._watch.touched("rules", operation_id)
-        self._watch.touched("operations", operation_id)
+        self._feed.notify("rules", operation_id)
+        self._feed.notify("operations", operation_id)
 
 
 def _wish_of(operation: Operation, by: str) -> Wish:

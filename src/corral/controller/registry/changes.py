@@ -7,7 +7,7 @@ from typing import Any
 
 from corral.contract.messages.nodes import NodeStatus
 from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, next_state
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Conflict, CorralError, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
@@ -23,9 +23,9 @@ Check = Callable[[Transaction, Node], Awaitable[bool]]
 
 
 class NodeChanges:
-    def __init__(self, store: Store, watch: Watch) -> None:
+    def __init__(self, store: Store, feed: ChangeFeed) -> None:
         self._store = store
-        self._watch = watch
+        self._feed = feed
         self._callbacks: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class NodeChanges:
         return await nodes.get(tx, node.id)
 
     def told(self, node_id: str) -> None:
-        self._watch.touched("nodes", node_id)
+        self._feed.notify("nodes", node_id)
         for callback in self._callbacks:
             callback()
 

@@ -19,7 +19,7 @@ from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import leave
 from corral.controller.replicas.load_jobs import Cooldown, Job
 from corral.controller.replicas.world import job_of, job_row_of, read_own, row_of
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import LOADS, REPLICAS
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
@@ -40,11 +40,11 @@ class KnownModels(Protocol):
 
 class Loads:
     def __init__(
-        self, store: Store, models: KnownModels, watch: Watch, clock: Clock, *, cooldown: Cooldown | None = None
+        self, store: Store, models: KnownModels, feed: ChangeFeed, clock: Clock, *, cooldown: Cooldown | None = None
     ) -> None:
         self._store = store
         self._models = models
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._cooldown = cooldown or Cooldown()
 
@@ -69,7 +69,7 @@ class Loads:
             await load_jobs.put(tx, [job_row_of(job)])
             await revisions.bump(tx, LOADS)
         log.info("load asked for", model=model, by=by)
-        self._watch.touched(LOADS, model)
+        self._feed.notify(LOADS, model)
         return jobs.status_of(job, now)
 
     async def find(self, model: str, *, current: bool = False) -> LoadStatus | None:
@@ -84,7 +84,7 @@ class Loads:
         moved = asyncio.Event()
         counters = (LOADS, REPLICAS, "inventory")
         for counter in counters:
-            self._watch.on(counter, moved.set)
+            self._feed.on(counter, moved.set)
         try:
             deadline = self._clock.monotonic() + wait_s
             while True:
@@ -100,7 +100,7 @@ class Loads:
                     continue
         finally:
             for counter in counters:
-                self._watch.off(counter, moved.set)
+                self._feed.off(counter, moved.set)
 
     async def list_(self, *, past: bool = False) -> list[LoadStatus]:
         """Those under way, and those that failed a moment ago; with `past` also those that may be tried again by now,
@@ -133,8 +133,8 @@ class Loads:
             await revisions.bump(tx, LOADS)
             await revisions.bump(tx, REPLICAS)
         log.info("model unloaded", model=model, node_id=node_id, replicas=len(own), by=by)
-        self._watch.touched(LOADS, model)
-        self._watch.touched(REPLICAS, model)
+        self._feed.notify(LOADS, model)
+        self._feed.notify(REPLICAS, model)
         return len(own)
 
     async def _known(self, definition: Definition, *, current: bool) -> LoadStatus | None:

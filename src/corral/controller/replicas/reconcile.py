@@ -50,7 +50,7 @@ from corral.controller.replicas.world import (
     read_own,
     row_of,
 )
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import LOADS, REPLICAS
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.scheduler.world import Policy, World
@@ -101,7 +101,7 @@ class ReplicaLoop:
         calls: ReplicaOrders,
         leadership: Leadership,
         changes: NodeChanges,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         *,
         builds: Builds,
@@ -121,7 +121,7 @@ class ReplicaLoop:
         self._calls = calls
         self._leadership = leadership
         self._changes = changes
-        self._watch = watch
+        self._feed = feed
         self._clock = clock
         self._builds = builds
         self._bringing = bringing
@@ -148,9 +148,9 @@ class ReplicaLoop:
 
     async def run(self) -> None:
         for counter in WAKES:
-            self._watch.on(counter, self.wake)
+            self._feed.on(counter, self.wake)
         for counter in ("nodes", "schedules"):
-            self._watch.on(counter, self._look_for_room_again)
+            self._feed.on(counter, self._look_for_room_again)
         forget = self._bus.on_change(lambda _: self.wake())
         try:
             async with AsyncExitStack() as stack:
@@ -364,9 +364,9 @@ class ReplicaLoop:
             if routing:
                 await revisions.bump(tx, REPLICAS)
         if jobs or done:
-            self._watch.touched(LOADS)
+            self._feed.notify(LOADS)
         if routing:
-            self._watch.touched(REPLICAS)
+            self._feed.notify(REPLICAS)
         return True
 
     def _send(self, read: Read, decided: Decided) -> None:

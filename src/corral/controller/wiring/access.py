@@ -40,7 +40,7 @@ async def open_trust(settings: ControllerSettings, runtime: Runtime) -> Trust:
     ingress_tokens = await open_ingress_tokens(store, clock)
     active_nodes = ActiveNodes(store, clock)
     await active_nodes.refresh()
-    runtime.watch.on("nodes", active_nodes.wake.set)
+    runtime.feed.on("nodes", active_nodes.wake.set)
     return Trust(
         access=await _open_access(settings, runtime),
         ca=ca,
@@ -66,7 +66,7 @@ async def open_trust(settings: ControllerSettings, runtime: Runtime) -> Trust:
 
 async def _open_access(settings: ControllerSettings, runtime: Runtime) -> Access:
     """With the two keys that live in files: the first administrator's and the gateways'."""
-    access = Access(runtime.store, runtime.watch, runtime.clock, session_ttl_s=settings.access.session_ttl_s)
+    access = Access(runtime.store, runtime.feed, runtime.clock, session_ttl_s=settings.access.session_ttl_s)
     admin = settings.access.admin_key_file or settings.data / "admin.key"
     gateway = settings.access.gateway_key_file or settings.data / "gateway.key"
     await access.ensure(ensure_key_file(admin), "admin", Role.ADMIN)

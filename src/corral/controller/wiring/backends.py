@@ -22,7 +22,7 @@ from corral.controller.operations.service import Operations
 from corral.controller.orders.backend_calls import BackendCalls, CallTimes
 from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
@@ -54,7 +54,7 @@ class Backends:
         catalogue: Catalogue,
         leadership: Leadership,
         changes: NodeChanges,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         options: BackendOptions,
     ) -> None:
@@ -69,7 +69,7 @@ class Backends:
             catalogue,
             leadership,
             changes,
-            watch,
+            feed,
             clock,
             record_steps=keep_rows,
             pace=options.pace,
@@ -79,7 +79,7 @@ class Backends:
             store,
             calls,
             leadership,
-            watch,
+            feed,
             clock,
             on_unreachable=changes.mark_unreachable,
             flush_s=options.inventory_flush_s,
@@ -90,19 +90,19 @@ class Backends:
             store,
             bus,
             leadership,
-            watch,
+            feed,
             clock,
             tell_s=options.progress_tell_s,
             write_s=options.progress_write_s,
         )
         self.preparing = Preparing(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
-        self.accepting = Accepting(store, self.preparing, watch)
-        self.operations = Operations(store, self.accepting, self.progress, watch, clock)
+        self.accepting = Accepting(store, self.preparing, feed)
+        self.operations = Operations(store, self.accepting, self.progress, feed, clock)
         self.upgrades = UpgradeCheck(
             store,
             catalogue,
             leadership,
-            watch,
+            feed,
             clock,
             interval_s=options.upgrade_check_every_s,
             rest_s=options.upgrade_check_rest_s,

@@ -40,7 +40,7 @@ async def open_localai(
         runtime.store,
         runtime.bus,
         runtime.leadership,
-        runtime.watch,
+        runtime.feed,
         runtime.clock,
         catalogue,
         files,

@@ -16,7 +16,7 @@ from corral.controller.models.folder import ModelsFolder
 from corral.controller.models.galleries import open_model_galleries
 from corral.controller.models.schedules import Schedules, read_given
 from corral.controller.models.service import BackendNames, FileSizes, Models
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.settings import ControllerSettings
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.galleries import parse_galleries
@@ -49,15 +49,15 @@ class ModelParts:
 
 @asynccontextmanager
 async def open_models(
-    settings: ControllerSettings, store: Store, watch: Watch, backends: BackendNames, sizes: FileSizes, clock: Clock
+    settings: ControllerSettings, store: Store, feed: ChangeFeed, backends: BackendNames, sizes: FileSizes, clock: Clock
 ) -> AsyncIterator[ModelParts]:
     """Raises Invalid for schedules in the settings that cannot be meant."""
-    schedules = Schedules(store, watch)
+    schedules = Schedules(store, feed)
     given = given_schedules(settings.models.model_scheduling, settings.models.model_scheduling_config)
     async with open_model_galleries(store, model_gallery_options(settings), clock=clock) as galleries:
-        models = Models(store, watch, galleries, backends, sizes)
+        models = Models(store, feed, galleries, backends, sizes)
         folder = ModelsFolder(
-            models_folder(settings), models, store, watch, clock, interval_s=settings.models.models_folder_interval_s
+            models_folder(settings), models, store, feed, clock, interval_s=settings.models.models_folder_interval_s
         )
         await schedules.seed(given)
         yield ModelParts(models, schedules, folder, galleries.library)

@@ -81,7 +81,7 @@ def assemble_nodes(
         silent_after_s=limits.stale_after_s / 2,
     )
     runtime.changes.on_change(ingress_check.wake.set)
-    runtime.watch.in_flight_of = in_flight_of
+    runtime.feed.in_flight_of = in_flight_of
     return NodeParts(
         admin=NodeAdmin(store, runtime.changes, issuer, revocations, in_flight_of),
         api=NodeApi(

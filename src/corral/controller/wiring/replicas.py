@@ -21,7 +21,7 @@ from corral.controller.replicas.loads import KnownModels, Loads
 from corral.controller.replicas.memory_needs import MemoryNeeds
 from corral.controller.replicas.reconcile import ReplicaLoop, ReplicaOptions, no_pressure
 from corral.controller.replicas.why import Sight, Why
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
@@ -62,7 +62,7 @@ class Replicas:
         store: Store,
         bus: Bus,
         leadership: Leadership,
-        watch: Watch,
+        feed: ChangeFeed,
         clock: Clock,
         needs: Needs,
         settings: ReplicaSettings | None = None,
@@ -85,7 +85,7 @@ class Replicas:
             ),
             leadership,
             needs.changes,
-            watch,
+            feed,
             clock,
             builds=builds,
             bringing=Bringing(needs.accepting, clock),
@@ -97,7 +97,7 @@ class Replicas:
             pressure=needs.pressure,
             options=settings.loop,
         )
-        self.loads = Loads(store, needs.models, watch, clock, cooldown=settings.loop.cooldown)
+        self.loads = Loads(store, needs.models, feed, clock, cooldown=settings.loop.cooldown)
         self.rows = ReplicaRows(store, self.quiet)
         self.learning = Learning(store, leadership, clock, interval_s=times.learn_every_s)
         self.why = Why(store, clock, Sight(builds, self.quiet, memory.of, settings.loop), self.loads)

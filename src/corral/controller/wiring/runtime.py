@@ -12,7 +12,7 @@ from typing import Protocol
 from corral.bus.api import Bus
 from corral.bus.nats import NatsBus
 from corral.controller.registry.changes import NodeChanges
-from corral.controller.runtime.change_feed import Watch
+from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import hold_instance_id
 from corral.controller.runtime.store_wait import open_store_when_there
@@ -37,7 +37,7 @@ class Runtime:
     store: Store
     bus: Bus
     bus_setup: BusSetup
-    watch: Watch
+    feed: ChangeFeed
     changes: NodeChanges
     leadership: Leadership
     clock: Clock
@@ -59,8 +59,8 @@ async def open_runtime(
         bus = await opened.enter_async_context(
             NatsBus(bus_setup.urls, bus_setup.credentials, tls=bus_setup.tls, inbox_prefix=bus_setup.inbox, clock=clock)
         )
-        watch = Watch(store, bus, clock, interval_s=settings.runtime.watch_interval_s)
+        feed = ChangeFeed(store, bus, clock, interval_s=settings.runtime.watch_interval_s)
         # Unlike the instance id, the name of a lease holder is new with every start.
         holder = f"{instance}/{uuid.uuid4().hex[:8]}"
         leadership = Leadership(store, holder, ttl_s=settings.runtime.lease_ttl_s)
-        yield Runtime(instance, store, bus, bus_setup, watch, NodeChanges(store, watch), leadership, clock)
+        yield Runtime(instance, store, bus, bus_setup, feed, NodeChanges(store, feed), leadership, clock)

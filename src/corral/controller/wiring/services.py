@@ -51,11 +51,11 @@ def api_services(
     )
     return {
         "access": trust.access,
-        "join_tokens": JoinTokens(store, runtime.watch, public_url=settings.listen.public_url, ca=trust.ca),
+        "join_tokens": JoinTokens(store, runtime.feed, public_url=settings.listen.public_url, ca=trust.ca),
         "node_api": nodes.api,
         "nodes": nodes.admin,
         "ingresses": trust.ingresses,
-        "watch": runtime.watch,
+        "feed": runtime.feed,
         "views": Views(store, issuer, trust.ingress_tokens, clock),
         "overview": overview,
         "operations": backends.operations,
