@@ -24,11 +24,11 @@ from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.store import open_store
 from corral.store.tables import node_backends, nodes, operation_nodes, operations, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
 from corral.store.tables.operation_nodes import OperationNode
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
 
@@ -64,7 +64,9 @@ async def add_nodes(store_url: str, ids: list[str], boot: str = BOOT) -> list[st
             )
             await nodes.insert(tx, node)
             # They have told what they have, as every worker does: else they would be asked, and nobody would answer.
-            await node_backends.put(tx, Inventory(node_id, boot, 1, now, (), told_at=now))
+            await node_backends.put(
+                tx, Inventory(node_id=node_id, boot_id=boot, seq=1, seen_at=now, backends=(), reported_at=now)
+            )
         await revisions.bump(tx, "nodes")
     return ids
 
@@ -197,24 +199,24 @@ async def _add_operations(store_url: str, ids: list[str], total: int) -> None:
             now = await tx.now()
         for number in range(present, total):
             operation = Operation(
-                f"operation-{number:05}",
-                "install",
-                f"backend-{number:05}",
-                "all",
-                "",
-                1000 + number,
-                now,
-                OperationRequest(Asked(f"backend-{number:05}")),
+                id=f"operation-{number:05}",
+                kind="install",
+                backend=f"backend-{number:05}",
+                scope_kind="all",
+                scope_value="",
+                generation=1000 + number,
+                created_at=now,
+                request=StoredRequest(BackendRequest(f"backend-{number:05}")),
                 finished_at=now,
                 outcome="completed",
             )
             rows = [
                 OperationNode(
-                    operation.id,
-                    node_id,
-                    f"node-{place:05}",
-                    "success",
-                    now,
+                    operation_id=operation.id,
+                    node_id=node_id,
+                    node_name=f"node-{place:05}",
+                    status="success",
+                    updated_at=now,
                     percentage=100.0,
                     digest="sha256:" + "a" * 64,
                     variant="cpu-backend",
@@ -247,7 +249,9 @@ async def _add_rest(cluster: Cluster, count: int) -> None:
                     boot_id=BOOT,
                 ),
             )
-            await node_backends.put(tx, Inventory(node_id, BOOT, 1, now, (), told_at=now))
+            await node_backends.put(
+                tx, Inventory(node_id=node_id, boot_id=BOOT, seq=1, seen_at=now, backends=(), reported_at=now)
+            )
         await revisions.bump(tx, "nodes")
 
 

@@ -421,7 +421,9 @@ async def _put_fleet(corral: Corral, count: int) -> None:
             await nodes.insert(tx, node)
             version = "0.9" if number == 500 else "1.0"
             row: Any = NodeBackend(name="vllm", version=version, digest=f"sha256:vllm-{version}")
-            await node_backends.put(tx, Inventory(node.id, "boot-1", 1, await tx.now(), (row,)))
+            await node_backends.put(
+                tx, Inventory(node_id=node.id, boot_id="boot-1", seq=1, seen_at=await tx.now(), backends=(row,))
+            )
         await revisions.bump(tx, "nodes")
     corral.fleet.first.feed.notify("nodes")
 

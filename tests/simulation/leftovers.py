@@ -31,7 +31,7 @@ def leave_behind(simulation: Simulation, chance: Random) -> None:
     worker, model = chance.choice(pairs)
     if worker.lock(str(model.definition["backend"])).locked():
         return  # a worker that installs or deletes a backend starts no process of that backend meanwhile
-    revision = chance.choice((FOREIGN, FOREIGN, model.revision, *model.formers))
+    revision = chance.choice((FOREIGN, FOREIGN, model.revision, *model.previous_revisions))
     takes_s = chance.choice((0.0, 0.0, 100.0, 300.0))
     add_leftover(simulation, worker, model, revision, replica=chance.choice((0, 1, 2)), takes_s=takes_s)
 

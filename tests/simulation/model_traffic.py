@@ -120,7 +120,9 @@ class ModelPeople:
                 return
             now = await tx.now()
             if known:
-                await model_schedules.put(tx, Schedule(name, f"schedule-of-{name}", now, now, **known))
+                await model_schedules.put(
+                    tx, Schedule(model=name, id=f"schedule-of-{name}", created_at=now, updated_at=now, **known)
+                )
             else:
                 await model_schedules.delete(tx, name)
             await revisions.bump(tx, "schedules")

@@ -129,7 +129,7 @@ class ReplicaTruth:
         """Also those that were allowed a moment ago: somebody may have looked then."""
         at = self._now()
         for row in known:
-            for revision in (row.revision, *row.formers):
+            for revision in (row.revision, *row.previous_revisions):
                 self._allowed.setdefault(row.id, {})[revision] = at
         return {
             name: {revision for revision, last in found.items() if at - last < _ALLOWED_FOR_S}
@@ -168,7 +168,7 @@ async def _routed(
 ) -> tuple[dict[str, Any], list[str]]:
     shown, _ = await read_routing(tx)
     listed = {row.node_id: row for row in await node_backends.list_(tx)}
-    wrong = misrouted(shown, {row.id: (row.revision, *row.formers) for row in known}, listed)
+    wrong = misrouted(shown, {row.id: (row.revision, *row.previous_revisions) for row in known}, listed)
     for replica in shown:
         row = rows.get((replica.node_id, replica.model, replica.replica))
         if row is not None and row.stage == "leaving":

@@ -12,7 +12,7 @@ from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 
 BACKENDS = ("llama-cpp", "vllm", "piper")
@@ -33,21 +33,23 @@ class Shelf:
         """Of the newest build for such a machine."""
         return f"sha256:{name}-{'cuda' if capability == 'nvidia' else 'cpu'}-{self._versions[name]}"
 
-    async def look_up(self, asked: Asked) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> Listed:
         await self._answers()
         if asked.backend not in self._versions:
             raise NotFound(f"no backend is called {asked.backend!r}")
         return Listed(asked.backend, asked=asked)
 
-    async def resolve(self, asked: Asked, machine: MachineKind) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: BackendRequest, machine: MachineKind) -> TargetBuild | NoBuild:
         await self._answers()
         name = asked.backend
         if name == "piper" and machine.platform == "linux/arm64":
             return NoBuild("no linux/arm64 build")
         kind = "cuda" if machine.capability == "nvidia" else "cpu"
-        return TargetBuild(f"{kind}-{name}", self.digest(name, machine.capability), f"{self._versions[name]}.0")
+        return TargetBuild(
+            variant=f"{kind}-{name}", digest=self.digest(name, machine.capability), version=f"{self._versions[name]}.0"
+        )
 
-    async def manifest(self, _asked: Asked, _machine: MachineKind) -> Manifest | None:
+    async def manifest(self, _asked: BackendRequest, _machine: MachineKind) -> Manifest | None:
         return None
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
@@ -75,7 +77,7 @@ class Shelf:
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "shelf", "url": "https://shelf.test/index.yaml"}]
 
-    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
         return self.galleries()
 
     async def _answers(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from tests.simulation.simulation import Plan, Simulation, simulate
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 
@@ -33,7 +33,7 @@ def test_a_node_offline_for_a_day_then_back(template: Path, kind: type[Worker], 
         house.kill_worker("w0")
         controller = house.some_controller()
         assert controller is not None
-        wish = make_wish(OperationKind.INSTALL, Asked("vllm"), scope=Scope(ScopeKind.ALL))
+        wish = make_wish(OperationKind.INSTALL, BackendRequest("vllm"), scope=Scope(ScopeKind.ALL))
         operation = (await controller.backends.operations.accept(wish)).operation_id
         house.accepted[operation] = "install"
         await asyncio.sleep(awake_s)

@@ -14,7 +14,7 @@ from corral.contract.messages.backends import BackendList, ListBackends
 from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.store.tables import models
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import add_leftover
 from tests.simulation.model_traffic import Clients, ModelPeople
@@ -42,7 +42,7 @@ async def begin(house: Simulation, *kinds: type[Worker]) -> list[Worker]:
 async def ask(house: Simulation, kind: str, **more: Any) -> str:
     controller = house.some_controller()
     assert controller is not None
-    wish = make_wish(OperationKind(kind), Asked("vllm"), scope=Scope(ScopeKind.ALL), **more)
+    wish = make_wish(OperationKind(kind), BackendRequest("vllm"), scope=Scope(ScopeKind.ALL), **more)
     accepted = await controller.backends.operations.accept(wish)
     house.accepted[accepted.operation_id] = kind
     return accepted.operation_id
@@ -141,7 +141,7 @@ def test_an_inventory_from_before_an_unheard_delete_proves_nothing(template: Pat
 
 
 class LongToTell(LocalAIWorker):
-    """Asked what it has, it answers just in time."""
+    """BackendRequest what it has, it answers just in time."""
 
     asked: asyncio.Event | None = None
 

@@ -19,7 +19,7 @@ from corral.controller.inventory.routing import read_routing
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.kit.errors import CorralError
 from corral.store.tables import model_schedules, models
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.models import Model
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died
@@ -230,7 +230,7 @@ class Trials:
             return
         worker, backend = self._chance.choice(free)
         before, self._house.luck.takes_s = self._house.luck.takes_s, (400.0, 500.0)
-        wish = make_wish(OperationKind.INSTALL, Asked(backend), scope=Scope(ScopeKind.NODE, worker.node_id))
+        wish = make_wish(OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, worker.node_id))
         operations = controller.backends.operations
         try:
             accepted = await controller.asked(lambda: operations.accept(wish))

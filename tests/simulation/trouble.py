@@ -13,7 +13,7 @@ from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError
 from corral.store.tables import node_labels, nodes, operations, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import leave_behind
@@ -270,7 +270,7 @@ class People:
             scope = Scope(ScopeKind.SELECTOR, "zone=a")
         force = kind in ("install", "delete") and self.chance.random() < 0.15
         most = self.chance.choice(("", "1", "50%")) if kind == "upgrade" else ""
-        wish = make_wish(OperationKind(kind), Asked(backend), scope=scope, force=force, max_parallel=most)
+        wish = make_wish(OperationKind(kind), BackendRequest(backend), scope=scope, force=force, max_parallel=most)
         self.house.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)
         accepted = await controller.backends.operations.accept(wish)
         self.house.note("person", "is told", accepted.operation_id)

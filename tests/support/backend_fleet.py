@@ -38,7 +38,7 @@ from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
 from corral.store.tables import backend_intents, node_backends, node_labels, nodes
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.nodes import Node
 from tests.support.buses import Yard
 from tests.support.scripted_catalogue import ScriptedCatalogue
@@ -301,7 +301,7 @@ def wish(kind: str, backend: str, **more: Any) -> Wish:
         scope = Scope(ScopeKind.NODE, f"id-of-{node}")
     elif selector:
         scope = Scope(ScopeKind.SELECTOR, selector)
-    asked = Asked(backend, more.pop("uri", ""), more.pop("alias", ""))
+    asked = BackendRequest(backend=backend, uri=more.pop("uri", ""), alias=more.pop("alias", ""))
     return make_wish(OperationKind(kind), asked, scope=scope, **more)
 
 

@@ -304,7 +304,9 @@ class ReplicaFleet:
     async def schedule(self, model: str, **known: Any) -> None:
         async with self.fleet.store.write() as tx:
             now = await tx.now()
-            await model_schedules.put(tx, Schedule(model, f"schedule-of-{model}", now, now, **known))
+            await model_schedules.put(
+                tx, Schedule(model=model, id=f"schedule-of-{model}", created_at=now, updated_at=now, **known)
+            )
             await revisions.bump(tx, "schedules")
         self._touched("schedules")
 

@@ -15,7 +15,7 @@ from corral.contract.sources import Source
 from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 
 
@@ -37,7 +37,7 @@ class ScriptedCatalogue:
         self.concrete: dict[str, str] = {"cuda-vllm": "vllm"}
         self.shared: dict[str, str] = {}  # by build, its alias
         self.slow: asyncio.Event | None = None  # resolving waits for it
-        self.asked: list[tuple[Asked, MachineKind]] = []
+        self.asked: list[tuple[BackendRequest, MachineKind]] = []
         self.newer: dict[str, UpgradeInfo] = {}
         self.refreshed = 0
         self.forgotten = 0
@@ -48,7 +48,7 @@ class ScriptedCatalogue:
         assert isinstance(before, TargetBuild)
         self.builds[name][capability] = msgspec.structs.replace(before, digest=digest, version=version)
 
-    async def look_up(self, asked: Asked) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> Listed:
         if asked.uri:
             if not asked.backend:
                 raise Invalid("an image needs a name")
@@ -61,7 +61,7 @@ class ScriptedCatalogue:
             raise NotFound(f"no backend is called {name!r}; did you mean {', '.join(near)}?")
         return Listed(name, asked=msgspec.structs.replace(asked, backend=name))
 
-    async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         capability, platform, _ = kind
         self.asked.append((asked, kind))
         if self.slow is not None:
@@ -79,7 +79,7 @@ class ScriptedCatalogue:
             raise found
         return found
 
-    async def manifest(self, asked: Asked, kind: MachineKind) -> Manifest | None:
+    async def manifest(self, asked: BackendRequest, kind: MachineKind) -> Manifest | None:
         known = self.builds.get(asked.backend, {})
         found = known.get((kind.capability, kind.platform)) or known.get(kind.capability) or known.get("*")
         return found.manifest if isinstance(found, TargetBuild) else None
@@ -102,7 +102,7 @@ class ScriptedCatalogue:
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "test", "url": "https://gallery.test/index.yaml"}]
 
-    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
         return self.galleries()
 
 

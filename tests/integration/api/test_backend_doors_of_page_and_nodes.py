@@ -61,7 +61,7 @@ async def test_an_install_from_a_uri_is_stored_whole(api: Api) -> None:
     assert order["sources"] == [{"kind": "oci", "uri": "oci://registry.test/own:1"}]
     async with api.fleet.store.read() as tx:
         (rule,) = await backend_rules.list_live(tx, "own")
-    assert (rule.asked.uri, rule.asked.backend, rule.asked.alias) == ("oci://registry.test/own:1", "own", "mine")
+    assert (rule.request.uri, rule.request.backend, rule.request.alias) == ("oci://registry.test/own:1", "own", "mine")
     empty = await api.post("/api/backends/install-external", {"name": "own"})
     assert (empty.status, empty.json) == (400, {"error": "uri is required", "code": "invalid"})
 

@@ -38,14 +38,18 @@ async def test_what_was_written_since_stays(fleet: Fleet, answering: Any) -> Non
 
     async def is_found(node_id: str) -> None:
         async with fleet.store.write() as tx:
-            await node_backends.put(tx, Inventory(node_id, "", 0, await tx.now(), VLLM))
+            await node_backends.put(
+                tx, Inventory(node_id=node_id, boot_id="", seq=0, seen_at=await tx.now(), backends=VLLM)
+            )
 
     answering(is_found)
     await fleet.first.backends.inventories.ask_due()
     assert await fleet.inventory("old-hand") == ["vllm"]
     async with fleet.store.write() as tx:
         now = await tx.now()
-        await node_backends.put_all(tx, [Inventory(node_id, "", 0, now, ())], unless_since=now)
+        await node_backends.put_all(
+            tx, [Inventory(node_id=node_id, boot_id="", seq=0, seen_at=now, backends=())], unless_since=now
+        )
     assert await fleet.inventory("old-hand") == [], "nothing was written since"
 
 

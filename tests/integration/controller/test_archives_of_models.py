@@ -126,7 +126,12 @@ async def test_an_archive_that_an_earlier_release_fetched_whole_is_unpacked(site
     async with site.store.write() as tx:
         [row] = await model_files.list_(tx)
         await model_files.delete(tx, "m", row.path)
-        await model_files.put(tx, model_files.StoredFile("m", "voice.tgz", uri, uri, row.digest, row.size_bytes))
+        await model_files.put(
+            tx,
+            model_files.StoredFile(
+                model="m", path="voice.tgz", uri=uri, resolved=uri, digest=row.digest, size_bytes=row.size_bytes
+            ),
+        )
     definition = await site.install(**listed(("voice.tgz", uri)))
     asked = len(site.server.asked)
     got = await site.files().ensure(definition)

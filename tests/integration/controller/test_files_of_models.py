@@ -136,7 +136,17 @@ class Site:
         definition = read_definition({"name": "m", "backend": "tiny"} | words)
         async with self.store.write() as tx:
             now = await tx.now()
-            await models.put(tx, Model(definition.name, definition.whole, definition.revision, "person", now, now))
+            await models.put(
+                tx,
+                Model(
+                    id=definition.name,
+                    definition=definition.whole,
+                    revision=definition.revision,
+                    origin="person",
+                    created_at=now,
+                    updated_at=now,
+                ),
+            )
         return definition
 
     async def rows(self) -> dict[str, tuple[str, str]]:

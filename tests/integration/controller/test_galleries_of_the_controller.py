@@ -19,7 +19,7 @@ from corral.gallery.galleries import Gallery
 from corral.gallery.index_cache import LibraryOptions
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 from tests.support.image_registry import ImageRegistry, MadeImage, layer, make_image, push_image, run_file
 from tests.support.image_registry import running_registry as start_registry
@@ -90,71 +90,71 @@ async def test_a_backend_comes_to_another_build_on_each_kind_of_machine(
     push_image(registry.url, "plough", "latest-cpu", cpu)
     push_image(registry.url, "plough", "latest-cuda", cuda)
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
-        listed = await galleries.look_up(Asked("Plough"))
+        listed = await galleries.look_up(BackendRequest("Plough"))
         assert (listed.name, listed.hardware_specific) == ("plough", False)
-        assert listed.asked == Asked("plough")
-        there = await galleries.resolve(Asked("plough"), AMD64)
+        assert listed.asked == BackendRequest("plough")
+        there = await galleries.resolve(BackendRequest("plough"), AMD64)
         assert isinstance(there, TargetBuild)
         assert (there.variant, there.alias, there.digest) == ("cpu-plough", "plough", cpu.digest)
         assert there.size_bytes == len(cpu.layers["linux/amd64"][0])
         assert there.gallery_url == f"file://{tmp_path}/farm.yaml"
         assert there.sources[0].kind == "oci"
-        on_gpu = await galleries.resolve(Asked("plough"), NVIDIA)
+        on_gpu = await galleries.resolve(BackendRequest("plough"), NVIDIA)
         assert isinstance(on_gpu, TargetBuild)
         assert (on_gpu.variant, on_gpu.digest) == ("cuda-plough", cuda.digest)
-        assert await galleries.resolve(Asked("plough"), ARM64) == NoBuild("no linux/arm64 build")
-        silent = await galleries.resolve(Asked("plough"), MachineKind("", "", ""))
+        assert await galleries.resolve(BackendRequest("plough"), ARM64) == NoBuild("no linux/arm64 build")
+        silent = await galleries.resolve(BackendRequest("plough"), MachineKind("", "", ""))
         assert isinstance(silent, TargetBuild)
         assert silent.variant == "cpu-plough", "a LocalAI worker does not say what it runs on"
 
 
 async def test_builds_for_one_kind_of_machine_and_the_entry_that_chooses_among_them(tmp_path: Path) -> None:
     async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
-        listed = await galleries.look_up(Asked("cuda-plough"))
+        listed = await galleries.look_up(BackendRequest("cuda-plough"))
         assert (listed.hardware_specific, listed.meta_alternative) == (True, "plough")
 
 
 async def test_a_gallery_that_was_named_is_kept_with_the_request(tmp_path: Path) -> None:
     async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
-        assert (await galleries.look_up(Asked("llama-cpp"))).asked == Asked("llama-cpp")
-        listed = await galleries.look_up(Asked("farm@llama-cpp"))
-        assert (listed.name, listed.asked) == ("llama-cpp", Asked("llama-cpp", gallery="farm"))
+        assert (await galleries.look_up(BackendRequest("llama-cpp"))).asked == BackendRequest("llama-cpp")
+        listed = await galleries.look_up(BackendRequest("farm@llama-cpp"))
+        assert (listed.name, listed.asked) == ("llama-cpp", BackendRequest("llama-cpp", gallery="farm"))
         assert listed.asked is not None
-        spade = await galleries.resolve(Asked("spade", gallery="farm"), AMD64)
+        spade = await galleries.resolve(BackendRequest("spade", gallery="farm"), AMD64)
         assert isinstance(spade, TargetBuild)
         assert spade.digest == "sha256:" + "a" * 64
         with pytest.raises(NotFound, match="no gallery is called 'barn'"):
-            await galleries.look_up(Asked("barn@llama-cpp"))
+            await galleries.look_up(BackendRequest("barn@llama-cpp"))
 
 
 async def test_an_unknown_name_comes_with_near_ones(tmp_path: Path) -> None:
     async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
         with pytest.raises(NotFound, match="did you mean plough"):
-            await galleries.look_up(Asked("plogh"))
+            await galleries.look_up(BackendRequest("plogh"))
 
 
 async def test_a_gallery_that_is_away_costs_its_own_entries_only(tmp_path: Path) -> None:
     async with opened(tmp_path, Gallery("localai", NOWHERE)) as galleries:
-        assert (await galleries.look_up(Asked("llama-cpp"))).name == "llama-cpp"
+        assert (await galleries.look_up(BackendRequest("llama-cpp"))).name == "llama-cpp"
         assert {entry["name"] for entry in await galleries.available([AMD64[:2]])} >= {"llama-cpp", "mock"}
         assert list(galleries.unread()) == ["localai"]
         with pytest.raises(NotFound, match=r"the gallery localai could not be read.*did you mean llama-cpp"):
-            await galleries.look_up(Asked("lama-cpp"))
+            await galleries.look_up(BackendRequest("lama-cpp"))
         with pytest.raises(Unavailable, match="the gallery localai could not be read"):
-            await galleries.look_up(Asked("zzz"))
+            await galleries.look_up(BackendRequest("zzz"))
         with pytest.raises(Unavailable):
-            await galleries.resolve(Asked("zzz"), AMD64)
+            await galleries.resolve(BackendRequest("zzz"), AMD64)
 
 
 async def test_a_registry_that_is_away_can_be_asked_again_and_an_image_that_is_gone_not(
     tmp_path: Path, registry: ImageRegistry
 ) -> None:
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
-        gone = await galleries.resolve(Asked("rake"), AMD64)
+        gone = await galleries.resolve(BackendRequest("rake"), AMD64)
         assert isinstance(gone, NoBuild)
     async with opened(tmp_path, write_index(tmp_path, "127.0.0.1:1")) as galleries:
         with pytest.raises(Unavailable):
-            await galleries.resolve(Asked("rake"), AMD64)
+            await galleries.resolve(BackendRequest("rake"), AMD64)
 
 
 async def test_installs_from_a_uri(tmp_path: Path, registry: ImageRegistry) -> None:
@@ -162,14 +162,14 @@ async def test_installs_from_a_uri(tmp_path: Path, registry: ImageRegistry) -> N
     uri = f"oci://{registry.host}/mine:1"
     async with opened(tmp_path) as galleries:
         with pytest.raises(Invalid, match="needs a name"):
-            await galleries.look_up(Asked("", uri))
-        listed = await galleries.look_up(Asked("mine", uri, alias="own"))
-        assert (listed.name, listed.asked) == ("mine", Asked("mine", uri, alias="own"))
-        found = await galleries.resolve(Asked("mine", uri, alias="own"), AMD64)
+            await galleries.look_up(BackendRequest("", uri))
+        listed = await galleries.look_up(BackendRequest("mine", uri, alias="own"))
+        assert (listed.name, listed.asked) == ("mine", BackendRequest("mine", uri, alias="own"))
+        found = await galleries.resolve(BackendRequest("mine", uri, alias="own"), AMD64)
         assert isinstance(found, TargetBuild)
         assert (found.variant, found.alias) == ("mine", "own")
-        archive = await galleries.look_up(Asked("", "https://example.com/tool.tar.gz"))
-        assert archive.asked == Asked("tool", "https://example.com/tool.tar.gz")
+        archive = await galleries.look_up(BackendRequest("", "https://example.com/tool.tar.gz"))
+        assert archive.asked == BackendRequest("tool", "https://example.com/tool.tar.gz")
 
 
 async def test_a_request_may_bring_its_own_galleries(tmp_path: Path) -> None:
@@ -177,10 +177,12 @@ async def test_a_request_may_bring_its_own_galleries(tmp_path: Path) -> None:
     brought = f'[{{"name":"own","url":"{own.url}"}}]'
     async with opened(tmp_path) as galleries:
         with pytest.raises(NotFound):
-            await galleries.look_up(Asked("spade"))
-        assert (await galleries.look_up(Asked("spade", galleries=brought))).name == "spade"
-        assert isinstance(await galleries.resolve(Asked("spade", galleries=brought), AMD64), TargetBuild)
-        assert (await galleries.look_up(Asked("mock", galleries="{nonsense"))).name == "mock", "ignored, as written"
+            await galleries.look_up(BackendRequest("spade"))
+        assert (await galleries.look_up(BackendRequest("spade", galleries=brought))).name == "spade"
+        assert isinstance(await galleries.resolve(BackendRequest("spade", galleries=brought), AMD64), TargetBuild)
+        assert (await galleries.look_up(BackendRequest("mock", galleries="{nonsense"))).name == "mock", (
+            "ignored, as written"
+        )
 
 
 async def test_what_is_available_goes_by_the_machines_there_are(tmp_path: Path) -> None:
@@ -218,14 +220,16 @@ async def test_localai_workers_are_told_only_of_the_gallery_that_has_the_entry(t
         return [{"name": gallery.name, "url": gallery.url} for gallery in chosen]
 
     async with opened(tmp_path, farm, other) as galleries:
-        assert await galleries.galleries_with(Asked("hoe")) == shown(other)
-        assert await galleries.galleries_with(Asked("rake")) == shown(farm), "the first that has it"
-        assert await galleries.galleries_with(Asked("rake", gallery="other")) == shown(other)
-        assert await galleries.galleries_with(Asked("llama-cpp")) == shown(farm), "not the built-in entry of that name"
-        assert await galleries.galleries_with(Asked("mock")) == [], "only the built-in gallery has it"
+        assert await galleries.galleries_with(BackendRequest("hoe")) == shown(other)
+        assert await galleries.galleries_with(BackendRequest("rake")) == shown(farm), "the first that has it"
+        assert await galleries.galleries_with(BackendRequest("rake", gallery="other")) == shown(other)
+        assert await galleries.galleries_with(BackendRequest("llama-cpp")) == shown(farm), (
+            "not the built-in entry of that name"
+        )
+        assert await galleries.galleries_with(BackendRequest("mock")) == [], "only the built-in gallery has it"
     async with opened(tmp_path, away, farm) as galleries:
-        assert await galleries.galleries_with(Asked("rake")) == shown(farm)
-        assert await galleries.galleries_with(Asked("hoe")) == shown(away), "it may be in there"
+        assert await galleries.galleries_with(BackendRequest("rake")) == shown(farm)
+        assert await galleries.galleries_with(BackendRequest("hoe")) == shown(away), "it may be in there"
 
 
 async def test_a_build_for_a_localai_worker_is_one_of_a_gallery_it_can_read(
@@ -234,14 +238,14 @@ async def test_a_build_for_a_localai_worker_is_one_of_a_gallery_it_can_read(
     push_image(registry.url, "plough", "latest-cpu", an_image("cpu"))
     localai = MachineKind("default", "", "")
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
-        theirs = await galleries.resolve(Asked("llama-cpp"), localai)
+        theirs = await galleries.resolve(BackendRequest("llama-cpp"), localai)
         assert isinstance(theirs, TargetBuild)
         assert theirs.gallery_url == f"file://{tmp_path}/farm.yaml"
-        nothing = await galleries.resolve(Asked("mock"), localai)
+        nothing = await galleries.resolve(BackendRequest("mock"), localai)
         assert nothing == NoBuild("no gallery that a LocalAI worker can read has it")
     async with opened(tmp_path, Gallery("away", NOWHERE)) as galleries:
         with pytest.raises(Unavailable, match="the gallery away could not be read"):
-            await galleries.resolve(Asked("llama-cpp"), localai)
+            await galleries.resolve(BackendRequest("llama-cpp"), localai)
 
 
 async def test_the_name_that_builds_share_is_known_by_build(tmp_path: Path) -> None:
@@ -281,12 +285,12 @@ async def test_who_asks_for_an_upgrade_gets_what_was_published_a_moment_ago(
     first, second = an_image("one"), an_image("two")
     push_image(registry.url, "plough", "latest-cpu", first)
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
-        before = await galleries.resolve(Asked("plough"), AMD64)
+        before = await galleries.resolve(BackendRequest("plough"), AMD64)
         push_image(registry.url, "plough", "latest-cpu", second)
         index = tmp_path / "farm.yaml"
         index.write_text(index.read_text().replace("- name: cpu-plough\n", "- name: cpu-plough\n  version: '2'\n"))
         galleries.forget_sources()
-        after = await galleries.resolve(Asked("plough"), AMD64)
+        after = await galleries.resolve(BackendRequest("plough"), AMD64)
     assert isinstance(before, TargetBuild)
     assert isinstance(after, TargetBuild)
     assert (before.digest, after.digest) == (first.digest, second.digest)
@@ -296,6 +300,6 @@ async def test_who_asks_for_an_upgrade_gets_what_was_published_a_moment_ago(
 async def test_what_is_written_to_a_file_gallery_is_seen_at_once(tmp_path: Path) -> None:
     gallery = write_index(tmp_path, "registry.test")
     async with opened(tmp_path, gallery) as galleries:
-        await galleries.look_up(Asked("spade"))
+        await galleries.look_up(BackendRequest("spade"))
         (tmp_path / "farm.yaml").write_text("- {name: hoe, uri: 'https://example.com/h.tar.gz'}\n")
-        assert (await galleries.look_up(Asked("hoe"))).name == "hoe"
+        assert (await galleries.look_up(BackendRequest("hoe"))).name == "hoe"

@@ -19,7 +19,7 @@ from corral.controller.models.views import policy_of, view_models
 from corral.kit.errors import Conflict, Invalid, NotFound, Unavailable
 from corral.store import Store
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_files import StoredFile
 from tests.integration.store.rows import a_node, a_schedule, an_inventory
 from tests.support.model_catalogue import model_library, models_of
@@ -44,7 +44,7 @@ def mine(**more: Any) -> InstallModel:
 async def stored(store: Store, name: str = "mine") -> tuple[str, tuple[str, ...]]:
     async with store.read() as tx:
         row = await models.get(tx, name)
-    return row.revision, row.formers
+    return row.revision, row.previous_revisions
 
 
 async def counter(store: Store, kind: str = "models") -> int:
@@ -74,7 +74,12 @@ async def test_the_size_of_a_model_that_declares_none_is_that_of_its_files(store
     shown = {each.id: each.size_bytes for each in await service.list_views()}
     assert shown == {"mine": 0, "local": 500}
     async with store.write() as tx:
-        await model_files.put(tx, StoredFile("mine", "mine.gguf", uri, uri, "sha256:" + "a" * 64, 4000))
+        await model_files.put(
+            tx,
+            StoredFile(
+                model="mine", path="mine.gguf", uri=uri, resolved=uri, digest="sha256:" + "a" * 64, size_bytes=4000
+            ),
+        )
     shown = {each.id: each.size_bytes for each in await service.list_views()}
     assert shown == {"mine": 4000, "local": 500}
     assert [(await service.view(name)).size_bytes for name in ("mine", "local")] == [4000, 500]
@@ -125,7 +130,7 @@ async def test_an_edit_keeps_the_old_revisions_until_one_of_the_new_is_ready(sto
     assert back == second
     assert await stored(store) == (second, (third, first))
     async with store.write() as tx:
-        assert await models.forget_formers(tx, "mine", second)
+        assert await models.forget_previous_revisions(tx, "mine", second)
     last = await service.edit("mine", EditModel(changes={"f16": None}, recreate=True))
     assert (last.config_revision, await stored(store)) == (first, (first, ()))
 
@@ -181,7 +186,7 @@ class Backends:
     def __init__(self, error: Exception | None) -> None:
         self._error = error
 
-    async def look_up(self, asked: Asked) -> object:
+    async def look_up(self, asked: BackendRequest) -> object:
         if self._error is not None:
             raise self._error
         return asked

@@ -91,7 +91,17 @@ class Site:
         definition = read_definition({"name": name, "backend": "tiny"} | known | words)
         async with self.fleet.store.write() as tx:
             now = await tx.now()
-            await models.put(tx, Model(name, definition.whole, definition.revision, "person", now, now))
+            await models.put(
+                tx,
+                Model(
+                    id=name,
+                    definition=definition.whole,
+                    revision=definition.revision,
+                    origin="person",
+                    created_at=now,
+                    updated_at=now,
+                ),
+            )
             await revisions.bump(tx, "models")
         return definition
 

@@ -132,7 +132,17 @@ async def test_where_its_files_are_is_remembered_after_it_is_gone(fleet: Replica
     await fleet.worker("attic", has="llama-cpp", total_ram=32 * GIB, available_ram=30 * GIB)
     await fleet.define("m", memory="1GiB", download_files=[file])
     async with fleet.fleet.store.write() as tx:
-        await model_files.put(tx, StoredFile("m", "w.gguf", "https://h.test/w", "", f"sha256:{digest}", 2 * GIB))
+        await model_files.put(
+            tx,
+            StoredFile(
+                model="m",
+                path="w.gguf",
+                uri="https://h.test/w",
+                resolved="",
+                digest=f"sha256:{digest}",
+                size_bytes=2 * GIB,
+            ),
+        )
     await fleet.ask("m")
     await fleet.until_ready("m")
 

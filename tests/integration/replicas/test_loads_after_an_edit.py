@@ -76,7 +76,14 @@ async def test_weights_of_the_definition_before_do_not_count(local: ReplicaFleet
     await local.worker("barn", has="llama-cpp")
     await local.define("m", download_files=[FILE])
     async with local.fleet.store.write() as tx:
-        weights = StoredFile("m", "w.gguf", FILE["uri"], FILE["uri"], "sha256:" + "a" * 64, 10 * GIB)
+        weights = StoredFile(
+            model="m",
+            path="w.gguf",
+            uri=FILE["uri"],
+            resolved=FILE["uri"],
+            digest="sha256:" + "a" * 64,
+            size_bytes=10 * GIB,
+        )
         await model_files.put(tx, weights)
     explain = next(iter(local.replicas.values())).why
     assert (await explain.model("m")).memory_bytes >= 10 * GIB

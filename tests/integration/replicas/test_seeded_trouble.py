@@ -45,7 +45,7 @@ async def _breaches(local: ReplicaFleet) -> list[str]:
     """Of one moment."""
     async with local.fleet.store.read() as tx:
         shown, _ = await read_routing(tx)
-        allowed = {row.id: (row.revision, *row.formers) for row in await models.list_(tx)}
+        allowed = {row.id: (row.revision, *row.previous_revisions) for row in await models.list_(tx)}
         listed = {row.node_id: row for row in await node_backends.list_(tx)}
     return misrouted(shown, allowed, listed)
 

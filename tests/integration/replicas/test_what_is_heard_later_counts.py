@@ -45,7 +45,7 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
         told = await node_backends.find(tx, "id-of-barn")
     assert told is not None
     assert (told.boot_id, [each.process_id for each in told.processes]) == ("boot-2", [before.process_id])
-    assert told.told_at is None
+    assert told.reported_at is None
     for _ in range(3):
         await local.replicas["c1"].loop.look()
     assert [row.stage for row in await local.rows("m")] == ["running"]
@@ -68,7 +68,7 @@ async def test_what_a_node_tells_counts_though_an_answer_said_the_same(local: Re
         async with local.fleet.store.read() as tx:
             found.append(await node_backends.find(tx, node_id))
     assert found[0] is not None
-    assert found[0].told_at is not None
+    assert found[0].reported_at is not None
     assert found[1] == found[0], "from then on the same is no news"
 
 

@@ -15,7 +15,7 @@ from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.contract.sources import Source
 from corral.store.engine.types import to_us
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from corral.store.tables.backend_targets import BackendTarget, TargetBuild
 from corral.store.tables.load_jobs import LoadJob
 from corral.store.tables.model_files import StoredFile
@@ -24,7 +24,7 @@ from corral.store.tables.models import Model
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
 from corral.store.tables.operation_nodes import OperationNode
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 from corral.store.tables.peer_processes import PeerProcess
 from corral.store.tables.receipts import ReceiptRow, StoredReceipt
 from corral.store.tables.replicas import Replica
@@ -55,7 +55,7 @@ def a_rule(**known: Any) -> BackendRule:
         "want": "present",
         "target": "t",
         "created_at": NOON,
-        "asked": Asked("vllm", uri="oci://x/y:z", alias="ä"),
+        "request": BackendRequest("vllm", uri="oci://x/y:z", alias="ä"),
     }
     return BackendRule(**(defaults | known))
 
@@ -99,7 +99,7 @@ def an_operation(**known: Any) -> Operation:
         "scope_value": "",
         "generation": 7,
         "created_at": NOON,
-        "request": OperationRequest(Asked("vllm"), force=True, max_parallel="25%"),
+        "request": StoredRequest(BackendRequest("vllm"), force=True, max_parallel="25%"),
     }
     return Operation(**(defaults | known))
 

@@ -238,7 +238,7 @@ async def test_the_same_news_have_the_same_fingerprint(store: Store) -> None:
     async with store.write() as tx:
         await node_backends.put(tx, an_inventory(one))
         assert await node_backends.list_fingerprints(tx, [one, two]) == {}, "an answer is not the node's own word"
-        await node_backends.put(tx, an_inventory(one, told_at=NOON))
+        await node_backends.put(tx, an_inventory(one, reported_at=NOON))
         found = await node_backends.list_fingerprints(tx, [one, two])
     assert found == {one: node_backends.fingerprint_of(an_inventory(one))}
     assert found[one] != node_backends.fingerprint_of(an_inventory(one, backends=()))
@@ -248,17 +248,19 @@ async def test_the_same_news_have_the_same_fingerprint(store: Store) -> None:
 async def test_the_same_told_again_moves_the_time_and_wakes_nobody(store: Store) -> None:
     one, two = await keep_nodes(store, 2)
     async with store.write() as tx:
-        await node_backends.put(tx, an_inventory(one, told_at=NOON))
+        await node_backends.put(tx, an_inventory(one, reported_at=NOON))
         await node_backends.put(tx, an_inventory(two))
         before = await node_backends.find(tx, one)
         later = NOON + MINUTE
-        await node_backends.still_so(tx, [an_inventory(one, told_at=later), an_inventory(two, seq=99, told_at=later)])
+        await node_backends.still_so(
+            tx, [an_inventory(one, reported_at=later), an_inventory(two, seq=99, reported_at=later)]
+        )
         after, other = await node_backends.find(tx, one), await node_backends.find(tx, two)
     assert before is not None
     assert after is not None
-    assert (before.told_at, after.told_at, after.seen_at) == (NOON, later, before.seen_at)
+    assert (before.reported_at, after.reported_at, after.seen_at) == (NOON, later, before.seen_at)
     assert other is not None
-    assert other.told_at is None, "what it told is not what is on file"
+    assert other.reported_at is None, "what it told is not what is on file"
 
 
 async def test_which_nodes_may_be_at_an_order(store: Store) -> None:
@@ -297,8 +299,8 @@ async def test_an_inventory_replaces_the_one_before_unless_it_is_older(store: St
         assert await node_backends.put(tx, an_inventory(node, seq=2, boot_id="b2", backends=vllm)), "another machine"
         (kept,) = await node_backends.list_(tx, [node])
         assert kept.backends == vllm
-        assert await node_backends.put(tx, an_inventory(node, seq=3, boot_id="b2", backends=vllm, told_at=NOON))
-        late = an_inventory(node, seq=9, boot_id="b1", backends=(), told_at=NOON - MINUTE)
+        assert await node_backends.put(tx, an_inventory(node, seq=3, boot_id="b2", backends=vllm, reported_at=NOON))
+        late = an_inventory(node, seq=9, boot_id="b1", backends=(), reported_at=NOON - MINUTE)
         assert not await node_backends.put(tx, late), "of the worker before, and written only now"
         assert await node_backends.list_boots(tx, [node]) == {node: "b2"}
         assert list(await node_backends.list_changed(tx, first.seen_at - MINUTE)) == [node]

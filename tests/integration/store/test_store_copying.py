@@ -112,16 +112,25 @@ async def fill(store: Store) -> None:
             await replicas.put(tx, [a_replica(node.id, f"model-{number}")])
             await load_jobs.put(tx, [a_job(f"model-{number}")])
             await model_files.put(tx, a_file(f"model-{number}"))
-            await process_peaks.put(tx, [Peak(f"model-{number}", "r1", "p", NOON, 2**40)])
+            await process_peaks.put(
+                tx, [Peak(model=f"model-{number}", revision="r1", process_id="p", seen_at=NOON, ram_bytes=2**40)]
+            )
             await model_schedules.put(tx, a_schedule(f"model-{number}", min_prefix_match=0.1))
             await operation_nodes.put(tx, [an_op_row(operation_id=f"op{number}", node_id=node.id, percentage=0.1)])
         gone = a_node()
         await nodes.insert(tx, gone)
         await nodes.delete(tx, gone.id)
-        await join_tokens.insert(tx, JoinToken("t", "t", "h", NOON, uses_left=None, expires_at=NOON))
+        await join_tokens.insert(
+            tx, JoinToken(id="t", name="t", secret_hash="h", created_at=NOON, uses_left=None, expires_at=NOON)
+        )
         limits = KeyLimits(requests_per_min=3)
-        await api_keys.insert(tx, ApiKey("k", "k", "h", "inference", NOON, models=("m",), limits=limits))
-        await web_sessions.insert(tx, WebSession("s", "k", "c", NOON, NOON, NOON))
+        await api_keys.insert(
+            tx,
+            ApiKey(id="k", name="k", secret_hash="h", role="inference", created_at=NOON, models=("m",), limits=limits),
+        )
+        await web_sessions.insert(
+            tx, WebSession(id_hash="s", key_id="k", csrf="c", created_at=NOON, expires_at=NOON, last_seen_at=NOON)
+        )
         await leases.claim_lease(tx, "health", "me", 60)
         await cluster_secrets.get_or_create(tx, "signing", lambda: "x" * 1000)
         await bus_credentials.revoke(tx, "U", "n", expires_at=now + timedelta(hours=1))

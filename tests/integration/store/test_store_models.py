@@ -42,12 +42,12 @@ async def test_a_model_is_replaced_and_stays_who_it_is(store: Store) -> None:
 
 async def test_revisions_before_are_forgotten_when_the_present_one_is_ready(store: Store) -> None:
     async with store.write() as tx:
-        await models.put(tx, a_model(revision="r3", formers=("r2", "r1")))
-        assert not await models.forget_formers(tx, "smol", "r2")
-        assert (await models.get(tx, "smol")).formers == ("r2", "r1")
-        assert await models.forget_formers(tx, "smol", "r3")
-        assert not await models.forget_formers(tx, "smol", "r3")
-        assert (await models.get(tx, "smol")).formers == ()
+        await models.put(tx, a_model(revision="r3", previous_revisions=("r2", "r1")))
+        assert not await models.forget_previous_revisions(tx, "smol", "r2")
+        assert (await models.get(tx, "smol")).previous_revisions == ("r2", "r1")
+        assert await models.forget_previous_revisions(tx, "smol", "r3")
+        assert not await models.forget_previous_revisions(tx, "smol", "r3")
+        assert (await models.get(tx, "smol")).previous_revisions == ()
 
 
 async def test_models_are_listed_by_name_and_deleted_once(store: Store) -> None:

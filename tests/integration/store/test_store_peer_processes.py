@@ -48,12 +48,12 @@ async def test_what_runs_is_written_without_making_the_rest_look_younger(store: 
     async with store.write() as tx:
         before = await node_backends.find(tx, node.id)
         assert before is not None
-        assert before.told_at is None
+        assert before.reported_at is None
         assert await node_backends.set_processes(tx, node.id, ready)
     async with store.read() as tx:
         after = await node_backends.find(tx, node.id)
     assert after is not None
     assert after.processes == ready
-    assert after.told_at is not None
+    assert after.reported_at is not None
     assert (after.seen_at, after.backends, after.orders) == (before.seen_at, before.backends, before.orders)
     assert after.fingerprint == node_backends.fingerprint_of(after)

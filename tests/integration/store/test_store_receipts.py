@@ -21,7 +21,7 @@ async def test_a_receipt_comes_back_whole_and_with_names(store: Store) -> None:
     told = a_receipt(node_id=node.id, key_id="k1", replica=2, digest="sha256:a", queue_us=7, ending="client_left")
     async with store.write() as tx:
         await nodes.insert(tx, node)
-        await api_keys.insert(tx, ApiKey("k1", "notebook", "h", "inference", NOON))
+        await api_keys.insert(tx, ApiKey(id="k1", name="notebook", secret_hash="h", role="inference", created_at=NOON))
         await receipts.insert(tx, [row_of(told)])
         orphan = a_receipt(id="orphan", at=NOON - timedelta(seconds=1))
         await receipts.insert(tx, [row_of(told), row_of(orphan)])  # a batch told twice
@@ -41,7 +41,7 @@ async def test_they_are_found_by_model_key_node_status_and_time(store: Store) ->
     ]
     async with store.write() as tx:
         await nodes.insert(tx, node)
-        await api_keys.insert(tx, ApiKey("k2", "guests", "h", "inference", NOON))
+        await api_keys.insert(tx, ApiKey(id="k2", name="guests", secret_hash="h", role="inference", created_at=NOON))
         await receipts.insert(tx, [row_of(row) for row in rows])
     assert await ids(store) == ["c", "d", "b", "a"]
     assert await ids(store, limit=2) == ["c", "d"]

@@ -10,7 +10,7 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.targets import Targets
 from corral.controller.backends.world import TargetKey
 from corral.kit.errors import Unavailable
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from tests.support.manual_clock import ManualClock
 
 KEY, OTHER = TargetKey("one", MachineKind("default")), TargetKey("two", MachineKind("default"))
@@ -26,7 +26,7 @@ async def test_what_nobody_needs_any_more_is_not_due_for_ever() -> None:
     store: Any = None
     targets = Targets(store, catalogue, clock, found=lambda: None)
     async with targets:
-        targets.look_up({KEY: Asked("vllm"), OTHER: Asked("piper")}, whole=True)
+        targets.look_up({KEY: BackendRequest("vllm"), OTHER: BackendRequest("piper")}, whole=True)
         for _ in range(5):
             await asyncio.sleep(0)
         wait_s = targets.next_try_s()

@@ -10,7 +10,7 @@ from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import WantedBackend, read_fleet
 from corral.controller.fleetfile.export import wanted_backends
 from corral.kit.errors import Invalid
-from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from tests.integration.store.rows import a_rule
 
 WHOLE = """
@@ -93,7 +93,9 @@ def test_differences_are_lines() -> None:
 
 
 def rule(generation: int, want: str, scope: str = "all", value: str = "", **more: Any) -> BackendRule:
-    return a_rule(generation=generation, want=want, scope_kind=scope, scope_value=value, asked=Asked("vllm"), **more)
+    return a_rule(
+        generation=generation, want=want, scope_kind=scope, scope_value=value, request=BackendRequest("vllm"), **more
+    )
 
 
 NAMES = {"n1": "barn"}

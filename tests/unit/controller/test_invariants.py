@@ -11,23 +11,47 @@ import msgspec
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.health.classify import Guard
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodePulse
 from corral.store.tables.operation_nodes import OperationNode
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 from tests.support import invariants
 from tests.support.invariants import Facts, TakenOut
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-ASKED = Asked("vllm")
-OPERATION = Operation("op", "install", "vllm", "all", "", 7, NOON, OperationRequest(ASKED))
-RULE = BackendRule(7, "op", "all", "", "vllm", "present", "t", NOON, ASKED)
+ASKED = BackendRequest("vllm")
+OPERATION = Operation(
+    id="op",
+    kind="install",
+    backend="vllm",
+    scope_kind="all",
+    scope_value="",
+    generation=7,
+    created_at=NOON,
+    request=StoredRequest(ASKED),
+)
+RULE = BackendRule(
+    generation=7,
+    operation_id="op",
+    scope_kind="all",
+    scope_value="",
+    backend="vllm",
+    want="present",
+    target="t",
+    created_at=NOON,
+    request=ASKED,
+)
 
 
 def row(status: str, **more: Any) -> OperationNode:
-    return msgspec.structs.replace(OperationNode("op", "n1", "barn", status, NOON, digest="sha256:new"), **more)
+    return msgspec.structs.replace(
+        OperationNode(
+            operation_id="op", node_id="n1", node_name="barn", status=status, updated_at=NOON, digest="sha256:new"
+        ),
+        **more,
+    )
 
 
 def facts(*rows: OperationNode, digest: str = "", rule: bool = True, **operation: Any) -> Facts:
@@ -36,7 +60,7 @@ def facts(*rows: OperationNode, digest: str = "", rule: bool = True, **operation
         {"op": msgspec.structs.replace(OPERATION, **operation)},
         {(one.operation_id, one.node_id): one for one in rows},
         {7: RULE} if rule else {},
-        {"n1": Inventory("n1", "b1", 1, NOON, backends)},
+        {"n1": Inventory(node_id="n1", boot_id="b1", seq=1, seen_at=NOON, backends=backends)},
     )
 
 
@@ -61,7 +85,16 @@ def test_an_operation_is_open_as_long_as_a_row_is() -> None:
 
 
 def test_nobody_works_unseen() -> None:
-    intent = BackendIntent("n1", "vllm", "install", "sent", 7, "op", 1, NOON)
+    intent = BackendIntent(
+        node_id="n1",
+        backend="vllm",
+        kind="install",
+        stage="sent",
+        generation=7,
+        operation_id="op",
+        attempt=1,
+        updated_at=NOON,
+    )
     seen, unseen = facts(row("downloading")), facts()
     assert invariants.unseen(with_intent(seen, intent)) == []
     assert "shows no row" in invariants.unseen(with_intent(unseen, intent))[0]
@@ -72,8 +105,18 @@ def with_intent(known: Facts, intent: BackendIntent) -> Facts:
 
 
 def test_orders_go_to_nodes_that_hear_them() -> None:
-    intent = BackendIntent("n1", "vllm", "install", "sent", 7, "op", 1, NOON, sent_at=NOON)
-    well = NodePulse("n1", "healthy", NOON, NOON, False)
+    intent = BackendIntent(
+        node_id="n1",
+        backend="vllm",
+        kind="install",
+        stage="sent",
+        generation=7,
+        operation_id="op",
+        attempt=1,
+        updated_at=NOON,
+        sent_at=NOON,
+    )
+    well = NodePulse(id="n1", status="healthy", status_changed_at=NOON, last_heartbeat=NOON, left=False)
     away = msgspec.structs.replace(well, status="offline")
     for known, said in (((away, ()), "is not healthy"), ((well, {"n1"}), "hears none")):
         bad = Facts(nodes={"n1": known[0]}, bus_down=known[1])
@@ -109,7 +152,13 @@ def test_automation_takes_out_no_more_than_its_share() -> None:
     def fleet(*offline: int) -> Facts:
         return Facts(
             nodes={
-                f"n{number}": NodePulse(f"n{number}", "offline" if number in offline else "healthy", NOON, NOON, False)
+                f"n{number}": NodePulse(
+                    id=f"n{number}",
+                    status="offline" if number in offline else "healthy",
+                    status_changed_at=NOON,
+                    last_heartbeat=NOON,
+                    left=False,
+                )
                 for number in range(5)
             }
         )

@@ -18,7 +18,7 @@ ARCHIVE = "https://a.test/all.tar.gz"
 
 
 def row(path: str, uri: str, size_bytes: int) -> StoredFile:
-    return StoredFile("m", path, uri, uri, DIGEST, size_bytes)
+    return StoredFile(model="m", path=path, uri=uri, resolved=uri, digest=DIGEST, size_bytes=size_bytes)
 
 
 def listed(*files: tuple[str, str, int]) -> dict[str, Any]:

@@ -15,7 +15,14 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_it_is_told_once_for_each_revision() -> None:
     with capture_logs() as told:
         for revision in ("r1", "r1", "r2", "r2"):
-            odd = Model("odd", {"name": "odd", "backend": "not a name"}, revision, "person", NOW, NOW)
+            odd = Model(
+                id="odd",
+                definition={"name": "odd", "backend": "not a name"},
+                revision=revision,
+                origin="person",
+                created_at=NOW,
+                updated_at=NOW,
+            )
             assert definition_of(odd) is None
             view_models([odd], {})
     assert [line["model"] for line in told] == ["odd", "odd"]

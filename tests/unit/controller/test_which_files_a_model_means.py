@@ -224,7 +224,7 @@ def test_what_was_there_before_is_no_speed() -> None:
 
 
 def stored(path: str, uri: str, digest: str = "sha256:" + "a" * 64) -> StoredFile:
-    return StoredFile("m", path, uri, uri, digest, 7)
+    return StoredFile(model="m", path=path, uri=uri, resolved=uri, digest=digest, size_bytes=7)
 
 
 HUB = "huggingface://org/repo@main"

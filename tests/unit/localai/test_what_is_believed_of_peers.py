@@ -14,7 +14,20 @@ from corral.kit.errors import Failed
 from corral.store.tables.peer_processes import PeerProcess
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-PROCESS = PeerProcess("p1", "n1", "m", 1, "r1", "engine", "w1:50052", "ready", "{}", {}, NOON, NOON)
+PROCESS = PeerProcess(
+    process_id="p1",
+    node_id="n1",
+    model="m",
+    replica=1,
+    revision="r1",
+    backend="engine",
+    address="w1:50052",
+    state="ready",
+    load="{}",
+    definition={},
+    started_at=NOON,
+    ready_at=NOON,
+)
 LISTED = {("m", 1): RunningModel("m", 1, "127.0.0.1:50052")}
 
 

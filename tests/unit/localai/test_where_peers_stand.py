@@ -20,7 +20,7 @@ from corral.gateway.prefixes import PrefixIndex
 from corral.gateway.replicas import ModelQueue, Way, place_replicas
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 from tests.support.scripted_catalogue import ScriptedCatalogue, build
 from tests.support.waiting import until
@@ -43,7 +43,7 @@ class TwoGalleries(ScriptedCatalogue):
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "broken", "url": "x"}, {"name": "localai", "url": "y"}]
 
-    async def look_up(self, asked: Asked) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> Listed:
         if asked.gallery == "broken" and self.broken:
             raise Unavailable("nobody can read it")
         if asked.gallery == "localai" and asked.backend in self.theirs:
@@ -52,7 +52,7 @@ class TwoGalleries(ScriptedCatalogue):
             raise NotFound(f"{asked.gallery} has no {asked.backend}")
         return await super().look_up(asked)
 
-    async def resolve(self, asked: Asked, kind: MachineKind, /) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: BackendRequest, kind: MachineKind, /) -> TargetBuild | NoBuild:
         return self.theirs[asked.backend] if asked.gallery else await super().resolve(asked, kind)
 
 

@@ -14,10 +14,10 @@ from corral.controller.operations.matrix import matrix_of, pending_of
 from corral.controller.operations.state import Row, RowStatus
 from corral.kit.errors import Invalid
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -44,11 +44,20 @@ def outline(name: str, status: str = "healthy") -> NodeOutline:
 
 
 def having(name: str, *rows: NodeBackend) -> dict[str, Inventory]:
-    return {f"id-{name}": Inventory(f"id-{name}", "b", 1, NOON, rows)}
+    return {f"id-{name}": Inventory(node_id=f"id-{name}", boot_id="b", seq=1, seen_at=NOON, backends=rows)}
 
 
 def operation(id: str, backend: str = "vllm", kind: str = "install", generation: int = 1) -> Operation:
-    return Operation(id, kind, backend, "all", "", generation, NOON, OperationRequest(Asked(backend)))
+    return Operation(
+        id=id,
+        kind=kind,
+        backend=backend,
+        scope_kind="all",
+        scope_value="",
+        generation=generation,
+        created_at=NOON,
+        request=StoredRequest(BackendRequest(backend)),
+    )
 
 
 def test_a_build_behind_another_name_is_told_there() -> None:
@@ -97,8 +106,27 @@ def test_what_is_still_to_be_done_comes_from_the_newest_open_row() -> None:
 
 
 def test_an_intent_without_an_operation_is_shown_too() -> None:
-    intent = BackendIntent("id-barn", "vllm", "install", "waiting", 1, "pruned", 1, NOON, reason="disk full")
-    done = BackendIntent("id-barn", "old", "install", "done", 1, "pruned", 1, NOON)
+    intent = BackendIntent(
+        node_id="id-barn",
+        backend="vllm",
+        kind="install",
+        stage="waiting",
+        generation=1,
+        operation_id="pruned",
+        attempt=1,
+        updated_at=NOON,
+        reason="disk full",
+    )
+    done = BackendIntent(
+        node_id="id-barn",
+        backend="old",
+        kind="install",
+        stage="done",
+        generation=1,
+        operation_id="pruned",
+        attempt=1,
+        updated_at=NOON,
+    )
     pending = pending_of([], {}, [intent, done])
     assert list(pending["id-barn"]) == ["vllm"]
     (row,) = matrix_of([outline("barn")], {}, pending, {}).backends

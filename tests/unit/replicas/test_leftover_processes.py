@@ -31,7 +31,9 @@ def look(
     place = Place("n", "n", boot_id="boot", processes=(process,), quiet={"p": quiet}, **known.pop("place", {}))
     models = {"m": Model("m", "b", "r2", disabled=known.pop("disabled", False))}
     strays = {"p": NOON - seen_for}
-    return decide(Facts(NOON, 1, World(NOON, models=models), {"n": place}, formers={"m": ("r1",)}, strays=strays))
+    return decide(
+        Facts(NOON, 1, World(NOON, models=models), {"n": place}, previous_revisions={"m": ("r1",)}, strays=strays)
+    )
 
 
 @pytest.mark.parametrize("revision", ["r2", "r1"])

@@ -114,7 +114,14 @@ def test_pressure_counts_from_the_newest_replica_on() -> None:
 
 
 def a_stored(path: str) -> StoredFile:
-    return StoredFile("m", path, f"file:///{path}", f"file:///{path}", f"sha256:{path}", len(path))
+    return StoredFile(
+        model="m",
+        path=path,
+        uri=f"file:///{path}",
+        resolved=f"file:///{path}",
+        digest=f"sha256:{path}",
+        size_bytes=len(path),
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Sim:
 
     machines: dict[str, Machine]
     models: dict[str, Model]
-    formers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    previous_revisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: dict[tuple[str, str, int], Intended] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     now: datetime = NOON
@@ -92,7 +92,7 @@ class Sim:
             heard,
             backends,
             files,
-            formers=self.formers,
+            previous_revisions=self.previous_revisions,
             strays=self.strays,
         )
 
@@ -101,7 +101,7 @@ class Sim:
         self.check(decided)
         self.rows, self.jobs, self.strays = decided.rows, decided.jobs, decided.strays
         for name in decided.ready:
-            self.formers.pop(name, None)
+            self.previous_revisions.pop(name, None)
         for start in decided.starts:
             self._start(start.row)
         for row, process_id in decided.stops:
@@ -190,7 +190,7 @@ def test_after_any_mishaps_as_many_serve_as_can(seed: int, nodes: int, least: in
                 former = sim.models["m"].revision
                 sim.models["m"] = replace(sim.models["m"], revision=f"r{chance.randrange(100)}")
                 if sim.models["m"].revision != former:
-                    sim.formers["m"] = (former, *sim.formers.get("m", ()))
+                    sim.previous_revisions["m"] = (former, *sim.previous_revisions.get("m", ()))
             case 4 if "m" not in sim.jobs:
                 sim.jobs["m"] = begin("m", sim.models["m"].revision, sim.now)
             case _:
@@ -272,7 +272,7 @@ def test_nobody_tries_again_by_itself_what_only_a_request_wanted() -> None:
 def test_a_row_that_was_changed_keeps_its_revision() -> None:
     sim = Sim({"n": Machine("n")}, {"m": a_model("m", min_replicas=1)})
     sim.rest()
-    sim.formers["m"] = ("r1",)
+    sim.previous_revisions["m"] = ("r1",)
     sim.models["m"] = replace(sim.models["m"], revision="r2")
     seen = set()
     for _ in range(10):

@@ -19,7 +19,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 def a_row(node: str, model: str = "m", stage: str = "running", **known: Any) -> Replica:
     told: dict[str, Any] = {"op_id": f"op-{node}", "process_id": f"p-{node}", "created_at": NOON, "updated_at": NOON}
-    return Replica(node, model, 0, "r1", "b", stage, **(told | known))
+    return Replica(node_id=node, model=model, replica=0, revision="r1", backend="b", stage=stage, **(told | known))
 
 
 def facts(*rows: Replica, **known: Any) -> ReplicaFacts:
@@ -77,7 +77,14 @@ def test_what_nobody_uses_leaves_the_least_as_well() -> None:
 
 
 def test_a_load_that_failed_waits_for_its_time() -> None:
-    failed = LoadJob("m", "failed", NOON, NOON, revision="r1", retry_at=NOON + timedelta(seconds=30))
+    failed = LoadJob(
+        model="m",
+        state="failed",
+        created_at=NOON,
+        updated_at=NOON,
+        revision="r1",
+        retry_at=NOON + timedelta(seconds=30),
+    )
     again = structs.replace(failed, state="pending", retry_at=None)
     before = facts(jobs={"m": failed})
     at = {seconds: NOON + timedelta(seconds=seconds) for seconds in (10, 30)}

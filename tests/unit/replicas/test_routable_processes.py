@@ -78,7 +78,16 @@ def test_only_what_gateways_would_notice_is_news() -> None:
 
 def test_what_would_be_a_breach_is_told() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    listed = {"n": Inventory("n", "boot", 1, moment, (), processes=(a_process("p"), a_process("q", state="starting")))}
+    listed = {
+        "n": Inventory(
+            node_id="n",
+            boot_id="boot",
+            seq=1,
+            seen_at=moment,
+            backends=(),
+            processes=(a_process("p"), a_process("q", state="starting")),
+        )
+    }
     found, _ = routable([Listing("n", "healthy", (a_process("p"),))], MODELS, set())
     assert misrouted(found, {"m": ("new", "old")}, listed) == []
     twice = (*found, *(msgspec.structs.replace(each, process_id="q", revision="old") for each in found))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import msgspec
 import pytest
 from sqlalchemy import Table
 
+import corral
 from corral.store.engine import leases
 from corral.store.engine.migrate import SCRIPTS, head_of
 from corral.store.tables import (
@@ -37,6 +41,8 @@ from corral.store.tables import (
     web_sessions,
 )
 from corral.store.tables.heartbeats import Heartbeat
+
+MAX_POSITIONAL = 4
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ from corral.store.tables.heartbeats import Heartbeat
     ids=lambda value: value.name if isinstance(value, Table) else "",
 )
 def test_a_records_fields_are_its_tables_columns_in_order(table: Table, kind: type[msgspec.Struct]) -> None:
-    assert kind.__struct_fields__ == tuple(column.name for column in table.columns)
+    assert kind.__struct_fields__ == tuple(column.key for column in table.columns)
 
 
 def test_an_outline_is_part_of_a_node() -> None:
@@ -104,3 +110,37 @@ def test_migrations_are_numbered_without_a_gap_and_say_which_half_of_a_pair_they
     for name in names:
         text = (SCRIPTS / "versions" / name).read_text()
         assert f'revision = "{name[:4]}"' in text
+
+
+def _calls_of_records(path: Path) -> Iterator[tuple[int, ast.Call]]:
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("corral.store.tables.")
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in imported:
+            yield node.lineno, node
+
+
+def test_records_are_built_by_keyword() -> None:
+    """Only `engine/schema.py` builds them by position, from whole rows: keywords would take twenty times as long."""
+    source = Path(corral.__file__).parent
+    found = [
+        f"{path.relative_to(source)}:{line}"
+        for path in source.rglob("*.py")
+        for line, call in _calls_of_records(path)
+        if len(call.args) > MAX_POSITIONAL
+    ]
+    assert not found
+
+
+def test_stored_requests_keep_the_names_that_older_releases_wrote() -> None:
+    request = operations.StoredRequest(backend=backend_rules.BackendRequest("vllm", alias="v"), force=True)
+    assert msgspec.json.encode(request) == b'{"asked":{"backend":"vllm","alias":"v"},"force":true}'
+    assert [column.name for column in (backend_rules.table.c.request, models.table.c.previous_revisions)] == [
+        "asked",
+        "formers",
+    ]

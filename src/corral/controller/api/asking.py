@@ -13,7 +13,7 @@ from corral.controller.api.auth import principal_of
 from corral.controller.operations.requests import OperationKind, Wish, make_wish
 from corral.controller.operations.service import Operations
 from corral.kit.errors import Invalid
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 AnyRequest = Request[Any, Any, Any]
 Plan = Annotated[bool, Parameter(description="Tell what it would do on each node, and do nothing")]
@@ -45,16 +45,16 @@ async def read_wish(request: AnyRequest, operations: Operations, kind: Operation
     return make_wish(kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by)
 
 
-def asked_of(kind: OperationKind, body: BackendBody) -> Asked:
+def asked_of(kind: OperationKind, body: BackendBody) -> BackendRequest:
     """With a uri the backend's own name is `name`; without one it is what the gallery calls it."""
     backend = body.backend or body.id
     if not body.uri:
         if body.name or body.alias:
             raise Invalid("name and alias go with a uri: what comes from a gallery has its own")
-        return Asked(backend, galleries=galleries_of(body.backend_galleries))
+        return BackendRequest(backend, galleries=galleries_of(body.backend_galleries))
     if kind is not OperationKind.INSTALL:
         raise Invalid("a uri is for installing; say which backend by its name")
-    return Asked(body.name or backend, body.uri, body.alias)
+    return BackendRequest(backend=body.name or backend, uri=body.uri, alias=body.alias)
 
 
 def galleries_of(given: object) -> str:

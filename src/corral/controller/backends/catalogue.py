@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.backends.plan import NoBuild
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 
 
@@ -24,7 +24,7 @@ class Listed:
     name: str  # under which it is installed, without a gallery in front
     hardware_specific: bool = False  # one build for one kind of machine: not for everybody
     meta_alternative: str = ""  # the entry that chooses among such builds
-    asked: Asked | None = None  # the request in its normal form
+    asked: BackendRequest | None = None  # the request in its normal form
 
 
 class MachineKind(NamedTuple):
@@ -49,14 +49,14 @@ class NodeInventory:
 
 @runtime_checkable  # the doors' parameters are checked when they are handed out
 class Catalogue(Protocol):
-    async def look_up(self, asked: Asked) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> Listed:
         """Raises NotFound naming what is near, Invalid for a request nobody can serve, Unavailable when no gallery can
         be asked."""
 
-    async def resolve(self, asked: Asked, kind: MachineKind, /) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: BackendRequest, kind: MachineKind, /) -> TargetBuild | NoBuild:
         """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
 
-    async def manifest(self, asked: Asked, kind: MachineKind, /) -> Manifest | None:
+    async def manifest(self, asked: BackendRequest, kind: MachineKind, /) -> Manifest | None:
         """How the build for such a machine is run, as galleries say; no registry is asked. None: they do not."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
@@ -78,6 +78,6 @@ class Catalogue(Protocol):
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Name, url and mirrors of each, without the built-in gallery."""
 
-    async def galleries_with(self, asked: Asked, /) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, asked: BackendRequest, /) -> Sequence[dict[str, Any]]:
         """The gallery in which a LocalAI worker finds this entry, as it is sent to the worker. Never raises. If no
         gallery is known to have the entry: the galleries that could not be read."""

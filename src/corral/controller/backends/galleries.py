@@ -39,7 +39,7 @@ from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.kit.log import get_log
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 
 log = get_log(__name__)
@@ -55,7 +55,7 @@ class Galleries:
         self._reading = reading
         self._others: OrderedDict[tuple[Gallery, ...], Resolver] = OrderedDict()
 
-    async def look_up(self, asked: Asked) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> Listed:
         if asked.uri:
             entry = direct_entry(asked.uri, name=asked.backend, alias=asked.alias)
             return Listed(entry.name, asked=msgspec.structs.replace(asked, backend=entry.name))
@@ -75,7 +75,7 @@ class Galleries:
                     asked=msgspec.structs.replace(asked, backend=found.name, gallery=gallery),
                 )
 
-    async def resolve(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+    async def resolve(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         machine, resolver = _machine(kind), self._resolver_for(asked)
         if asked.uri and not kind.platform and (why := why_not_for_localai(asked.uri)):
             return NoBuild(why)
@@ -91,7 +91,7 @@ class Galleries:
             return NoBuild(found.reason)
         raise Unavailable(found.reason)
 
-    async def manifest(self, asked: Asked, kind: MachineKind) -> Manifest | None:
+    async def manifest(self, asked: BackendRequest, kind: MachineKind) -> Manifest | None:
         entry = await self._resolver_for(asked).choose(_query(asked), _machine(kind))
         return None if entry is None else entry.manifest
 
@@ -136,11 +136,13 @@ class Galleries:
         """Without ours, which nobody else could read."""
         return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
 
-    async def galleries_with(self, asked: Asked) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
         has, unread = await self._peer_galleries(asked, self._resolver_for(asked))
         return [msgspec.to_builtins(gallery) for gallery in ([has] if has is not None else unread)]
 
-    async def _resolve_for_peer(self, asked: Asked, resolver: Resolver, machine: Machine) -> Resolved | Refused:
+    async def _resolve_for_peer(
+        self, asked: BackendRequest, resolver: Resolver, machine: Machine
+    ) -> Resolved | Refused:
         """A LocalAI worker looks the entry up itself, in galleries that it can read: not in the built-in one."""
         has, unread = await self._peer_galleries(asked, resolver)
         if has is not None:
@@ -153,7 +155,7 @@ class Galleries:
             )
         return Refused(reason, permanent=not unread)
 
-    async def _peer_galleries(self, asked: Asked, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
+    async def _peer_galleries(self, asked: BackendRequest, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
         """The first gallery that has the entry, and those that could not be read. An entry's own name wins over an
         alias in an earlier gallery, as everywhere."""
         by_alias: Gallery | None = None
@@ -182,7 +184,7 @@ class Galleries:
     def library(self) -> Library:
         return self._resolver.library
 
-    def _resolver_for(self, asked: Asked) -> Resolver:
+    def _resolver_for(self, asked: BackendRequest) -> Resolver:
         try:
             brought = parse_galleries(asked.galleries)
         except Invalid as error:
@@ -217,7 +219,7 @@ def gallery_folder(data: Path, chosen: Path | None) -> Path:
     return (chosen or data / "galleries").expanduser()
 
 
-def _query(asked: Asked) -> str:
+def _query(asked: BackendRequest) -> str:
     return f"{asked.gallery}@{asked.backend}" if asked.gallery else asked.backend
 
 
@@ -227,15 +229,15 @@ def _machine(kind: MachineKind) -> Machine:
 
 def _build(found: Resolved) -> TargetBuild:
     return TargetBuild(
-        found.variant,
-        found.digest,
-        found.version,
-        found.alias,
-        found.gallery_url,
-        found.sources,
-        found.manifest,
-        found.size_bytes,
-        found.note,
+        variant=found.variant,
+        digest=found.digest,
+        version=found.version,
+        alias=found.alias,
+        gallery_url=found.gallery_url,
+        sources=found.sources,
+        manifest=found.manifest,
+        size_bytes=found.size_bytes,
+        note=found.note,
     )
 
 

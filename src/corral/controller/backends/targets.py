@@ -23,7 +23,7 @@ from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import backend_targets, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import BackendTarget, TargetBuild
 
 log = get_log(__name__)
@@ -73,7 +73,7 @@ class Targets:
         failing = self._failing.get(key)
         return NotLookedUp() if failing is None else NotLookedUp(failing.reason, failing.until)
 
-    def look_up(self, missing: Mapping[TargetKey, Asked], *, whole: bool) -> None:
+    def look_up(self, missing: Mapping[TargetKey, BackendRequest], *, whole: bool) -> None:
         """Start looking for these, those that failed lately and those being looked for apart. `whole`: nobody needs any
         other, so those that failed before are not tried again."""
         if whole:
@@ -94,7 +94,7 @@ class Targets:
         return max(0.0, (min(due) - self._clock.now()).total_seconds()) if due else None
 
     async def resolve(
-        self, asked: Asked, kinds: Collection[MachineKind], *, budget_s: float
+        self, asked: BackendRequest, kinds: Collection[MachineKind], *, budget_s: float
     ) -> dict[MachineKind, TargetBuild | NoBuild]:
         """What can be said within the budget, at the moment a request is accepted. The rest is looked up later."""
         found: dict[MachineKind, TargetBuild | NoBuild] = {}
@@ -113,7 +113,7 @@ class Targets:
             log.warning("builds are looked up later", backend=asked.backend, missing=len(kinds) - len(found))
         return found
 
-    async def _resolved(self, asked: Asked, kind: MachineKind) -> TargetBuild | NoBuild:
+    async def _resolved(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         if asked.pinned:
             return NoBuild(f"nobody knows a build of this version for {kind.platform or kind.capability}")
         try:
@@ -121,7 +121,7 @@ class Targets:
         except (NotFound, Invalid) as error:
             return NoBuild(error.message)
 
-    async def _find(self, key: TargetKey, asked: Asked) -> None:
+    async def _find(self, key: TargetKey, asked: BackendRequest) -> None:
         try:
             async with self._turn:
                 build = await self._resolved(asked, key.kind)
@@ -139,7 +139,7 @@ class Targets:
             self._under_way.discard(key)
         self._found()
 
-    def _failed(self, key: TargetKey, asked: Asked, reason: str) -> None:
+    def _failed(self, key: TargetKey, asked: BackendRequest, reason: str) -> None:
         before = self._failing.get(key)
         failures = before.failures + 1 if before is not None else 1
         wait = self._retry.delay(failures)
@@ -151,12 +151,24 @@ async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBui
     """One variant is one build within a target: a node of another kind that comes later gets what the others got."""
     now = await tx.now()
     if isinstance(build, NoBuild):
-        row = BackendTarget(key.target, *key.kind, now, reason=build.reason)
+        row = _target(key, now, reason=build.reason)
     else:
         for known in await backend_targets.list_for(tx, [key.target]):
             machine = (known.platform, known.python) == (key.kind.platform, key.kind.python)
             same = known.build is not None and known.build.variant == build.variant and machine
             if same and known.build is not None:
                 build = msgspec.structs.replace(known.build, note=build.note)  # why, differs by kind of machine
-        row = BackendTarget(key.target, *key.kind, now, build)
+        row = _target(key, now, build=build)
     await backend_targets.add(tx, [row])
+
+
+def _target(key: TargetKey, now: datetime, *, build: TargetBuild | None = None, reason: str = "") -> BackendTarget:
+    return BackendTarget(
+        id=key.target,
+        capability=key.kind.capability,
+        platform=key.kind.platform,
+        python=key.kind.python,
+        resolved_at=now,
+        build=build,
+        reason=reason,
+    )

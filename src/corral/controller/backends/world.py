@@ -42,7 +42,7 @@ from corral.store.tables import (
     operations,
 )
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from corral.store.tables.backend_targets import BackendTarget
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
@@ -68,8 +68,8 @@ class World:
     processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node, what runs there
     results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
     targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
-    asked: dict[int, Asked] = field(default_factory=dict)  # by generation
-    missing: dict[TargetKey, Asked] = field(default_factory=dict)  # builds somebody has to look up
+    asked: dict[int, BackendRequest] = field(default_factory=dict)  # by generation
+    missing: dict[TargetKey, BackendRequest] = field(default_factory=dict)  # builds somebody has to look up
     peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that go node by node
     concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule is about
 
@@ -96,7 +96,7 @@ async def read_world(
     whose inventory was read just now."""
     world = World(await tx.now())
     rules = await backend_rules.list_live(tx)
-    world.asked = {rule.generation: rule.asked for rule in rules}
+    world.asked = {rule.generation: rule.request for rule in rules}
     pure = without_overruled(rule_of(rule) for rule in rules)
     labelled = any(rule.scope.kind is ScopeKind.SELECTOR for rule in pure)
     for outline in await nodes.list_outlines(tx, node_ids):
@@ -223,7 +223,7 @@ def _heard_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | N
     """A worker that tells no orders is asked, and shows what came of them."""
     if inventory is None:
         return None
-    return inventory.told_at if outline.protocol >= 1 else inventory.seen_at
+    return inventory.reported_at if outline.protocol >= 1 else inventory.seen_at
 
 
 def _installed(node: NodeWorld) -> frozenset[str]:

@@ -86,7 +86,9 @@ class Archives:
         )
         log.info("archive unpacked", model=model, file=file.path, digest=archive.digest, members=len(found))
         resolved = f"{archive.resolved}#{archive.digest}"
-        return StoredFile(model, list_path(file), file.uri, resolved, blob.digest, blob.size)
+        return StoredFile(
+            model=model, path=list_path(file), uri=file.uri, resolved=resolved, digest=blob.digest, size_bytes=blob.size
+        )
 
     def origin(self, file: ModelFile, find: Find) -> Origin:
         """Of a member whose blob is not here: the whole archive is fetched and unpacked again. `find` finds it."""
@@ -148,7 +150,7 @@ def pinned(file: ModelFile, row: StoredFile | None) -> StoredFile | None:
     if row is None or row.uri != file.uri:
         return None
     resolved, _, digest = row.resolved.rpartition("#")
-    return StoredFile(row.model, file.path, file.uri, resolved, digest, 0)
+    return StoredFile(model=row.model, path=file.path, uri=file.uri, resolved=resolved, digest=digest, size_bytes=0)
 
 
 def files_of(file: ModelFile, members: Members) -> tuple[ModelFile, ...]:

@@ -403,4 +403,6 @@ class ModelFiles:
 
 
 def _row(model: str, file: ModelFile, resolved: str, blob: Blob) -> StoredFile:
-    return StoredFile(model, file.path, file.uri, resolved, blob.digest, blob.size)
+    return StoredFile(
+        model=model, path=file.path, uri=file.uri, resolved=resolved, digest=blob.digest, size_bytes=blob.size
+    )

@@ -57,7 +57,12 @@ class Snapshots:
         blob = await self._blobs.write(f"{uri}@{listing.commit}", lambda: iter([document]), ExpectedBlob(), wanted.repo)
         log.info("repository listed", model=model, repo=wanted.repo, commit=listing.commit, files=len(chosen))
         return StoredFile(
-            model, row_path(wanted), uri, f"{SCHEME}{wanted.repo}@{listing.commit}", blob.digest, blob.size
+            model=model,
+            path=row_path(wanted),
+            uri=uri,
+            resolved=f"{SCHEME}{wanted.repo}@{listing.commit}",
+            digest=blob.digest,
+            size_bytes=blob.size,
         )
 
     async def _list(self, wanted: HubSnapshot, row: StoredFile | None) -> Listing:

@@ -49,11 +49,11 @@ def wanted_backends(rules: Iterable[BackendRule], names: Mapping[str, str]) -> l
 
 
 def _wanted(rule: BackendRule, names: Mapping[str, str]) -> WantedBackend:
-    gallery = f"{rule.asked.gallery}@" if rule.asked.gallery else ""
+    gallery = f"{rule.request.gallery}@" if rule.request.gallery else ""
     return WantedBackend(
-        backend=rule.backend if rule.asked.uri else f"{gallery}{rule.backend}",
-        uri=rule.asked.uri,
-        alias=rule.asked.alias,
+        backend=rule.backend if rule.request.uri else f"{gallery}{rule.backend}",
+        uri=rule.request.uri,
+        alias=rule.request.alias,
         node=names.get(rule.scope_value, "") if rule.scope_kind == ScopeKind.NODE else "",
         selector=rule.scope_value if rule.scope_kind == ScopeKind.SELECTOR else "",
     )

@@ -26,7 +26,7 @@ from corral.kit.errors import CorralError
 from corral.kit.redact import redact_urls
 from corral.store.engine.transactions import Store
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_schedules import Schedule
 from corral.store.tables.models import Model
 
@@ -142,7 +142,7 @@ class FleetFiles:
 
     async def _request_for(self, wanted: WantedBackend, by: str) -> Wish:
         scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
-        asked = Asked(wanted.backend, wanted.uri, wanted.alias)
+        asked = BackendRequest(backend=wanted.backend, uri=wanted.uri, alias=wanted.alias)
         return make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
 
     async def _model(self, wanted: InstallModel, present: Present, backends: Sequence[WantedBackend], by: str) -> Step:

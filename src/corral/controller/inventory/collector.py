@@ -15,7 +15,7 @@ import msgspec
 
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.controller.inventory.nodes import is_current, takes_backends
-from corral.controller.inventory.previous_revisions import forget_formers
+from corral.controller.inventory.previous_revisions import forget_previous_revisions
 from corral.controller.inventory.routable import routing_facts
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
@@ -78,7 +78,13 @@ class Inventories:
             return
         boot_id, seq = tame_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
         told = Inventory(
-            node_id, boot_id, seq, self._clock.now(), beat.inventory, beat.orders or (), beat.processes or ()
+            node_id=node_id,
+            boot_id=boot_id,
+            seq=seq,
+            seen_at=self._clock.now(),
+            backends=beat.inventory,
+            orders=beat.orders or (),
+            processes=beat.processes or (),
         )
         self._waiting[node_id] = (self._clock.monotonic(), told)
         # A replica that has just become ready, or is no more, is what requests wait for: it does not.
@@ -132,7 +138,7 @@ class Inventories:
             at = before_at  # the same beat once more: its writing failed
         if len(self._dates) < _KEEP or told.node_id in self._dates:
             self._dates[told.node_id] = (heard_at, at)
-        return msgspec.structs.replace(told, told_at=at)
+        return msgspec.structs.replace(told, reported_at=at)
 
     async def ask_due(self) -> None:
         """One controller asks, and those only who would not tell by themselves."""
@@ -209,7 +215,7 @@ class Inventories:
         )
         await revisions.bump(tx, INVENTORY)
         if moved:
-            await forget_formers(tx, [process for told in kept for process in told.processes])
+            await forget_previous_revisions(tx, [process for told in kept for process in told.processes])
             await revisions.bump(tx, REPLICAS)
         return moved
 
@@ -233,7 +239,9 @@ async def with_boot(tx: Transaction, answers: Sequence[InventoryRead]) -> list[I
 
 
 def _completed(looked: InventoryRead, outline: NodeOutline, before: Inventory | None, now: datetime) -> Inventory:
-    answer = Inventory(looked.node_id, outline.boot_id, looked.seq, now, looked.backends)
+    answer = Inventory(
+        node_id=looked.node_id, boot_id=outline.boot_id, seq=looked.seq, seen_at=now, backends=looked.backends
+    )
     if before is None:
         return answer
     if not is_current(before, outline):
@@ -244,4 +252,6 @@ def _completed(looked: InventoryRead, outline: NodeOutline, before: Inventory | 
         named = {row.name: row.alias for row in before.backends}
         rows = [msgspec.structs.replace(row, alias=row.alias or named.get(row.name, "")) for row in answer.backends]
         answer = msgspec.structs.replace(answer, backends=tuple(rows))
-    return msgspec.structs.replace(answer, orders=before.orders, processes=before.processes, told_at=before.told_at)
+    return msgspec.structs.replace(
+        answer, orders=before.orders, processes=before.processes, reported_at=before.reported_at
+    )

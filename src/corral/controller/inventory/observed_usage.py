@@ -101,7 +101,7 @@ def new_peaks(
 
 def _raised(before: Peak | None, process: ReplicaProcess, now: datetime) -> Peak:
     """Of one process it only rises."""
-    fresh = before or Peak(process.model, process.revision, process.process_id, now)
+    fresh = before or Peak(model=process.model, revision=process.revision, process_id=process.process_id, seen_at=now)
     on_devices = [_believable(size) for size in process.device_peak_bytes]
     return replace(
         fresh,

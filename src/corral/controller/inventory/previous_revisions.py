@@ -11,13 +11,13 @@ from corral.store.engine.transactions import Transaction
 from corral.store.tables import models
 
 
-async def forget_formers(tx: Transaction, told: Iterable[ReplicaProcess]) -> None:
+async def forget_previous_revisions(tx: Transaction, told: Iterable[ReplicaProcess]) -> None:
     """In the transaction in which these were written down: from its end on gateways are shown what it says."""
     ready = {process.model for process in told if process.state == ReplicaState.READY and process.model}
     if not ready:
         return
     for row in await models.list_(tx, sorted(ready)):
-        if row.formers:
+        if row.previous_revisions:
             shown, _ = await read_routing(tx, row.id)
             if any(replica.revision == row.revision for replica in shown):
-                await models.forget_formers(tx, row.id, row.revision)
+                await models.forget_previous_revisions(tx, row.id, row.revision)

@@ -28,7 +28,7 @@ class Served:
     """What may answer for one model, the best first."""
 
     present: str
-    formers: tuple[str, ...] = ()
+    previous_revisions: tuple[str, ...] = ()
 
 
 Key = tuple[str, str, int]
@@ -63,7 +63,7 @@ def routable(
 
 
 def _answering(served: Served, there: set[str]) -> str | None:
-    return next((revision for revision in (served.present, *served.formers) if revision in there), None)
+    return next((revision for revision in (served.present, *served.previous_revisions) if revision in there), None)
 
 
 def _shown(listing: Listing, process: ReplicaProcess) -> ViewReplica:

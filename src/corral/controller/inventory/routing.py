@@ -17,7 +17,7 @@ async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewRepl
         return (), {}
     outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, list(listed)) if outline.approved}
     found = await models.list_(tx, [model] if model else None)
-    served = {row.id: Served(row.revision, row.formers) for row in found}
+    served = {row.id: Served(row.revision, row.previous_revisions) for row in found}
     leaving = {
         (row.node_id, row.model, row.replica) for row in await replicas.list_(tx) if row.stage == ReplicaStage.LEAVING
     }

@@ -26,7 +26,7 @@ from corral.controller.localai.watch import Watching
 from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 _TIDY_EVERY_S = 10.0
 
@@ -55,7 +55,7 @@ async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSetting
     table = PeerTable(store, needs.leadership, needs.feed, clock, lease=settings.lease)
 
     async def galleries_with(backend: str) -> str:
-        return msgspec.json.encode(list(await needs.catalogue.galleries_with(Asked(backend)))).decode()
+        return msgspec.json.encode(list(await needs.catalogue.galleries_with(BackendRequest(backend)))).decode()
 
     calls = WorkerCalls(bus, clock, settings.times, galleries_with=galleries_with)
     async with contextlib.AsyncExitStack() as opened:

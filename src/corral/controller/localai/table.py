@@ -125,7 +125,7 @@ class PeerTable:
             inventory.node_id
             for inventory in told
             if inventory.processes != listed(row for row in rows if row.node_id == inventory.node_id)
-            or inventory.told_at is None
+            or inventory.reported_at is None
         ]
         if wrong:
             async with self._store.write() as tx:

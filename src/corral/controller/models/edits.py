@@ -44,24 +44,24 @@ def next_row(
         updated_at=_WRITTEN_BY_THE_DATABASE,
         source=source,
         created_by=by,
-        formers=formers_of(before, revision, recreate=recreate) if before is not None else (),
+        previous_revisions=previous_revisions_of(before, revision, recreate=recreate) if before is not None else (),
     )
     if before is not None and all(getattr(row, key) == getattr(before, key) for key in _COMPARED):
         return None
     return row
 
 
-_COMPARED = ("definition", "revision", "origin", "source", "formers")
+_COMPARED = ("definition", "revision", "origin", "source", "previous_revisions")
 
 
-def formers_of(before: Model, revision: str, *, recreate: bool) -> tuple[str, ...]:
+def previous_revisions_of(before: Model, revision: str, *, recreate: bool) -> tuple[str, ...]:
     """Whose replicas may answer until one of `revision` can."""
     if recreate:
         return ()
     if revision == before.revision:
-        return before.formers
+        return before.previous_revisions
     # Nobody knows here whether a replica of the last one ever got ready: those before it may still be the ones at work.
-    earlier = dict.fromkeys((before.revision, *before.formers))
+    earlier = dict.fromkeys((before.revision, *before.previous_revisions))
     return tuple(each for each in earlier if each != revision)[:_MOST_FORMERS]
 
 

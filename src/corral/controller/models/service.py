@@ -29,7 +29,7 @@ from corral.kit.log import get_log
 from corral.kit.redact import restore
 from corral.store.engine.transactions import Store, Transaction
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.models import Model
 
@@ -45,7 +45,7 @@ class Changes(Protocol):
 
 
 class BackendNames(Protocol):
-    async def look_up(self, asked: Asked) -> object:
+    async def look_up(self, asked: BackendRequest) -> object:
         """Raises NotFound for a backend no gallery has."""
 
 
@@ -337,7 +337,7 @@ class Models:
             return ()
         try:
             async with asyncio.timeout(_NOTES_S):
-                await self._backends.look_up(Asked(definition.backend))
+                await self._backends.look_up(BackendRequest(definition.backend))
         except NotFound as error:
             async with self._store.read() as tx:
                 inventories = await node_backends.list_(tx)

@@ -35,7 +35,7 @@ from corral.store.tables import (
     revisions,
 )
 from corral.store.tables.backend_rules import BackendRule
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 
 log = get_log(__name__)
 
@@ -96,15 +96,15 @@ class Accepting:
                 await add_target(tx, TargetKey(target, kind), build)
         generation = await revisions.bump(tx, RULES)
         operation = Operation(
-            operation_id,
-            wish.kind.value,
-            prepared.backend,
-            wish.scope.kind.value,
-            wish.scope.value,
-            generation,
-            now,
-            OperationRequest(wish.asked, wish.force, wish.max_parallel),
-            wish.by,
+            id=operation_id,
+            kind=wish.kind.value,
+            backend=prepared.backend,
+            scope_kind=wish.scope.kind.value,
+            scope_value=wish.scope.value,
+            generation=generation,
+            created_at=now,
+            request=StoredRequest(backend=wish.asked, force=wish.force, max_parallel=wish.max_parallel),
+            created_by=wish.by,
         )
         await operations.insert(tx, operation)
         await backend_rules.insert(tx, _rule(prepared, operation, target))
@@ -120,16 +120,16 @@ def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
     rollback = wish.kind is OperationKind.ROLLBACK
     excluded = [row.outline.id for row in prepared.candidates if rollback and row.outline.protocol == 0]
     return BackendRule(
-        operation.generation,
-        operation.id,
-        operation.scope_kind,
-        operation.scope_value,
-        operation.backend,
-        prepared.want.value,
-        target,
-        operation.created_at,
-        wish.asked,
-        wish.origin.value,
+        generation=operation.generation,
+        operation_id=operation.id,
+        scope_kind=operation.scope_kind,
+        scope_value=operation.scope_value,
+        backend=operation.backend,
+        want=prepared.want.value,
+        target=target,
+        created_at=operation.created_at,
+        request=wish.asked,
+        origin=wish.origin.value,
         force=wish.force,
         max_parallel=wish.max_parallel,
         excluded=tuple(sorted(excluded)),
@@ -193,7 +193,7 @@ async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:
         return None
     last = rules[-1]
     asked = (prepared.want, wish.scope.kind, wish.scope.value, wish.max_parallel, wish.asked, wish.origin)
-    said = (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.asked, last.origin)
+    said = (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.request, last.origin)
     if said != asked or last.force:
         return None
     if not await _has_builds(tx, last.target, prepared.builds):

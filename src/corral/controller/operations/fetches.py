@@ -19,10 +19,10 @@ from corral.controller.operations.views import FETCH
 from corral.kit.errors import CorralError, Denied
 from corral.store.engine.transactions import Transaction
 from corral.store.tables import operation_nodes, operations, revisions
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.models import Model
 from corral.store.tables.operation_nodes import CONTROLLER
-from corral.store.tables.operations import Operation, OperationRequest
+from corral.store.tables.operations import Operation, StoredRequest
 
 KIND = FETCH
 SCOPE = "controller"
@@ -87,7 +87,15 @@ async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
         return last
     now = await tx.now()
     opened = Operation(
-        str(uuid.uuid4()), KIND, model.id, SCOPE, "", 0, now, OperationRequest(Asked(model.id)), created_by=by
+        id=str(uuid.uuid4()),
+        kind=KIND,
+        backend=model.id,
+        scope_kind=SCOPE,
+        scope_value="",
+        generation=0,
+        created_at=now,
+        request=StoredRequest(BackendRequest(model.id)),
+        created_by=by,
     )
     await operations.insert(tx, opened)
     row = Row(CONTROLLER, CONTROLLER, version=version_of(model.revision))

@@ -39,7 +39,7 @@ from corral.store.tables import (
     nodes,
     replicas,
 )
-from corral.store.tables.backend_rules import Asked, BackendRule
+from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from corral.store.tables.backend_targets import TargetBuild
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
@@ -167,7 +167,7 @@ class Preparing:
             raise NotFound(_nobody_has(wish, candidates))
         if earlier is not None:
             rule, builds = earlier
-            return Prepared(replace(wish, asked=rule.asked), Want.UPGRADED, concerned, builds, rule.target)
+            return Prepared(replace(wish, asked=rule.request), Want.UPGRADED, concerned, builds, rule.target)
         builds = kept_versions(concerned, wish.asked.backend)
         if not builds:
             raise Conflict(f"no earlier version of {wish.asked.backend} is known, and no node keeps one")
@@ -249,9 +249,9 @@ def _kinds(candidates: Sequence[Candidate]) -> set[MachineKind]:
     return kinds_of(candidate.outline for candidate in candidates)
 
 
-def _asked_before(rules: Sequence[BackendRule]) -> Asked | None:
+def _asked_before(rules: Sequence[BackendRule]) -> BackendRequest | None:
     """A backend from a uri is upgraded from that uri, one from a certain gallery from that gallery."""
-    asked = next((rule.asked for rule in reversed(rules) if rule.want != Want.ABSENT), None)
+    asked = next((rule.request for rule in reversed(rules) if rule.want != Want.ABSENT), None)
     special = asked is not None and (asked.uri or asked.gallery or asked.galleries)
     return msgspec.structs.replace(asked, pinned=False) if asked is not None and special else None
 

@@ -14,7 +14,7 @@ from corral.kit.redact import is_redacted
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Transaction
 from corral.store.tables import nodes
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 _NAME_MAX = 255
 _URI_MAX = 4096
@@ -41,7 +41,7 @@ class ConcreteNeedsTarget(Conflict):
 @dataclass(frozen=True)
 class Wish:
     kind: OperationKind
-    asked: Asked
+    asked: BackendRequest
     scope: Scope
     force: bool = False
     max_parallel: str = ""
@@ -51,7 +51,7 @@ class Wish:
 
 def make_wish(
     kind: OperationKind,
-    asked: Asked,
+    asked: BackendRequest,
     *,
     scope: Scope,
     force: bool = False,

@@ -252,7 +252,7 @@ def _wish_of(operation: Operation, by: str) -> Wish:
     request = operation.request
     return Wish(
         OperationKind(operation.kind),
-        request.asked,
+        request.backend,
         Scope(ScopeKind(operation.scope_kind), operation.scope_value),
         request.force,
         request.max_parallel,

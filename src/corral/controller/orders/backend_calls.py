@@ -43,12 +43,12 @@ from corral.controller.orders.observations import (
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, OrderId, OrderKind, Send
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.backend_targets import TargetBuild
 
 T = TypeVar("T")
 Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
-GalleriesWith = Callable[[Asked], Awaitable[Sequence[dict[str, Any]]]]
+GalleriesWith = Callable[[BackendRequest], Awaitable[Sequence[dict[str, Any]]]]
 Reply = InstallReply | StoppedReply
 
 
@@ -69,7 +69,7 @@ class BackendOrder:
     accepts: bool  # the worker replies at once and reports later; a LocalAI worker replies when it has finished
     boot_id: str
     send: Send
-    asked: Asked
+    asked: BackendRequest
     build: TargetBuild | None
     in_place: bool = False  # the running processes have to end before their successors start
 

@@ -13,7 +13,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 log = get_log(__name__)
 
@@ -47,7 +47,7 @@ class Bringing(KeyedTasks[tuple[str, str]]):
     async def _ask(self, node_id: str, backend: str) -> None:
         try:
             wish = make_wish(
-                OperationKind.INSTALL, Asked(backend), scope=Scope(ScopeKind.NODE, node_id), origin=Origin.LOAD
+                OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, node_id), origin=Origin.LOAD
             )
             accepted = await self._accepting.accept(wish)
             self._asked[(node_id, backend)] = self._clock.monotonic()

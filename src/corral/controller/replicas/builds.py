@@ -20,7 +20,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 log = get_log(__name__)
 
@@ -112,7 +112,7 @@ class Builds(KeyedTasks[Key]):
         devices = ""
         try:
             async with self._turn:
-                manifest = await self._catalogue.manifest(Asked(backend), machine)
+                manifest = await self._catalogue.manifest(BackendRequest(backend), machine)
             devices = manifest.devices if manifest is not None else ""
         except CorralError as error:
             log.debug("galleries say nothing of an installed backend", backend=backend, error=error.message)
@@ -126,8 +126,8 @@ class Builds(KeyedTasks[Key]):
 
     async def _ask(self, backend: str, machine: MachineKind) -> Build:
         try:
-            listed = await self._catalogue.look_up(Asked(backend))
-            found = await self._catalogue.resolve(listed.asked or Asked(listed.name), machine)
+            listed = await self._catalogue.look_up(BackendRequest(backend))
+            found = await self._catalogue.resolve(listed.asked or BackendRequest(listed.name), machine)
         except (NotFound, Invalid) as error:
             return Build(BuildState.MISSING, error.message)
         if isinstance(found, NoBuild):
@@ -140,8 +140,8 @@ class Builds(KeyedTasks[Key]):
         trouble: CorralError | None = None
         for gallery in self._catalogue.galleries():
             try:
-                listed = await self._catalogue.look_up(Asked(backend, gallery=str(gallery.get("name", ""))))
-                found = await self._catalogue.resolve(listed.asked or Asked(listed.name), machine)
+                listed = await self._catalogue.look_up(BackendRequest(backend, gallery=str(gallery.get("name", ""))))
+                found = await self._catalogue.resolve(listed.asked or BackendRequest(listed.name), machine)
             except (NotFound, Invalid):
                 continue
             except CorralError as error:  # another one may know it

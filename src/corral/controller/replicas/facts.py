@@ -36,7 +36,9 @@ class Facts:
     backends: Mapping[tuple[str, str], Ready] = field(default_factory=dict)  # by node and backend
     files: Mapping[tuple[str, str], Files] = field(default_factory=dict)  # by model and revision
     moved: Mapping[Key, Moved] = field(default_factory=dict)  # what nodes tell about an order under way
-    formers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by model: may answer until the present can
+    previous_revisions: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by model: may answer until the present can
     strays: Mapping[str, datetime] = field(default_factory=dict)  # by process nobody wants: since when it is seen
     cleared: frozenset[str] = frozenset()  # processes that were told to end: whatever they say, they take no requests
     looking: frozenset[str] = frozenset()  # backends for which builds are being looked up

@@ -190,7 +190,7 @@ def _is_wanted(facts: Facts, decided: Decided, where: Place, process: ReplicaPro
         return False
     if process.process_id in facts.cleared:
         return False
-    allowed = (model.revision, *facts.formers.get(model.name, ()))
+    allowed = (model.revision, *facts.previous_revisions.get(model.name, ()))
     return process.state == ReplicaState.READY and process.revision in allowed
 
 
@@ -317,13 +317,13 @@ class _ModelPlan:
     # What becomes of it.
 
     def give_up_what_is_stale(self) -> None:
-        formers = self._facts.formers.get(self._model.name, ())
+        previous_revisions = self._facts.previous_revisions.get(self._model.name, ())
         for row in self._rows():
             if row.revision == self._model.revision:
                 continue
             if row.stage in (ReplicaStage.PLACED, ReplicaStage.ORDERED):
                 _let_go(self._decided, row, "the model was changed", self._facts)
-            elif row.revision not in formers:
+            elif row.revision not in previous_revisions:
                 _let_go(self._decided, row, "it is of an earlier revision", self._facts)
         job = self._job
         if job is not None and job.revision != self._model.revision:

@@ -296,7 +296,7 @@ class ReplicaLoop:
             backends,
             fetched,
             self._moved(read),
-            read.formers,
+            read.previous_revisions,
             self._strays,
             self._cleared,
             frozenset(model.backend for model in known.values() if self._builds.is_looking(model.backend)),
@@ -337,7 +337,7 @@ class ReplicaLoop:
         gone = [row for key, row in before.items() if key not in decided.rows]
         jobs = [job for name, job in decided.jobs.items() if read.jobs.get(name) != job]
         done = sorted(read.jobs.keys() - decided.jobs.keys())
-        settled = {name: revision for name, revision in decided.ready.items() if read.formers.get(name)}
+        settled = {name: revision for name, revision in decided.ready.items() if read.previous_revisions.get(name)}
         scheduled = {name: found for name, found in decided.unsatisfied.items() if read.models[name].schedule.scales}
         clear, self._room_may_have_come = self._room_may_have_come, False
         if not (put or gone or jobs or done or settled or scheduled or clear):
@@ -353,7 +353,7 @@ class ReplicaLoop:
             await load_jobs.put(tx, [job_row_of(job) for job in jobs])
             await load_jobs.delete(tx, done)
             for name, revision in sorted(settled.items()):
-                await models.forget_formers(tx, name, revision)
+                await models.forget_previous_revisions(tx, name, revision)
             if clear:
                 self.wake()
                 await model_schedules.clear_unsatisfiable(tx)

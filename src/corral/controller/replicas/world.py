@@ -80,7 +80,7 @@ class Read:
     nodes: dict[str, seen.Node] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     definitions: dict[str, Definition] = field(default_factory=dict)
-    formers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    previous_revisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     backends: dict[tuple[str, str], Ready] = field(default_factory=dict)
     wanted: dict[tuple[str, str], Wanted | Unwanted | None] = field(default_factory=dict)  # by node and backend
     installing: dict[tuple[str, str, int], Moved] = field(default_factory=dict)  # by replica: how far its backend is
@@ -173,7 +173,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
         schedule = schedules.get(row.id)
         job = read.jobs.get(row.id)
         read.definitions[row.id] = definition
-        read.formers[row.id] = row.formers
+        read.previous_revisions[row.id] = row.previous_revisions
         read.models[row.id] = Model(
             row.id,
             definition.backend,
@@ -249,7 +249,7 @@ def _place(node: Node, inventory: Inventory | None, quiet: FindQuiet, *, accepts
         accepts=accepts,
         boot_id=node.boot_id,
         # An answer to what is installed says nothing of what runs: only a heartbeat does, and shows by its time.
-        known=inventory is not None and inventory.told_at is not None and inventory.boot_id in ("", node.boot_id),
+        known=inventory is not None and inventory.reported_at is not None and inventory.boot_id in ("", node.boot_id),
         processes=processes,
         quiet={process.process_id: quiet(node.id, process.process_id) for process in processes},
     )

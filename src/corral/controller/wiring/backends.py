@@ -26,7 +26,7 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 
 @dataclass(frozen=True)
@@ -120,5 +120,5 @@ class Backends:
 
     async def upgrade_everywhere(self, backend: str, by: str = "") -> Accepted:
         scope = Scope(ScopeKind.ALL)
-        wish = make_wish(OperationKind.UPGRADE, Asked(backend), scope=scope, by=by)
+        wish = make_wish(OperationKind.UPGRADE, BackendRequest(backend), scope=scope, by=by)
         return await self.operations.accept(wish)

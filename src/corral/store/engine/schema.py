@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sqlalchemy import MetaData, Table, Text, bindparam
+from sqlalchemy import ColumnElement, MetaData, Table, Text, bindparam
 from sqlalchemy.dialects.postgresql import Insert
 
 from corral.store.engine.statements import Row
@@ -48,4 +48,15 @@ def insert_whole(table: Table) -> Insert:
     It is PostgreSQL's kind because that one has ON CONFLICT. SQLite took the same words over and its compiler accepts
     them, so one statement serves both; every test of the store, run on both, would show if that ended.
     """
-    return Insert(table).values({column.name: bindparam(column.name) for column in table.columns})
+    return Insert(table).values({column.key: bindparam(column.key) for column in table.columns})
+
+
+def upsert_whole(table: Table, *, where: ColumnElement[bool] | None = None) -> Insert:
+    """An INSERT of every column that replaces the row with the same primary key; with `where`, only if that holds for
+    the row that is there."""
+    insert = insert_whole(table)
+    return insert.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns),
+        set_={column.key: insert.excluded[column.key] for column in table.columns if not column.primary_key},
+        where=where,
+    )

@@ -15,7 +15,7 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
 
-from corral.store.engine.schema import columns_of, insert_whole, metadata, records
+from corral.store.engine.schema import columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, among
 
@@ -70,11 +70,7 @@ table = Table(
     Column("switch_failed", Boolean, nullable=False),
 )
 
-_INSERT = insert_whole(table)
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=list(table.primary_key.columns),
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-)
+_PUT = upsert_whole(table)
 # In the order of the key, so that two who lock several cannot lock each other out.
 _ALL = select(table).order_by(table.c.node_id, table.c.backend)
 _OF_NODES = _ALL.where(among(table.c.node_id, "node_ids"))

@@ -15,7 +15,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, now
 
 
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+class BackendRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was asked for, whole: enough to look its build up again for a node that comes later."""
 
     backend: str  # as the gallery knows it, or the name given with a uri
@@ -35,7 +35,7 @@ class BackendRule(msgspec.Struct, frozen=True):
     want: str  # present, absent, upgraded
     target: str  # of `backend_targets`; empty for absent
     created_at: datetime
-    asked: Asked
+    request: BackendRequest
     origin: str = "person"  # person, load
     force: bool = False
     max_parallel: str = ""  # of an upgrade's switches: 25%, 3; empty = all at once
@@ -55,7 +55,7 @@ table = Table(
     Column("want", Text, nullable=False),
     Column("target", Text, nullable=False),
     Column("created_at", Instant, nullable=False),
-    Column("asked", Json[Asked](Asked), nullable=False),
+    Column("asked", Json[BackendRequest](BackendRequest), key="request", nullable=False),
     Column("origin", Text, nullable=False),
     Column("force", Boolean, nullable=False),
     Column("max_parallel", Text, nullable=False),

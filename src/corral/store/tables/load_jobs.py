@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select
 from sqlalchemy import delete as delete_from
 
 from corral.store.engine import claims
-from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, record, records
+from corral.store.engine.schema import NameText, columns_of, metadata, record, records, upsert_whole
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
 
@@ -67,11 +67,7 @@ table = Table(
     Column("operation_id", Text, nullable=False),
 )
 
-_INSERT = insert_whole(table)
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=[table.c.model],
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-)
+_PUT = upsert_whole(table)
 _BY_MODEL = select(table).where(table.c.model == bindparam("model"))
 _ALL = select(table).order_by(table.c.model)
 _LOCK_ALL = _ALL.with_for_update(key_share=True)

@@ -56,7 +56,7 @@ _KEPT = ("model", "id", "created_at")  # of the schedule that was there first
 _INSERT = insert_whole(table).values(created_at=now(), updated_at=now())
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.model],
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if column.name not in _KEPT},
+    set_={column.key: _INSERT.excluded[column.key] for column in table.columns if column.key not in _KEPT},
 ).returning(*table.columns)
 _BY_MODEL = select(table).where(table.c.model == bindparam("model"))
 _ALL = select(table).order_by(table.c.model)

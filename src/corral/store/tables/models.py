@@ -31,8 +31,8 @@ class Model(msgspec.Struct, frozen=True):
     created_by: str = ""  # the name of a key, where a person asked for it
     row_version: int = 1
     # Revisions whose replicas may answer until one of the present revision can; none after an edit that said not to
-    # wait (`recreate`). Whoever sees the present one ready calls `forget_formers`.
-    formers: tuple[str, ...] = ()
+    # wait (`recreate`). Whoever sees the present one ready calls `forget_previous_revisions`.
+    previous_revisions: tuple[str, ...] = ()
 
 
 table = Table(
@@ -47,10 +47,10 @@ table = Table(
     Column("source", Text, nullable=False),
     Column("created_by", Text, nullable=False),
     Column("row_version", BigInteger, nullable=False),
-    Column("formers", Json[tuple[str, ...]](tuple[str, ...]), nullable=False),
+    Column("formers", Json[tuple[str, ...]](tuple[str, ...]), key="previous_revisions", nullable=False),
 )
 
-_REPLACED = ("definition", "revision", "origin", "source", "updated_at", "formers")
+_REPLACED = ("definition", "revision", "origin", "source", "updated_at", "previous_revisions")
 _INSERT = insert_whole(table).values(created_at=now(), updated_at=now(), row_version=1)
 _PUT = _INSERT.on_conflict_do_update(
     index_elements=[table.c.id],
@@ -65,14 +65,14 @@ _IDS = select(table.c.id).order_by(table.c.id)
 _THESE = _ALL.where(among(table.c.id, "ids"))
 _OF_ORIGIN = _ALL.where(table.c.origin == bindparam("origin"))
 _DELETE = delete_from(table).where(table.c.id == bindparam("id"))
-_FORGET_FORMERS = (
+_FORGET_PREVIOUS_REVISIONS = (
     update(table)
     .where(
         table.c.id == bindparam("model_id"),
         table.c.revision == bindparam("ready"),
-        table.c.formers != bindparam("none", type_=table.c.formers.type),
+        table.c.previous_revisions != bindparam("none", type_=table.c.previous_revisions.type),
     )
-    .values(formers=bindparam("none", type_=table.c.formers.type))
+    .values(previous_revisions=bindparam("none", type_=table.c.previous_revisions.type))
 )
 
 
@@ -115,7 +115,9 @@ async def delete(tx: Transaction, model_id: str) -> bool:
     return (await tx.execute(_DELETE, {"id": model_id})).rowcount == 1
 
 
-async def forget_formers(tx: Transaction, model_id: str, revision: str) -> bool:
+async def forget_previous_revisions(tx: Transaction, model_id: str, revision: str) -> bool:
     """A replica of this revision is ready, so none of an earlier one may answer any more. False when that was so, or
     when the revision is not the model's (any more)."""
-    return (await tx.execute(_FORGET_FORMERS, {"model_id": model_id, "ready": revision, "none": ()})).rowcount == 1
+    return (
+        await tx.execute(_FORGET_PREVIOUS_REVISIONS, {"model_id": model_id, "ready": revision, "none": ()})
+    ).rowcount == 1

@@ -26,7 +26,7 @@ class Inventory(msgspec.Struct, frozen=True):
     backends: tuple[NodeBackend, ...]
     orders: tuple[OrderReport, ...] = ()
     processes: tuple[ReplicaProcess, ...] = ()
-    told_at: datetime | None = None  # when the worker told its orders, the last time it did
+    reported_at: datetime | None = None  # when the worker told its orders, the last time it did
     fingerprint: str = ""  # of all that was told; `put` makes it
 
 
@@ -53,7 +53,7 @@ table = Table(
         nullable=False,
         server_default="[]",  # for those who do not know the column yet
     ),
-    Column("told_at", Instant),
+    Column("told_at", Instant, key="reported_at"),
     Column("fingerprint", Text, nullable=False),
 )
 
@@ -61,7 +61,9 @@ _TOLD = ("boot_id", "seq", "backends", "orders", "processes")
 _INSERT = insert_whole(table).values(seen_at=now())
 # An answer to a question tells no orders, and therefore no time; it is of this moment.
 _NOT_OLDER = or_(
-    table.c.told_at.is_(None), _INSERT.excluded.told_at.is_(None), _INSERT.excluded.told_at >= table.c.told_at
+    table.c.reported_at.is_(None),
+    _INSERT.excluded.reported_at.is_(None),
+    _INSERT.excluded.reported_at >= table.c.reported_at,
 )
 # A heartbeat that was on its way while the node was asked must not undo the answer; nor one of the worker before, which
 # a controller without a database kept until it could write again, undo what its successor has told.
@@ -76,7 +78,7 @@ _NOTHING_SINCE = table.c.seen_at <= bindparam("unless_since", type_=Instant())
 _PUT, _PUT_UNLESS_SINCE = (
     _INSERT.on_conflict_do_update(
         index_elements=[table.c.node_id],
-        set_={name: _INSERT.excluded[name] for name in (*_TOLD, "told_at", "seen_at", "fingerprint")},
+        set_={name: _INSERT.excluded[name] for name in (*_TOLD, "reported_at", "seen_at", "fingerprint")},
         where=where,
     )
     for where in (_IS_NEWS, and_(_IS_NEWS, _NOTHING_SINCE))
@@ -86,19 +88,19 @@ _ALL = select(table).order_by(table.c.node_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
 _BOOTS = select(table.c.node_id, table.c.boot_id).where(among(table.c.node_id, "node_ids"))
 _FINGERPRINTS = select(table.c.node_id, table.c.fingerprint).where(
-    among(table.c.node_id, "node_ids"), table.c.told_at.is_not(None)
+    among(table.c.node_id, "node_ids"), table.c.reported_at.is_not(None)
 )
 _STILL_SO = (
     update(table)
     .where(table.c.node_id == bindparam("of_node"), table.c.fingerprint == bindparam("of_fingerprint"))
-    .values(told_at=bindparam("at", type_=Instant()))
+    .values(reported_at=bindparam("at", type_=Instant()))
 )
 _SET_PROCESSES = (
     update(table)
     .where(table.c.node_id == bindparam("of_node"))
     .values(
         processes=bindparam("run", type_=table.c.processes.type),
-        told_at=now(),
+        reported_at=now(),
         fingerprint=bindparam("told"),
     )
 )
@@ -129,7 +131,7 @@ async def put_all(tx: Transaction, inventories: Iterable[Inventory], *, unless_s
 
 
 def _columns(inventory: Inventory) -> dict[str, object]:
-    told = {name: getattr(inventory, name) for name in ("node_id", "told_at", *_TOLD)}
+    told = {name: getattr(inventory, name) for name in ("node_id", "reported_at", *_TOLD)}
     return told | {"fingerprint": fingerprint_of(inventory)}
 
 
@@ -141,7 +143,9 @@ def fingerprint_of(inventory: Inventory) -> str:
 
 async def still_so(tx: Transaction, inventories: Sequence[Inventory]) -> None:
     """They were told again and nothing is new; only the time moves, and wakes nobody."""
-    told = [{"of_node": row.node_id, "of_fingerprint": fingerprint_of(row), "at": row.told_at} for row in inventories]
+    told = [
+        {"of_node": row.node_id, "of_fingerprint": fingerprint_of(row), "at": row.reported_at} for row in inventories
+    ]
     await tx.execute_many(_STILL_SO, told)
 
 

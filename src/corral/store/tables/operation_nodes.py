@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, and_, bindparam, func, select
 
-from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, records
+from corral.store.engine.schema import NameText, columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Real, among
 from corral.store.tables import nodes, operations
@@ -68,12 +68,7 @@ table = Table(
 
 # Not `not_in`, whose list is written out anew for every row of a put.
 _NOT_ENDED = and_(*(table.c.status != status for status in ENDED))
-_INSERT = insert_whole(table)
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=list(table.primary_key.columns),
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-    where=_NOT_ENDED,
-)
+_PUT = upsert_whole(table, where=_NOT_ENDED)
 _OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
 _OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
 _OPEN = (

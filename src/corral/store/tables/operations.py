@@ -14,13 +14,13 @@ from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
-from corral.store.tables.backend_rules import Asked
+from corral.store.tables.backend_rules import BackendRequest
 
 
-class OperationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request whole, so that it can be made again."""
 
-    asked: Asked
+    backend: BackendRequest = msgspec.field(name="asked")
     force: bool = False
     max_parallel: str = ""
 
@@ -33,7 +33,7 @@ class Operation(msgspec.Struct, frozen=True):
     scope_value: str
     generation: int  # of its rule; 0: it has none
     created_at: datetime
-    request: OperationRequest
+    request: StoredRequest
     created_by: str = ""  # the API key; empty = Corral itself
     cancelled_at: datetime | None = None
     withdrawn_at: datetime | None = None
@@ -54,7 +54,7 @@ table = Table(
     Column("scope_value", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("created_at", Instant, nullable=False),
-    Column("request", Json[OperationRequest](OperationRequest), nullable=False),
+    Column("request", Json[StoredRequest](StoredRequest), nullable=False),
     Column("created_by", Text, nullable=False),
     Column("cancelled_at", Instant),
     Column("withdrawn_at", Instant),

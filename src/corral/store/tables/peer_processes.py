@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Table, Text, bindparam, s
 from sqlalchemy import delete as delete_from
 
 from corral.contract.messages.replicas import ReplicaDevice
-from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, record, records
+from corral.store.engine.schema import NameText, columns_of, metadata, record, records, upsert_whole
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
 
@@ -65,11 +65,7 @@ table = Table(
     Column("error", Text, nullable=False),
 )
 
-_INSERT = insert_whole(table)
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=[table.c.process_id],
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-)
+_PUT = upsert_whole(table)
 _ALL = select(table).order_by(table.c.node_id, table.c.started_at, table.c.process_id)
 _OF = _ALL.where(among(table.c.node_id, "node_ids"))
 _ONE = select(table).where(table.c.process_id == bindparam("process_id"))

@@ -123,7 +123,10 @@ async def list_(tx: Transaction, *, limit: int, failed: bool = False, **wanted: 
     for name in (*(["failed"] if failed else []), *(name for name in _FILTERS if name in given)):
         statement = statement.where(_FILTERS[name])
     rows = await tx.fetch_all(statement, {"limit": limit, **given})
-    return [NamedReceipt(StoredReceipt(*row[:_FIELDS]), row[_FIELDS] or "", row[_FIELDS + 1] or "") for row in rows]
+    return [
+        NamedReceipt(receipt=StoredReceipt(*row[:_FIELDS]), node=row[_FIELDS] or "", key=row[_FIELDS + 1] or "")
+        for row in rows
+    ]
 
 
 async def prune(tx: Transaction, before: datetime) -> int:

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bin
 from sqlalchemy import delete as delete_from
 
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
-from corral.store.engine.schema import NameText, columns_of, insert_whole, metadata, records
+from corral.store.engine.schema import NameText, columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
 
@@ -82,11 +82,7 @@ table = Table(
     Column("force", Boolean, nullable=False),
 )
 
-_INSERT = insert_whole(table)
-_PUT = _INSERT.on_conflict_do_update(
-    index_elements=list(table.primary_key.columns),
-    set_={column.name: _INSERT.excluded[column.name] for column in table.columns if not column.primary_key},
-)
+_PUT = upsert_whole(table)
 _ALL = select(table).order_by(table.c.node_id, table.c.model, table.c.replica)
 _LOCK_ALL = _ALL.with_for_update(key_share=True)
 _OF_MODEL = _ALL.where(table.c.model == bindparam("model"))
