@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands themselves; a test holds the page to the code.
+"""Generates docs/reference/cli.md from the commands; a test compares the page with the code.
 
 .venv/bin/python scripts/_cli_reference.py
 """
@@ -20,28 +20,33 @@ HEAD = """# The command `corral`
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed; one line on stderr says why and what to do |
-| 2 | wrong use: an unknown word, a setting that cannot be used |
-| 3 | still under way when the time was up |
+| 1 | failed; one line on stderr states the reason and what to do |
+| 2 | wrong usage: an unknown command or option, an invalid setting |
+| 3 | not finished yet when the command returned |
 | 130 | interrupted |
 
-Commands that talk to a fleet find it by `--url` (with `--key` and `--ca`) or by `--context`, else by `CORRAL_URL`
-(with `CORRAL_KEY` or `CORRAL_KEY_FILE`, and `CORRAL_CA`), else by `CORRAL_CONTEXT`, else by the fleets that run on this
-machine: the one chosen with `corral contexts use`, else the running one that started first. A running `corral up` keeps
-`~/.config/corral/contexts/NAME.json` for that (`CORRAL_CONFIG_DIR` moves the folder); the `local.json` of earlier
-versions is still read. A key is only ever sent to the place it was given for.
+A command that talks to a fleet uses the first of these that is given:
 
-Where several fleets run on this machine, commands that take something away (`delete`, `drain`, `replace`, `unload`,
-`scale`, `edit`, `upgrade`, `rollback`, `revoke`, `cancel`, `withdraw`, `apply`, `nodes label`, `nodes budget` and
-`nodes max-replicas` that change something, `models install --replace`, `ops history --clear`) say which fleet they go
-to, and go on only if the fleet was named, with `--yes`, or after a question.
+1. `--url` with `--key` and `--ca`, or `--context`. `--context` can also stand before the command:
+   `corral --context test nodes list`.
+2. `CORRAL_URL` with `CORRAL_KEY` or `CORRAL_KEY_FILE`, and `CORRAL_CA`.
+3. `CORRAL_CONTEXT`.
+4. The fleet of this machine that was chosen with `corral contexts use`, else the running one that started first.
 
-`--json` prints JSON and nothing else on stdout: every field is always there; new ones may be added, none goes away.
-Without a terminal there is no colour and no question: what would ask needs `--yes`. `NO_COLOR` is respected.
+A running `corral up` writes `~/.config/corral/contexts/NAME.json` for its context (`CORRAL_CONFIG_DIR` changes the
+folder). The file `local.json` of earlier versions is still read. A key is sent only to the fleet it was given for.
 
-Roles take their settings as flags, by environment or from a file: see [settings](settings.md).
+Where several fleets run on this machine, destructive commands (`delete`, `drain`, `replace`, `unload`, `scale`, `edit`,
+`upgrade`, `rollback`, `revoke`, `cancel`, `withdraw`, `apply`, `nodes label`, `nodes budget` and `nodes max-replicas`
+that change something, `models install --replace`, `ops history --clear`) print which fleet they would change. They
+continue only if the fleet was named, with `--yes`, or after confirmation.
 
-This page is written by `scripts/_cli_reference.py`.
+`--json` prints JSON and nothing else on stdout. Every field is always present; releases may add fields and remove none.
+Without a terminal there is no colour and no confirmation: commands that ask need `--yes`. `NO_COLOR` turns colour off.
+
+Roles take their settings as flags, from the environment or from a file: see [settings](settings.md).
+
+`scripts/_cli_reference.py` generates this page.
 """
 
 
@@ -69,23 +74,23 @@ def _page(path: str, command: Any, *, level: str = "##") -> str:
         parts.append(f"\nOptions: [settings of the {path}](settings.md#corral-{path}).\n")
         return "".join(parts)
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
-    # Those of the connection are the same everywhere and told above; `join` has a --ca of its own.
-    told = () if path in ("join", "up") else CONNECTION
-    rows = [f"| `{_flags(each)}` | {_cell(each)} |\n" for each in options if each.name not in told]
+    # The connection options are the same everywhere and described above; `join` has its own --ca.
+    omitted = () if path in ("join", "up") else CONNECTION
+    rows = [f"| `{_flags(each)}` | {_cell(each)} |\n" for each in options if each.name not in omitted]
     if rows:
         parts.append("\n| option | meaning |\n|---|---|\n" + "".join(rows))
     return "".join(parts)
 
 
 def _words(command: Any) -> tuple[str, str]:
-    """The description, and the lines of examples."""
+    """The description, and the lines of the examples."""
     text, _, example = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
     return text.strip(), inspect.cleandoc(example)
 
 
 def _argument(parameter: Any) -> str:
-    metavar = str(parameter.metavar or parameter.name).strip("{}")
-    return metavar if parameter.required or metavar.startswith("[") else f"[{metavar}]"
+    metavar = str(parameter.metavar or parameter.name).strip("{}") + ("..." if parameter.nargs == -1 else "")
+    return metavar if parameter.required else f"[{metavar}]"
 
 
 def _flags(option: Any) -> str:
@@ -95,7 +100,7 @@ def _flags(option: Any) -> str:
 
 def _cell(option: Any) -> str:
     default = option.default
-    shown = f" [{default}]" if isinstance(default, str) and default else ""
+    shown = f" [default: {default}]" if isinstance(default, str) and default else ""
     return f"{option.help or ''}{shown}".replace("|", "\\|")
 
 

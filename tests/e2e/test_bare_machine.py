@@ -92,5 +92,5 @@ ask
     assert "needs libgomp.so.1, which this machine lacks" in refusal
     assert "→ apt-get install libgomp1" in refusal
     (finding,) = [each for each in json.loads(machine.read("doctor")) if each["level"] == "fail"]
-    assert (finding["about"], finding["mend"]) == ("backend", "run there: apt-get install libgomp1")
+    assert (finding["about"], finding["fix"]) == ("backend", "run on that machine: apt-get install libgomp1")
     assert len(machine.read("answer").split()) >= 5, "the install went on by itself, and so did the chat"

@@ -63,7 +63,7 @@ def test_an_empty_fleet_says_how_to_go_on(fleet: Fleet) -> None:
     assert (ran.returncode, ran.stdout) == (0, "")
     assert "corral token create" in ran.stderr
     assert read(fleet, "nodes", "list") == []
-    assert "there are none yet" in fleet.refused("nodes", "show", "barn")
+    assert "there are no nodes yet" in fleet.refused("nodes", "show", "barn")
 
 
 def test_a_worker_with_the_environment_of_localai_joins(fleet: Fleet) -> None:
@@ -126,7 +126,7 @@ def test_everything_that_waits_is_approved_at_once(fleet: Fleet) -> None:
     again = fleet.cli("nodes", "approve", "--all-pending")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "nothing waits for approval\n")
     assert done(fleet, "nodes", "approve", "attic") == "attic is already healthy\n"
-    assert "give names of nodes, or --all-pending" in fleet.refused("nodes", "approve", code=2)
+    assert "give either names of nodes or --all-pending" in fleet.refused("nodes", "approve", code=2)
 
 
 def test_labels_budget_and_replicas_go_round(fleet: Fleet, barn: Process) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from corral.cli.common.data_folder import DataFolder
 from corral.cli.doctor.port_checks import check_ports
-from corral.cli.folder import DataFolder
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.processes import alive
 from tests.support.waiting import wait_for
@@ -29,9 +29,9 @@ class Advice:
     findings: dict[str, list[dict[str, str]]]  # about → findings
 
     def bad(self) -> dict[str, str]:
-        """What must be mended: about → what was seen and what to do."""
+        """The problems: about → observation and fix."""
         failed = [each for found in self.findings.values() for each in found if each["level"] == "fail"]
-        return {each["about"]: f"{each['seen']} → {each['mend']}" for each in failed}
+        return {each["about"]: f"{each['seen']} → {each['fix']}" for each in failed}
 
 
 def ask(fleet: Fleet, *more: str) -> Advice:
@@ -64,13 +64,13 @@ def test_a_healthy_fleet_gets_a_clean_bill(fleet: Fleet) -> None:
     assert advice.code == 0
     assert advice.findings.keys() >= {
         *("python", "nats-server", "open files", "data folder", "disk", "secrets", "database", "running"),
-        *("gateway", "controller", "key", "clock", "controllers", "bus", "bus door", "nodes"),
+        *("gateway", "controller", "key", "clock", "controllers", "bus", "bus access", "nodes"),
     }
     assert ("certificate" in advice.findings) == fleet.tls
     for about, seen in (
-        ("nodes", "1 of 1 well"),
-        ("bus", "each node may only use its own subjects"),
-        ("bus door", "is closed to strangers"),
+        ("nodes", "1 of 1 without problems"),
+        ("bus", "each node can use only its own subjects"),
+        ("bus access", "refuses clients without credentials"),
         ("clock", "agrees"),
     ):
         assert [each["level"] for each in advice.findings[about]] == ["ok"]
@@ -98,7 +98,7 @@ def test_a_secret_that_others_can_read_is_found(fleet: Fleet) -> None:
             advice = ask(fleet)
         finally:
             place.chmod(closed)
-        assert advice.bad() == {"secrets": f"{place} can be read by others → chmod {closed:o} {place}"}
+        assert advice.bad() == {"secrets": f"other users can read {place} → chmod {closed:o} {place}"}
     assert ask(fleet).code == 0
 
 
@@ -107,7 +107,7 @@ def test_a_machine_that_waits_is_no_fault(fleet: Fleet) -> None:
     fleet.wait_status("waiting", "pending")
     advice = ask(fleet)
     assert advice.code == 0
-    assert [(each["level"], each["mend"]) for each in advice.findings["node"]] == [
+    assert [(each["level"], each["fix"]) for each in advice.findings["node"]] == [
         ("warn", "corral nodes approve waiting")
     ]
     worker.close()
@@ -120,10 +120,10 @@ def test_with_the_bus_away_it_says_where_to_look(fleet: Fleet) -> None:
         wait_for(lambda: not fleet.api("GET", "/api/cluster").json()["bus"]["connected"], "controller without a bus")
         wait_for(lambda: next(iter(fleet.nodes().values())).get("bus_down"), "node without a bus")
         bad = ask(fleet).bad()
-    assert bad.keys() == {"bus", "bus door", "node"}
-    assert bad["bus"].startswith("the controller is not connected to it → ")
+    assert bad.keys() == {"bus", "bus access", "node"}
+    assert bad["bus"].startswith("the controller is not connected to the bus → ")
     assert "logs/bus.log" in bad["bus"]
-    assert f":{fleet.bus_port}" in bad["bus door"]
+    assert f":{fleet.bus_port}" in bad["bus access"]
     assert "cannot reach the bus" in bad["node"]
 
 
@@ -142,7 +142,7 @@ def test_after_a_hard_end_it_says_that_nothing_answers(fleet: Fleet) -> None:
     fleet.up.kill()
     wait_for(lambda: not any(alive(pid) for pid in children), "end of all children")
     bad = ask(fleet).bad()
-    assert bad.keys() == {"gateway", "bus door"}
+    assert bad.keys() == {"gateway", "bus access"}
     assert f"nothing answers at {fleet.url} (Connection refused)" in bad["gateway"]
     assert "start the fleet with `corral up`" in bad["gateway"]
 
@@ -152,5 +152,5 @@ def test_without_a_fleet_it_looks_at_the_machine(tmp_path: Path) -> None:
     advice = ask(lonely, "--data", str(lonely.data))
     assert advice.code == 0
     assert [each["level"] for each in advice.findings["fleet"]] == ["warn"]
-    assert "corral up" in advice.findings["fleet"][0]["mend"]
-    assert "is not there yet" in advice.findings["data folder"][0]["seen"]
+    assert "corral up" in advice.findings["fleet"][0]["fix"]
+    assert "does not exist yet" in advice.findings["data folder"][0]["seen"]

@@ -142,7 +142,7 @@ async def test_a_deleted_node_is_told_but_its_credential_ends_with_its_time(by_a
     assert by_account.bus_facts() == {"connected": True, "isolation": True, "revocation": False}
     advice = await asyncio.to_thread(by_account.doctor)
     assert advice.returncode == 0, advice.stdout
-    assert "a deleted node's credential works until it expires" in advice.stdout
+    assert "the credential of a deleted node works until it expires" in advice.stdout
     assert "--bus-credential-ttl" in advice.stdout
 
     taken = await register(by_account)
@@ -169,7 +169,7 @@ def test_one_password_for_everybody_works_and_is_called_what_it_is(tmp_path: Pat
         assert "every node can read every other node's messages" in cluster.attention()
         advice = cluster.doctor()
         assert advice.returncode == 0, advice.stdout
-        assert "shared credentials" in advice.stdout
+        assert "all nodes share one credential" in advice.stdout
         for log in tmp_path.glob("*.log"):
             assert PASSWORD not in log.read_text(errors="replace"), log.name
     finally:

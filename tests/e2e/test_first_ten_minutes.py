@@ -115,7 +115,7 @@ def test_a_second_up_on_the_same_folder_says_who_is_there(fleet: Fleet, tmp_path
     assert fleet.up is not None
     second = fleet.cli("up", "--data", str(fleet.data), "--port", "0")
     assert second.returncode == 1
-    assert f"already running, pid {fleet.up.pid}" in second.stderr
+    assert f"already runs with {fleet.data} (pid {fleet.up.pid})" in second.stderr
     assert len(second.stderr.strip().splitlines()) == 1
 
 

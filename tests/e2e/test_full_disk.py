@@ -83,7 +83,7 @@ def up(fleet: Fleet, *options: str) -> str:
 def test_up_on_a_disk_without_room_says_so_and_starts_when_there_is_some(fleet: Fleet, disk: Disk) -> None:
     said = up(fleet)
     assert said.startswith(f"corral: {fleet.data}: only ")
-    assert "make room, or choose another with --data" in said
+    assert "free some space, or choose another folder with --data" in said
     disk.fill()
     assert "make room" in up(fleet, "--lan")
     disk.make_room()

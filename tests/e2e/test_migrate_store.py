@@ -73,7 +73,7 @@ def test_a_fleet_moves_and_everybody_finds_it_as_it_was(fleet: Fleet, postgres: 
     url = postgres.new_database("template0")
     words = ("migrate-store", "--data", str(fleet.data), "--to", url)
     assert fleet.up is not None
-    assert fleet.refused(*words) == f"corral: the fleet in {fleet.data} runs (pid {fleet.up.pid}): stop it first"
+    assert fleet.refused(*words) == f"corral: the fleet in {fleet.data} is running (pid {fleet.up.pid}): stop it first"
 
     assert fleet.up.stop() == 0
     old = digest(fleet.data / "controller" / "corral.db")
@@ -113,7 +113,7 @@ def test_a_database_that_a_controller_uses_is_not_copied(tmp_path: Path, postgre
         assert "stop every controller" in said
         assert member.controller is not None
         assert member.controller.stop() == 0
-        assert fleet.cli(*words).stdout.endswith("copied and verified\n"), "one that left in order is not waited for"
+        assert fleet.cli(*words).stdout.endswith("copied and verified.\n"), "one that left in order is not waited for"
     finally:
         cluster.close()
 

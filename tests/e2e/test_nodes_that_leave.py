@@ -89,8 +89,8 @@ def test_draining_waits_for_the_stream_that_runs(fleet: Fleet, client: openai.Op
 
         early = fleet.cli("nodes", "drain", "barn", "--wait", "1s")
         assert early.returncode == 3, early.stdout + early.stderr
-        assert "barn still has 2 requests under way" in early.stderr
-        assert "nothing left to do" not in early.stdout
+        assert "barn still has 2 requests in flight" in early.stderr
+        assert "barn is idle" not in early.stdout
 
         waiting = pool.submit(fleet.cli, "nodes", "drain", "barn", "--wait", "60s", timeout_s=90)
         with pytest.raises(TimeoutError):
@@ -99,7 +99,7 @@ def test_draining_waits_for_the_stream_that_runs(fleet: Fleet, client: openai.Op
         waited = waiting.result()
         assert all(each.done() for each in running), "it came back while a stream ran"
         assert waited.returncode == 0, waited.stderr
-        assert "barn has nothing left to do" in waited.stdout
+        assert "barn is idle" in waited.stdout
         assert all(each.result().endswith("k l") for each in running)
     assert shown(fleet, "barn")["in_flight_count"] == 0
     assert fleet.cli("nodes", "resume", "barn").returncode == 0

@@ -87,4 +87,4 @@ def test_ten_kills_of_the_gateway_refuse_no_connection(tmp_path: Path) -> None:
         waits = [line for line in (fleet.data / "logs" / "up.log").read_text().splitlines() if "gateway ended" in line]
         assert len(waits) == KILLS
         for line in waits:
-            assert line.endswith("starting it again now") or float(line.split()[-2]) <= 1.0, line
+            assert line.endswith("restarting now") or float(line.split()[-2]) <= 1.0, line

@@ -55,14 +55,14 @@ def test_commands_stay_with_the_first_fleet_and_reach_both_by_name(fleets: tuple
     # What takes something away names the fleet, and needs a name or a yes.
     ran = first.cli("keys", "revoke", "0" * 12)
     assert ran.returncode == 2
-    assert f"this would go to the fleet 'data' ({first.url}, {first.data})" in ran.stderr
+    assert f"this command would change the fleet 'data' ({first.url}, {first.data})" in ran.stderr
     assert f"not to 'test' ({second.url}, {second.data}): name the one you mean with --context, or add --yes" in (
         ran.stderr
     )
     ran = first.cli("nodes", "delete", "nobody", "--yes")
-    assert f"This goes to the fleet 'data' ({first.url}, {first.data})" in ran.stderr
+    assert f"This command changes the fleet 'data' ({first.url}, {first.data})" in ran.stderr
     ran = first.cli("nodes", "delete", "nobody", "--yes", "--context", "test")
-    assert "This goes to" not in ran.stderr
+    assert "This command changes" not in ran.stderr
 
     assert first.cli("contexts", "use", "test").returncode == 0
     assert "theirs" in keys(first)

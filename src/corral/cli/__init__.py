@@ -1,1 +1,4 @@
-"""The command `corral`: one module per noun. Talks to a fleet through `client`; starts roles through `run.py` alone."""
+"""The command `corral`: one sub-package per group of commands, `common` for what they share.
+
+Commands reach a fleet through `corral.client`. Only `common/roles.py` imports the other packages (roles, bus, store).
+"""

@@ -1,7 +1,7 @@
-"""The entry point. Commands are imported when they are used, so that a small one starts quickly.
+"""The entry point. Imports only the module of the command that is run, so that small commands start quickly.
 
-Everything that goes wrong leaves here as one line on stderr and an exit code: 0 done, 1 failed, 2 wrong use, 3 still
-under way, 130 interrupted.
+`main` turns every error into one line on stderr and an exit code: 0 done, 1 failed, 2 wrong usage, 3 not finished yet,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,57 +12,62 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
 import typer.main
 
-from corral.cli.output import DONE, FAILED, INTERRUPTED, USAGE, complain
+from corral.cli.common.options import CONTEXT_HELP
+from corral.cli.common.output import DONE, FAILED, INTERRUPTED, USAGE, print_error
 from corral.kit.errors import CorralError
 from corral.kit.settings import BadSettings
 
+# Where each command is: the module, and the Typer application in it.
 COMMANDS = {
-    "up": "corral.cli.up.command",
-    "join": "corral.cli.join",
-    "nodes": "corral.cli.nodes",
-    "token": "corral.cli.tokens",
-    "keys": "corral.cli.keys",
-    "backends": "corral.cli.backends",
-    "models": "corral.cli.models",
-    "apply": "corral.cli.apply",
-    "export": "corral.cli.export",
-    "chat": "corral.cli.chat",
-    "logs": "corral.cli.logs",
-    "why": "corral.cli.why",
-    "ops": "corral.cli.ops",
-    "requests": "corral.cli.requests",
-    "contexts": "corral.cli.contexts",
-    "doctor": "corral.cli.doctor.command",
-    "controller": "corral.cli.run.controller",
-    "gateway": "corral.cli.run.gateway",
-    "worker": "corral.cli.run.worker",
-    "migrate-store": "corral.cli.migrate",
-    "version": "corral.cli.version",
+    "up": "corral.cli.up.command:app",
+    "join": "corral.cli.nodes.join:app",
+    "nodes": "corral.cli.nodes.commands:app",
+    "token": "corral.cli.nodes.tokens:app",
+    "keys": "corral.cli.fleet.keys:app",
+    "backends": "corral.cli.backends.commands:app",
+    "models": "corral.cli.models.commands:app",
+    "apply": "corral.cli.fleet.fleet_file:apply_app",
+    "export": "corral.cli.fleet.fleet_file:export_app",
+    "chat": "corral.cli.models.chat:app",
+    "logs": "corral.cli.fleet.logs:app",
+    "why": "corral.cli.fleet.why:app",
+    "ops": "corral.cli.operations.commands:app",
+    "requests": "corral.cli.fleet.requests:app",
+    "contexts": "corral.cli.fleet.contexts:app",
+    "doctor": "corral.cli.doctor.command:app",
+    "controller": "corral.cli.nodes.role_commands:controller_app",
+    "gateway": "corral.cli.nodes.role_commands:gateway_app",
+    "worker": "corral.cli.nodes.role_commands:worker_app",
+    "migrate-store": "corral.cli.fleet.migrate_store:app",
+    "version": "corral.cli.version:app",
 }
+# Commands that start something or read only this machine: `corral --context NAME` before them would have no effect.
+WITHOUT_CONTEXT = ("up", "join", "contexts", "controller", "gateway", "worker", "migrate-store", "version")
 
 HELP = """One OpenAI-compatible endpoint over every machine you own.
 
 \b
-  corral up                        a secure fleet of one, on this machine
-  corral up --lan                  the same, and other machines may join
-  corral token create              a join line for another machine
-  corral nodes list                who is in the fleet
-  corral backends install NAME     an inference engine on every node
-  corral models install NAME       a model for the fleet; `corral models available` lists them
-  corral ops list                  what is under way
-  corral why model NAME            where it would go, and why not elsewhere
-  corral doctor                    what is wrong, and how to mend it
+  corral up                        start a fleet on this machine, for this machine only
+  corral up --lan                  start a fleet that other machines can join
+  corral token create              print the command with which another machine joins
+  corral nodes list                list the machines of the fleet
+  corral backends install NAME     install an inference engine on every node
+  corral models install NAME       install a model; `corral models available` lists them
+  corral chat NAME "Hello"         send a prompt to a model
+  corral ops list                  list the operations that have not ended
+  corral why model NAME            show where the scheduler would place a model, and why
+  corral doctor                    find problems and show how to fix them
 """
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """Finds a command's module by the command's name; each has an `app`."""
+    """Imports the module of a command when the command is looked up."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -74,14 +79,10 @@ class LazyGroup(typer.core.TyperGroup):
 
 
 def load(name: str) -> Any:
-    place = COMMANDS[name]
-    if place.startswith("corral.cli.run."):
-        from corral.cli.run import role_app
-
-        app = role_app(name)
-    else:
-        app = importlib.import_module(place).app
-    return typer.main.get_command(app)
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    # A role's application reads the settings of that role, so it is built only for the command that needs it.
+    return typer.main.get_command(found if isinstance(found, typer.Typer) else found())
 
 
 root = typer.Typer(
@@ -96,8 +97,17 @@ root = typer.Typer(
 
 
 @root.callback()
-def _root() -> None:
-    """Replaced by HELP; Typer wants a function."""
+def _root(
+    context: typer.Context,
+    fleet: Annotated[
+        str | None,
+        typer.Option("--context", metavar="NAME", help=f"{CONTEXT_HELP}; every command that connects takes it too"),
+    ] = None,
+) -> None:
+    """Typer shows HELP instead of this text. The commands read `--context` themselves (`common/fleet_command.py`)."""
+    name = context.invoked_subcommand
+    if fleet and name in WITHOUT_CONTEXT:
+        raise typer.BadParameter(f"`corral {name}` does not connect to a fleet: remove --context before {name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,45 +115,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     for word in words:
         if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
-            complain(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8, which all words given here have to be")
+            print_error(f"{word.encode('utf-8', 'surrogateescape')!r} is not UTF-8; arguments must be UTF-8")
             return USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that lacks a letter shows a question mark for it; that is no reason to break off.
+        # A character that the terminal cannot encode is shown as a question mark instead of ending the command.
         sys.stdout.reconfigure(errors="replace")
     try:
         result = typer.main.get_command(root).main(args=words, prog_name="corral", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # `corral nodes list | head`: nobody reads on. The interpreter must not complain again when it ends.
+        # `corral nodes list | head` closed the pipe. Without this the interpreter reports the same error at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BadSettings as error:
-        complain(error.message)
+        print_error(error.message)
         return USAGE
     except CorralError as error:
-        complain(error.message)
+        print_error(error.message)
         return FAILED
     except OSError as error:
-        complain(_os_error(error))
+        print_error(_os_error(error))
         return FAILED
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        return _misused(error)
+        return _usage_error(error)
     return result if isinstance(result, int) else DONE
 
 
-def _misused(error: Any) -> int:
+def _usage_error(error: Any) -> int:
     message = error.format_message().removeprefix("Invalid value: ")
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" or not message:
         print(context.get_help() if context else message, file=sys.stderr)
     else:
         command = context.command_path if context else "corral"
-        complain(f"{' '.join(message.split())} (see `{command} --help`)")
+        print_error(f"{' '.join(message.split())} (see `{command} --help`)")
     return int(error.exit_code)
 
 

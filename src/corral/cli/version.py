@@ -1,14 +1,14 @@
-"""`corral version`: what is installed here. The fleet's own is in `corral doctor`."""
+"""`corral version`: the version of this installation. `corral doctor` shows the version of the fleet."""
 
 from __future__ import annotations
 
 import platform
-from typing import Annotated
 
 import typer
 
 from corral import __version__
-from corral.cli.output import print_json, tell
+from corral.cli.common.options import Json
+from corral.cli.common.output import print_json, print_line
 from corral.contract.protocol import PROTOCOL
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -16,10 +16,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def version(
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Say which version this is."""
+    """Print the version of Corral, of its protocol and of Python."""
     if as_json:
         print_json({"version": __version__, "protocol": PROTOCOL, "python": platform.python_version()})
     else:
-        tell(f"corral {__version__} (protocol {PROTOCOL}, Python {platform.python_version()})")
+        print_line(f"corral {__version__} (protocol {PROTOCOL}, Python {platform.python_version()})")

@@ -9,9 +9,9 @@ from corral.contract.codec import Message, always
 from corral.contract.loads import LoadStatus
 
 DECISIONS = {  # of WhyModel, in words before its text; none where that says it itself
-    "placed": "there is a place",
-    "make_room": "others would have to make room",
-    "wait": "not yet",
+    "placed": "can be placed",
+    "make_room": "needs an eviction",
+    "wait": "waiting",
     "no_room": "",
 }
 

@@ -123,7 +123,7 @@ async def test_a_node_that_is_away_is_waited_for_by_nobody(api: Api, corral: Com
     code, out, err = await corral("backends", "install", "vllm")
     assert code == 3
     assert "vllm: installed on attic" in out
-    assert "vllm: waits on shed: node offline, will retry when healthy" in out
+    assert "vllm: waiting on shed: node offline, will retry when healthy" in out
     assert "corral ops watch" in err
 
 
@@ -132,7 +132,7 @@ async def test_a_failing_node_is_tried_again_and_cancelled(api: Api, corral: Com
     attic.script.failures = [{"error": "wrong digest twice", "permanent": True}]
     code, out, err = await corral("backends", "install", "vllm")
     assert code == 1
-    assert "vllm: failing on attic: wrong digest twice; not tried again by itself" in out
+    assert "vllm: failing on attic: wrong digest twice; no automatic retry" in out
     begun = re.search(r"corral ops retry (\w+)", err)
     assert begun is not None
     code, out, _ = await corral("ops", "retry", begun[1])
@@ -199,8 +199,8 @@ async def test_what_is_damaged_is_found_and_how_to_mend_it_is_told(api: Api, cor
     code, out, err = await corral("backends", "verify", "vllm")
     assert (code, err) == (0, "")
     assert [line.split()[:3] for line in out.splitlines()[1:]] == [
-        ["attic", "vllm", "whole"],
-        ["shed", "vllm", "whole"],
+        ["attic", "vllm", "intact"],
+        ["shed", "vllm", "intact"],
     ]
     attic.damaged = ("run.sh",)
     code, out, err = await corral("backends", "verify", "vllm")

@@ -72,11 +72,11 @@ def test_install_stays_until_it_is_done_and_says_so_in_lines(corral: Corral) -> 
 @pytest.mark.parametrize(
     ("ended", "code", "words", "hint"),
     [
-        (FAILING, 1, "vllm: failing on attic: disk full; next try in", "corral ops retry 3f2a91c0"),
-        (WAITING, 3, "vllm: waits on shed: node offline, will retry when healthy", "corral ops watch 3f2a91c0"),
+        (FAILING, 1, "vllm: failing on attic: disk full; next attempt in", "corral ops retry 3f2a91c0"),
+        (WAITING, 3, "vllm: waiting on shed: node offline, will retry when healthy", "corral ops watch 3f2a91c0"),
         (operation("done", on("attic", "cancelled"), outcome="cancelled"), 1, "vllm: cancelled on attic", ""),
         (operation("done", on("attic", "skipped", error="no linux/arm64 build")), 0, "no linux/arm64 build", ""),
-        (operation("done"), 3, "no node to do it on yet; the first that joins gets it", ""),
+        (operation("done"), 3, "no node matches yet; the first node that joins gets it", ""),
     ],
 )
 def test_how_it_ends_is_told_by_the_exit_code_and_what_remains(
@@ -197,14 +197,14 @@ def test_dry_run_tells_what_would_happen_and_asks_for_nothing(corral: Corral) ->
     ]
     assert "no linux/arm64 build" in ran.out
     assert "switches first" in ran.err
-    assert "Nothing was done" in ran.err
+    assert "Nothing was changed" in ran.err
     assert corral("backends", "upgrade", "vllm", "--dry-run", "--json").json()[0]["nodes"][1]["action"] == "skip"
     assert corral.fleet.operations == []
 
 
 def test_upgrade_outdated_asks_for_what_has_something_newer(corral: Corral) -> None:
     ran = corral("backends", "upgrade", "--outdated")
-    assert (ran.code, ran.out, ran.err) == (0, "", "everything is as new as the galleries have it\n")
+    assert (ran.code, ran.out, ran.err) == (0, "", "Every backend is up to date.\n")
     assert corral("backends", "upgrade", "--outdated", "--json").json() == []
     newer = {"backend_name": "vllm", "installed_version": "1.0", "available_version": "1.1"}
     corral.fleet.upgrades = {"vllm": newer}
@@ -214,36 +214,36 @@ def test_upgrade_outdated_asks_for_what_has_something_newer(corral: Corral) -> N
     assert asked(corral) == [{"kind": "upgrade", "backend": "vllm", "max_parallel": "50%"}]
 
 
-NOTHING_NEWER = "vllm: nothing newer on any node (1.1 is installed)"
+UP_TO_DATE = "vllm: nothing newer on any node (1.1 is installed)"
 UNCHANGED = operation("done", on("attic", "skipped", error="it has this very build", version="1.1"), kind="upgrade")
 
 
 def test_an_upgrade_that_finds_nothing_newer_says_so_and_watches_nothing(corral: Corral) -> None:
-    corral.fleet.accepted = {"message": NOTHING_NEWER, "unchanged": True}
+    corral.fleet.accepted = {"message": UP_TO_DATE, "unchanged": True}
     corral.fleet.accepts = [UNCHANGED] * 4
     ran = corral("backends", "upgrade", "vllm")
-    assert (ran.code, ran.out, ran.err) == (0, f"{NOTHING_NEWER}\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"{UP_TO_DATE}\n", "")
     ran = corral("backends", "upgrade", "vllm", "--detach")
-    assert (ran.code, ran.out, ran.err) == (0, f"{NOTHING_NEWER}\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"{UP_TO_DATE}\n", "")
     ran = corral("backends", "upgrade", "vllm", "--json")
     assert (ran.code, [each["nodes"][0]["status"] for each in ran.json()], ran.err) == (0, ["skipped"], "")
     corral.fleet.upgrades = {"vllm": {}}  # found newer some hours ago
-    assert corral("backends", "upgrade", "--outdated").out == f"{NOTHING_NEWER}\n"
+    assert corral("backends", "upgrade", "--outdated").out == f"{UP_TO_DATE}\n"
 
 
 def test_nothing_newer_names_the_galleries_that_cannot_be_read(corral: Corral) -> None:
     notice = "The gallery farm cannot be read (timeout)."
     corral.fleet.galleries = [{"kind": "backends", "name": "farm", "url": "u", "notice": notice}]
-    corral.fleet.accepted = {"message": NOTHING_NEWER, "unchanged": True}
+    corral.fleet.accepted = {"message": UP_TO_DATE, "unchanged": True}
     corral.fleet.accepts = [UNCHANGED]
     ran = corral("backends", "upgrade", "vllm")
-    assert (ran.out, ran.err) == (f"{NOTHING_NEWER}, as far as the galleries can be read\n", f"{notice}\n")
+    assert (ran.out, ran.err) == (f"{UP_TO_DATE} (in the galleries that can be read)\n", f"{notice}\n")
     ran = corral("backends", "upgrade", "--outdated")
-    assert (ran.code, ran.err) == (0, f"{notice}\nnothing newer in the galleries that can be read\n")
+    assert (ran.code, ran.err) == (0, f"{notice}\nEvery backend is up to date with the galleries that can be read.\n")
     same = {"node_id": "a", "node_name": "attic", "action": "nothing", "version": "1.1"}
-    corral.fleet.plan = {"kind": "upgrade", "backend": "vllm", "notes": [NOTHING_NEWER], "nodes": [same]}
+    corral.fleet.plan = {"kind": "upgrade", "backend": "vllm", "notes": [UP_TO_DATE], "nodes": [same]}
     ran = corral("backends", "upgrade", "vllm", "--dry-run")
-    assert (ran.code, ran.err.splitlines()[0]) == (0, NOTHING_NEWER)
+    assert (ran.code, ran.err.splitlines()[0]) == (0, UP_TO_DATE)
     assert notice in ran.err
 
 
@@ -253,7 +253,7 @@ def test_upgrade_outdated_says_so_when_what_is_outdated_is_not_on_these_nodes(co
         gone = refused(404, "backend 'vllm' is not installed on any of these nodes", "not_found")
         corral.fleet.answers[("POST", "/api/operations")] = gone
         ran = corral("backends", "upgrade", "--outdated", "--selector", "tier=test", *flags)
-        assert (ran.code, ran.out, ran.err) == (0, out, "everything is as new as the galleries have it\n")
+        assert (ran.code, ran.out, ran.err) == (0, out, "Every backend is up to date.\n")
 
 
 def test_upgrade_outdated_of_one_node_takes_only_what_is_outdated_there(corral: Corral) -> None:
@@ -297,13 +297,13 @@ def test_list_and_show_what_is_installed_where(corral: Corral) -> None:
     }
     assert corral("backends", "list").out.splitlines()[1].split() == ["vllm", "1.0", "1", "of", "2:", "attic", "1.1"]
     assert corral("backends", "list", "--node", "attic").out.splitlines()[1].split()[:3] == ["vllm", "1.0", "cpu-vllm"]
-    assert corral("backends", "list", "--node", "cellar").err == "nothing is installed on cellar\n"
+    assert corral("backends", "list", "--node", "cellar").err == "No backend is installed on cellar.\n"
     assert corral("backends", "list", "--json").json()[0]["nodes"][0]["node"] == "attic"
     assert corral("backends", "list", "--node", "cellar", "--json").json() == []
     corral.fleet.available = [{"name": "vllm", "id": "ours@vllm", "gallery": {"name": "ours"}, "license": "mit"}]
     shown = corral("backends", "show", "vllm").out
     assert "gallery  ours" in shown
-    assert "not the newest" in shown
+    assert "a newer version is available" in shown
     assert corral("backends", "show", "vllm", "--json").json()["available"]["license"] == "mit"
 
 
@@ -329,7 +329,7 @@ def test_available_and_upgrades(corral: Corral) -> None:
         "vllm",
         "cpu-vllm",
     ]
-    assert corral("backends", "available", "nothing").err == "nothing like that in any gallery\n"
+    assert corral("backends", "available", "nothing").err == "No gallery has an entry that matches.\n"
     corral.fleet.upgrades = {"vllm": {"installed_version": "1.0", "available_version": "1.1"}}
     assert corral("backends", "upgrades").out.splitlines()[1].split() == ["vllm", "1.0", "1.1"]
     assert corral("backends", "upgrades", "--check", "--json").json()["vllm"]["available_version"] == "1.1"
@@ -337,7 +337,7 @@ def test_available_and_upgrades(corral: Corral) -> None:
 
 
 def test_operations_are_listed_shown_and_found_by_how_their_id_begins(corral: Corral) -> None:
-    assert corral("ops", "list").err == "nothing is under way\n"
+    assert corral("ops", "list").err == "No operation is running.\n"
     corral.fleet.operations = [WAITING, operation(job=OTHER)]
     assert corral("ops", "list").out.splitlines()[1].split()[:3] == ["3f2a91c0", "install", "vllm"]
     assert len(corral("ops", "list", "--all", "--json").json()) == 2
@@ -346,16 +346,16 @@ def test_operations_are_listed_shown_and_found_by_how_their_id_begins(corral: Co
     assert "node offline, will retry when healthy" in shown
     assert corral("ops", "show", OP, "--json").json()["job_id"] == OP
     ran = corral("ops", "show", "9999")
-    assert (ran.code, ran.err) == (1, "corral: no operation '9999': `corral ops list --all` has them all\n")
+    assert (ran.code, ran.err) == (1, "corral: no operation '9999': `corral ops list --all` lists them\n")
     corral.fleet.operations = [operation(job="3f2a-1"), operation(job="3f2a-2")]
-    assert "2 operations begin with '3f2a'" in corral("ops", "show", "3f2a").err
+    assert "2 operation ids begin with '3f2a'" in corral("ops", "show", "3f2a").err
 
 
 @pytest.mark.parametrize("given", ["", " ", "/", "..", "?all=true", "x/events", "%2f"])
 def test_what_cannot_be_an_id_is_not_made_a_path(corral: Corral, given: str) -> None:
     ran = corral("ops", "cancel", given)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == f"corral: {given!r} is no operation's id: `corral ops list --all` has them all\n"
+    assert ran.err == f"corral: {given!r} is not an operation id: `corral ops list --all` lists them\n"
     assert corral.fleet.calls == []
 
 
@@ -399,7 +399,7 @@ def test_history(corral: Corral) -> None:
 
 
 def test_watch_follows_what_is_under_way_and_to_the_end_if_wanted(corral: Corral) -> None:
-    assert corral("ops", "watch").err == "nothing is under way\n"
+    assert corral("ops", "watch").err == "No operation is running.\n"
     corral.fleet.operations = [WAITING]
     assert corral("ops", "watch").code == 3
     corral.fleet.wait_until_alone()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from corral.cli.up.lock import hold
+from corral.cli.common.data_folder import lock_file
 from corral.client import LocalFleet, write_local
 from corral.kit.locks import holder_of
 from tests.integration.cli.conftest import Corral, start
@@ -70,7 +70,7 @@ def test_a_cold_model_is_loaded_first_and_that_is_told_apart_from_the_answer(cor
     corral.fleet.answers |= {LOAD: load("installing", node="barn"), STATUS: load("loaded"), CHAT: answer(WHOLE)}
     ran = corral("chat", "tiny", "What is a corral?")
     assert (ran.code, ran.out) == (0, "A fence for horses.\n")
-    assert ran.err == "tiny: installing its backend on barn\n"
+    assert ran.err == "tiny: installing the backend on barn\n"
 
 
 def test_a_load_that_fails_says_the_real_cause(corral: Corral) -> None:
@@ -78,7 +78,7 @@ def test_a_load_that_fails_says_the_real_cause(corral: Corral) -> None:
     corral.fleet.answers |= {LOAD: load("loading"), STATUS: failed}
     ran = corral("chat", "tiny", "hello")
     assert (ran.code, ran.out) == (1, "")
-    assert "tiny could not be loaded: llama-cpp ended with code 1" in ran.err
+    assert "cannot load tiny: llama-cpp ended with code 1" in ran.err
     assert "out of memory" in ran.err
 
 
@@ -161,7 +161,7 @@ def test_the_question_may_come_from_a_pipe(corral: Corral, monkeypatch: pytest.M
     assert corral("chat", "tiny", "-").code == 0
     assert asked(corral)["messages"] == [{"role": "user", "content": "What is\na corral?"}]
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert "nothing to ask" in corral("chat", "tiny").err
+    assert "no prompt" in corral("chat", "tiny").err
 
 
 def test_what_is_no_text_is_no_reason_to_break_off(corral: Corral, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_is_no_text_is_no_reason_to_break_off(corral: Corral, tmp_path: Pat
     assert asked(corral)["messages"] == [{"role": "user", "content": "caf\ufffd?"}]
     assert (tmp_path / "answer").read_bytes() == b"A ?.\n"
     ran = corral("chat", "tiny", "caf\udce9?")
-    assert (ran.code, ran.err) == (2, "corral: b'caf\\xe9?' is not UTF-8, which all words given here have to be\n")
+    assert (ran.code, ran.err) == (2, "corral: b'caf\\xe9?' is not UTF-8; arguments must be UTF-8\n")
 
 
 def test_what_a_model_says_does_not_steer_the_terminal(corral: Corral) -> None:
@@ -259,8 +259,8 @@ def test_a_gateway_that_is_just_started_again_is_waited_for(
         assert (ran.code, ran.out) == (1, "")
         assert "is the fleet running? start it with `corral up`" in ran.err, "nobody holds the folder"
 
-        monkeypatch.setattr("corral.cli.remote.holder_of", holder)
-        with hold(tmp_path / "lock"):
+        monkeypatch.setattr("corral.cli.common.fleet_command.holder_of", holder)
+        with lock_file(tmp_path / "lock"):
             ran = corral("chat", "tiny", "hello")
     assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")
     assert asked == [tmp_path / "lock"] * 3

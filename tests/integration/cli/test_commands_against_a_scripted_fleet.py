@@ -72,7 +72,7 @@ def test_approve_several_and_all_pending(corral: Corral) -> None:
         ("POST", "/api/nodes/id-barn/approve"),
     ]
     ran = corral("nodes", "approve", "--all-pending")
-    assert (ran.code, ran.err) == (0, "nothing waits for approval\n")
+    assert (ran.code, ran.err) == (0, "No node is pending.\n")
     assert corral("nodes", "approve").code == 2
     assert corral("nodes", "approve", "x", "--all-pending").code == 2
 
@@ -80,7 +80,7 @@ def test_approve_several_and_all_pending(corral: Corral) -> None:
 def test_one_that_fails_does_not_stop_the_rest(corral: Corral) -> None:
     ran = corral("nodes", "resume", "nobody", "attic")
     assert ran.code == 1
-    assert ran.out == "attic takes work again\n"
+    assert ran.out == "attic accepts new requests and replicas again.\n"
     assert ran.err.startswith("corral: no node 'nobody'")
 
 
@@ -89,12 +89,12 @@ def test_drain_can_wait_and_says_when_it_is_still_under_way(corral: Corral) -> N
     corral.fleet.nodes[0]["in_flight_count"] = 2
     ran = corral("nodes", "drain", "attic", "--wait", "50ms")
     assert ran.code == 3
-    assert ran.err == "corral: attic still has 2 requests under way; look with `corral nodes show attic`\n"
+    assert ran.err == "corral: attic still has 2 requests in flight; see `corral nodes show attic`\n"
     corral.fleet.nodes[0]["in_flight_count"] = 0
     corral.fleet.nodes[0]["in_flight_unknown"] = "the node cannot reach the bus"
     ran = corral("nodes", "drain", "attic", "--wait", "50ms")
     assert ran.code == 3
-    assert "whether attic has requests under way is not known: the node cannot reach the bus" in ran.err
+    assert "the number of requests on attic is unknown: the node cannot reach the bus" in ran.err
     assert "nothing left to do" not in ran.out
     assert corral("nodes", "drain", "attic", "--wait", "soon").code == 2
 
@@ -118,7 +118,7 @@ def test_labels(corral: Corral) -> None:
 def test_budget_and_max_replicas(corral: Corral) -> None:
     assert corral("nodes", "budget", "attic", "80%").code == 0
     assert corral("nodes", "budget", "attic", "--reset").code == 0
-    assert corral("nodes", "max-replicas", "attic", "4").out == "attic: at most 4 replicas of one model\n"
+    assert corral("nodes", "max-replicas", "attic", "4").out == "attic: at most 4 replicas of one model.\n"
     assert corral("nodes", "max-replicas", "attic", "--reset").code == 0
     bodies = [body for method, _, body in corral.fleet.calls if method == "PUT"]
     assert bodies == [{"value": "80%"}, {"value": 4}]
@@ -169,7 +169,7 @@ def test_keys(corral: Corral) -> None:
     listed = corral("keys", "list").out.splitlines()
     assert listed[1].split()[:3] == ["k2", "guests", "inference"]
     assert "LIMITS" in listed[0]
-    assert "60 requests/min, 2 at once" in listed[1]
+    assert "60 requests/min, 2 concurrent" in listed[1]
     assert corral("keys", "revoke", "k2").out == "k2 revoked\n"
 
 
@@ -215,7 +215,7 @@ def test_misuse_is_one_line_with_the_way_to_the_help(corral: Corral) -> None:
 def test_an_empty_name_is_told_as_such_and_means_nothing_else(corral: Corral, words: tuple[str, ...]) -> None:
     ran = corral(*words)
     assert ran.code in (1, 2)
-    assert "is empty" in ran.err or "say whose log" in ran.err
+    assert "is empty" in ran.err or "give the name of a model or a backend" in ran.err
     assert changes(corral) == []
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.doctor.bus_door import check_bus_door
+from corral.cli.doctor.bus_check import check_bus_access
 from corral.client import LocalFleet, local_file, write_local
 from corral.kit.certificates import Ca, make_ca
 from tests.integration.cli.conftest import Corral
@@ -41,10 +41,10 @@ async def bus(hello: bytes, answer: bytes, tls: ssl.SSLContext | None = None, *,
 @pytest.mark.parametrize(
     ("hello", "answer", "level", "words"),
     [
-        (INFO % b"", REFUSAL, "ok", "closed to strangers"),
-        (INFO % b"", b"INFO {}\r\n" + REFUSAL, "ok", "closed to strangers"),
-        (INFO % b"", b"", "ok", "closed to strangers"),
-        (INFO % b"", b"PONG\r\n", "fail", "lets anybody in"),
+        (INFO % b"", REFUSAL, "ok", "refuses clients without credentials"),
+        (INFO % b"", b"INFO {}\r\n" + REFUSAL, "ok", "refuses clients without credentials"),
+        (INFO % b"", b"", "ok", "refuses clients without credentials"),
+        (INFO % b"", b"PONG\r\n", "fail", "accepts clients without credentials"),
         (INFO % b"", b"-ERR 'Parser Error'\r\n", "fail", "Parser Error"),
         (b"HTTP/1.1 400 Bad Request\r\n", b"", "fail", "not a NATS server"),
         (b"INFO nonsense\r\n", b"", "fail", "nats://"),
@@ -52,7 +52,7 @@ async def bus(hello: bytes, answer: bytes, tls: ssl.SSLContext | None = None, *,
 )
 async def test_the_door(hello: bytes, answer: bytes, level: str, words: str) -> None:
     async with bus(hello, answer) as url:
-        found = await check_bus_door(url)
+        found = await check_bus_access(url)
     assert (found.level.value, words in found.seen) == (level, True), found
 
 
@@ -64,15 +64,15 @@ async def test_the_door_behind_tls(tmp_path: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "pem")
     async with bus(INFO % b',"tls_required":true', REFUSAL, context) as url:
-        assert (await check_bus_door(url.replace("nats:", "tls:"))).level.value == "ok"
+        assert (await check_bus_access(url.replace("nats:", "tls:"))).level.value == "ok"
     async with bus(INFO % b"", REFUSAL) as url:
-        assert "has no TLS" in (await check_bus_door(url.replace("nats:", "tls:"))).seen
+        assert "does not use TLS" in (await check_bus_access(url.replace("nats:", "tls:"))).seen
 
 
 async def test_nobody_at_the_door_or_somebody_silent() -> None:
     async with bus(b"", b"") as url:
-        assert "does not answer" in (await check_bus_door(url, timeout_s=0.1)).seen
-    assert (await check_bus_door(url)).level.value == "fail"
+        assert "does not answer" in (await check_bus_access(url, timeout_s=0.1)).seen
+    assert (await check_bus_access(url)).level.value == "fail"
 
 
 def test_doctor_asks_the_fleet_and_ends_with_1_when_something_must_be_mended(corral: Corral, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_doctor_asks_the_fleet_and_ends_with_1_when_something_must_be_mended(cor
     ran = corral("doctor", "--data", data)
     assert ran.code == 1
     assert any(line.startswith("fail  controller") for line in ran.out.splitlines())
-    assert ran.err.endswith("to look at\n") or ran.err.endswith("to mend\n")
+    assert ran.err.endswith("found. The text after → shows how to fix each.\n")
 
 
 def test_doctor_without_a_fleet_looks_at_the_machine(
@@ -117,4 +117,4 @@ def test_doctor_finds_folder_and_bus_of_the_local_fleet(
     )
     found = {each["about"]: each for each in corral("doctor", "--json").json()}
     assert str(tmp_path / "data") in found["data folder"]["seen"]
-    assert found["bus door"]["level"] == "fail"
+    assert found["bus access"]["level"] == "fail"

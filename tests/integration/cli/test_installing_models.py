@@ -58,7 +58,7 @@ def test_it_shows_how_far_its_files_are(corral: Corral) -> None:
 def test_what_fails_is_told_with_its_cause_and_what_to_do(corral: Corral) -> None:
     ran = install(corral, then=[fetch("failing", "error", error="there is no w.gguf")])
     assert ran.code == 1
-    assert "tiny: failing on controller: there is no w.gguf; not tried again by itself" in ran.out
+    assert "tiny: failing on controller: there is no w.gguf; no automatic retry" in ran.out
     assert "corral ops retry 3f2a91c0" in ran.err
 
 

@@ -63,7 +63,7 @@ def test_nothing_to_show_is_told(corral: Corral) -> None:
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.splitlines() == [
         "corral: barn does not answer",
-        "corral: nothing called 'tiny' has written anything on any node that answers",
+        "corral: no node that answers has a log of 'tiny'",
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_replica_or_a_node_without_a_word_is_told_as_such(corral: Corral, aske
         corral.fleet.answers |= {door(each, what): web.json_response([]) for what in ("tiny%239", "tyni")}
     ran = corral("logs", asked)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == f"corral: {asked.partition('@')[0]!r} has written nothing on {where}\n"
+    assert ran.err == f"corral: the log of {asked.partition('@')[0]!r} is empty on {where}\n"
 
 
 def test_no_line_is_asked_for_and_none_is_missed(corral: Corral) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.folder import DataFolder
+from corral.cli.common.data_folder import DataFolder, lock_file
 from corral.cli.main import main
-from corral.cli.up.lock import hold
 from corral.store import open_store
 from corral.store.tables import controllers
 
@@ -43,7 +42,7 @@ def test_everything_is_copied_into_an_empty_database_only(tmp_path: Path, capsys
 def test_a_running_fleet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = DataFolder(tmp_path / "data")
     make_store(folder, controller_alive=False)
-    with hold(folder.lock):
+    with lock_file(folder.lock):
         assert migrate(folder, tmp_path / "new.db") == 1
     assert "stop it first" in capsys.readouterr().err
     assert not (tmp_path / "new.db").exists()

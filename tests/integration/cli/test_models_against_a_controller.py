@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli import models as models_command
 from corral.cli.main import main
+from corral.cli.models import commands as models_command
 from corral.controller.backends.plan import NoBuild
 from tests.support.backend_api import Api, open_api
 
@@ -50,7 +50,7 @@ async def test_from_the_gallery_to_nothing(corral: Command) -> None:
     assert (code, out.splitlines()[1].split()[:4]) == (0, ["smollm2-135m", "llama-cpp", "94MiB", "corral"])
     code, out, err = await corral("install", "smollm2-135m", "--as", "tiny", "--set", "context_size=2048")
     assert (code, out) == (0, "tiny installed\n")
-    assert "when somebody asks" in err
+    assert "The first request loads the model" in err
     code, out, _ = await corral("list")
     assert (code, out.splitlines()[1].split()) == (0, ["tiny", "llama-cpp", "0", "93.8", "MiB", "corral@smollm2-135m"])
     code, out, _ = await corral("show", "tiny")
@@ -97,7 +97,7 @@ async def test_definitions_in_files_go_through_and_come_back(corral: Command, tm
     code, out, _ = await corral("list")
     assert [line.split() for line in out.splitlines()[1:]] == [
         ["a", "vllm", "0", "boss"],
-        ["b", "boss", "stands", "for", "a"],
+        ["b", "boss", "alias", "of", "a"],
     ]
     code, out, _ = await corral("show", "a", "--yaml")
     file.write_text(out + "f16: true\n")
@@ -119,7 +119,7 @@ def taken_away(path: Path) -> str:
 
 async def test_in_an_editor(corral: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor = tmp_path / "editor"
-    monkeypatch.setattr(models_command, "interactive", lambda: True)
+    monkeypatch.setattr(models_command, "is_interactive", lambda: True)
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", str(editor))
 
@@ -130,14 +130,14 @@ async def test_in_an_editor(corral: Command, tmp_path: Path, monkeypatch: pytest
     await corral("install", "smollm2-135m")
     types("true")
     code, out, err = await corral("edit", "smollm2-135m")
-    assert (code, out, err) == (0, "", "nothing was changed\n")
+    assert (code, out, err) == (0, "", "Nothing was changed.\n")
     types('sed -i "s/context_size: 4096/context_size: 1024/" "$1"')
     code, out, _ = await corral("edit", "smollm2-135m")
     assert (code, out) == (0, "smollm2-135m edited\n")
     types('echo "context_size: nonsense" > "$1"')
     code, out, err = await corral("edit", "smollm2-135m")
     assert code == 1
-    kept = re.search(r"is in (\S+\.yaml)", err)
+    kept = re.search(r"--file (\S+)`", err)
     assert kept is not None
     assert taken_away(Path(kept[1])) == "context_size: nonsense\n"
 
@@ -153,7 +153,7 @@ async def test_scaling_keeps_what_is_not_said(corral: Command) -> None:
     code, out, _ = await corral("scale", "smollm2-135m", "--all")
     assert (code, out) == (0, "smollm2-135m: every node\n")
     code, out, _ = await corral("scale", "smollm2-135m", "--auto")
-    assert (code, out) == (0, "smollm2-135m: as many as requests need\n")
+    assert (code, out) == (0, "smollm2-135m: as many replicas as requests need\n")
     code, out, err = await corral("scale", "smollm2-135m", "--min", "3", "--max", "2")
     assert (code, "more than max_replicas" in err) == (1, True)
     code, out, err = await corral("scale", "nobody", "--min", "3")
@@ -167,7 +167,7 @@ async def test_a_fleet_as_one_file(api: Api, corral: Command, tmp_path: Path) ->
     file.write_text("labels: {barn: {tier: fast}}\nmodels: [{name: a, backend: vllm}]\nbackends: [vllm]\n")
     code, out, err = await corral("apply", "-f", str(file), "--dry-run")
     assert (code, out) == (0, "~ label barn\n    + tier: fast\n+ backend vllm\n    on every node\n+ model a\n")
-    assert "2 made, 1 changed. Nothing was done." in err
+    assert "2 created, 1 changed. Dry run: nothing was changed." in err
     code, out, err = await corral("apply", "-f", str(file))
     assert (code, "corral ops list" in err) == (0, True)
     code, out, _ = await corral("export")

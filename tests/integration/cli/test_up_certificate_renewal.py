@@ -8,10 +8,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from corral.cli.folder import DataFolder
+from corral.cli.common.data_folder import DataFolder
 from corral.cli.up import prepare
+from corral.cli.up.certificate_renewal import CertificateRenewal
 from corral.cli.up.children import ChildSpec
-from corral.cli.up.renewal import Renewal
 from corral.cli.up.supervisor import Supervisor
 from corral.kit.certificates import expires_at, names_of
 from corral.kit.clock import SystemClock
@@ -40,25 +40,25 @@ async def test_renewed_when_it_nears_its_end_or_the_main_address_changed(tmp_pat
     prepare.make_folders(folder)
     prepare.make_certificates(folder, NAMES, clock.now())
     main = ["192.168.7.5"]
-    async with Supervisor(folder.logs, clock=clock, tell=told.append) as supervisor:
+    async with Supervisor(folder.logs, clock=clock, report=told.append) as supervisor:
         for name in ("bus", "gateway"):
             command = (sys.executable, "-I", "-c", LISTENER)
             supervisor.start(ChildSpec(name, command, {"PATH": os.environ["PATH"]}, 5.0))
         logs = [folder.logs / f"{name}.log" for name in ("bus", "gateway")]
         await until(lambda: all("here" in log.read_text() for log in logs))
-        renewal = Renewal(folder, lambda: NAMES, supervisor, clock, told.append, main=lambda: main[0])
-        assert renewal.look() is False
+        renewal = CertificateRenewal(folder, lambda: NAMES, supervisor, clock, told.append, main=lambda: main[0])
+        assert renewal.run_once() is False
 
         clock.later = expires_at(folder.server_cert.read_text()) - datetime.now(UTC) - timedelta(days=29)
-        assert renewal.look() is True
+        assert renewal.run_once() is True
         assert expires_at(folder.server_cert.read_text()) - clock.now() > timedelta(days=300)
         await until(lambda: "hup" in logs[0].read_text() and logs[1].read_text().count("here") == 2)
-        assert renewal.look() is False
+        assert renewal.run_once() is False
 
         main[0] = "10.9.8.7"
-        assert renewal.look() is True
+        assert renewal.run_once() is True
         assert "10.9.8.7" in names_of(folder.server_cert.read_text())
-    assert told.count("the server certificate was renewed; the gateway restarts to use it") == 2
+    assert told.count("renewed the server certificate; the gateway restarts to use it") == 2
     assert supervisor.children["bus"].starts == 1
 
 
@@ -67,9 +67,9 @@ async def test_what_cannot_be_renewed_is_told_and_tried_again(tmp_path: Path) ->
     prepare.make_folders(folder)
     prepare.make_certificates(folder, NAMES, datetime.now(UTC))
     folder.ca_key.unlink()
-    supervisor = Supervisor(folder.logs, clock=SystemClock(), tell=told.append)
-    renewal = Renewal(folder, lambda: NAMES, supervisor, SystemClock(), told.append, main=lambda: "10.9.8.7")
+    supervisor = Supervisor(folder.logs, clock=SystemClock(), report=told.append)
+    renewal = CertificateRenewal(folder, lambda: NAMES, supervisor, SystemClock(), told.append, main=lambda: "10.9.8.7")
     running = asyncio.create_task(renewal.run(0.01))
     await until(lambda: len(told) >= 2)
     running.cancel()
-    assert "could not be renewed" in told[0]
+    assert "cannot renew" in told[0]

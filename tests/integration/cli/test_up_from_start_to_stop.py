@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.folder import DataFolder
+from corral.cli.common.data_folder import DataFolder, lock_file
 from corral.cli.main import main
 from corral.cli.up import prepare
 from corral.cli.up.children import ChildSpec, Site
 from corral.cli.up.command import serve
-from corral.cli.up.lock import hold
 from corral.cli.up.settings import UpSettings
 from corral.kit.errors import Failed
 from corral.kit.settings import Seconds
@@ -138,7 +137,7 @@ async def test_a_worker_that_cannot_start_is_told_and_the_fleet_stays(house: Hou
     house.specs["worker"] = ChildSpec("worker", dying, ENV, 5.0)
     house.site = dataclasses.replace(house.site, ingress_port=1)
     running = asyncio.create_task(house.up())
-    await until(lambda: "Corral runs, but this machine's worker is not ready yet." in printed.out())
+    await until(lambda: "Corral is running, but the worker of this machine is not ready yet." in printed.out())
     os.kill(os.getpid(), signal.SIGINT)
     assert await running == 0
     assert "corral:   corral worker: port 50050 is in use" in printed.err()
@@ -162,9 +161,9 @@ async def test_a_worker_that_is_late_does_not_hold_the_greeting_but_ready_is_sai
     house.worker.ready = False
     house.settings = dataclasses.replace(house.settings, ready_timeout_s=Seconds(0.2))
     running = asyncio.create_task(house.up())
-    await until(lambda: "Corral runs, but this machine's worker is not ready yet." in printed.out())
+    await until(lambda: "Corral is running, but the worker of this machine is not ready yet." in printed.out())
     await until(lambda: "Ctrl-C" in printed.out())
-    await until(lambda: "this machine's worker is not ready yet: not yet" in printed.err())
+    await until(lambda: "the worker of this machine is not ready yet: not yet" in printed.err())
     assert not any(method == "DELETE" for method, _, _ in house.gateway.calls)  # it may still need its token
     assert "Corral is ready." not in printed.out()
     house.worker.ready = True
@@ -192,10 +191,10 @@ async def test_a_second_signal_stops_at_once(house: House, printed: Printed) -> 
 def test_a_second_up_on_one_folder(no_fleet: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = DataFolder(tmp_path / "data")
     prepare.make_folders(folder)
-    with hold(folder.lock):
+    with lock_file(folder.lock):
         assert main(["up", "--data", str(folder.root)]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"corral: already running, pid {os.getpid()}, on {folder.root}")
+    assert err.startswith(f"corral: `corral up` already runs with {folder.root} (pid {os.getpid()})")
     assert err.count("\n") == 1
 
 
@@ -211,7 +210,7 @@ def test_a_port_in_use_is_told_before_anything_starts(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"port {ports[flag]} is in use" in err
-    assert f"choose another with {flag}" in err
+    assert f"choose another port with {flag}" in err
     assert list((tmp_path / "data" / "logs").iterdir()) == []
 
 
@@ -230,4 +229,7 @@ def test_a_secret_that_cannot_be_used(no_fleet: None, tmp_path: Path, capsys: py
     folder.admin_key.write_text("oops")
     assert main(["up", "--data", str(folder.root), "--port", "0", "--bus-port", "0", "--ingress-port", "0"]) == 1
     err = capsys.readouterr().err
-    assert err == f"corral: {folder.admin_key} does not hold a key: remove it and a new one is made\n"
+    assert (
+        err
+        == f"corral: {folder.admin_key} does not contain a key: remove the file, and the next start creates a new key\n"
+    )

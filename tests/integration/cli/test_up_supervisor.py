@@ -53,7 +53,7 @@ def lines_of(journal: Path) -> list[str]:
 
 def make(tmp_path: Path, told: list[str], **more: object) -> Supervisor:
     given: dict[str, Any] = {"timing": QUICK} | more
-    return Supervisor(tmp_path, clock=SystemClock(), tell=told.append, **given)
+    return Supervisor(tmp_path, clock=SystemClock(), report=told.append, **given)
 
 
 async def test_a_killed_child_is_started_again_and_the_others_are_left_alone(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_one_that_does_not_stop_in_time_is_killed_and_that_is_told(tmp_pat
         await until(lambda: lines_of(journal))
         pid = one.pid
         assert pid is not None
-    assert told == ["stubborn did not stop within 0.2 s and is killed"]
+    assert told == ["stubborn did not stop within 0.2 s; killing it"]
     assert not psutil.pid_exists(pid)
 
 
@@ -100,7 +100,7 @@ async def test_hurry_ends_everybody_at_once(tmp_path: Path) -> None:
         pid = one.pid
         assert pid is not None
         began = time.monotonic()
-        supervisor.hurry()
+        supervisor.kill()
     assert time.monotonic() - began < 60
     assert not psutil.pid_exists(pid)
 
@@ -112,9 +112,9 @@ async def test_a_child_that_keeps_ending_is_tried_less_and_less_often_and_its_la
     dying = ChildSpec("dying", (sys.executable, "-I", "-c", "raise SystemExit('the sky fell')"), ENV, 1.0)
     async with make(tmp_path, told) as supervisor:
         one = supervisor.start(dying)
-        await until(lambda: one.quick_ends >= 4)
+        await until(lambda: one.failed_starts >= 4)
     assert "  the sky fell" in told
-    waits = [float(line.rpartition("in ")[2].removesuffix(" s")) for line in told if "starting it again" in line]
+    waits = [float(line.rpartition("in ")[2].removesuffix(" s")) for line in told if "restarting" in line]
     assert waits[0] < waits[3]
     assert "the sky fell" in (tmp_path / "dying.log").read_text()
 
@@ -136,7 +136,7 @@ if count > 2:
     async with make(tmp_path, [], timing=replace(QUICK, steady_after_s=0.5)) as supervisor:
         one = supervisor.start(child("moody", program, journal))
         await until(lambda: len(lines_of(journal)) == 4)
-        assert one.quick_ends == 0
+        assert one.failed_starts == 0
         one.kill()
 
 
@@ -144,7 +144,7 @@ async def test_a_command_that_does_not_exist_is_told_like_any_other_end(tmp_path
     told: list[str] = []
     async with make(tmp_path, told) as supervisor:
         one = supervisor.start(ChildSpec("ghost", ("/no/such/program",), ENV, 1.0))
-        await until(lambda: one.quick_ends >= 3)
+        await until(lambda: one.failed_starts >= 3)
     assert any("cannot start /no/such/program: No such file or directory" in line for line in told)
 
 
@@ -157,7 +157,7 @@ open(sys.argv[1], "a").write(str(kept.pid) + "\\n")
     journal = tmp_path / "journal"
     async with make(tmp_path, []) as supervisor:
         one = supervisor.start(child("parent", program, journal))
-        await until(lambda: one.quick_ends >= 2)
+        await until(lambda: one.failed_starts >= 2)
         one.kill()
     for pid in lines_of(journal):
         os.kill(int(pid), signal.SIGKILL)
@@ -165,10 +165,10 @@ open(sys.argv[1], "a").write(str(kept.pid) + "\\n")
 
 async def test_a_stop_while_waiting_to_start_again_is_heard_at_once(tmp_path: Path) -> None:
     slow = Timing(restart_first_s=300.0, restart_cap_s=300.0)
-    supervisor = Supervisor(tmp_path, clock=SystemClock(), tell=lambda _: None, timing=slow)
+    supervisor = Supervisor(tmp_path, clock=SystemClock(), report=lambda _: None, timing=slow)
     async with asyncio.timeout(60), supervisor:
         one = supervisor.start(ChildSpec("brief", (sys.executable, "-I", "-c", ""), ENV, 1.0))
-        await until(lambda: one.quick_ends == 1)
+        await until(lambda: one.failed_starts == 1)
 
 
 SUPERVISOR = """
@@ -179,7 +179,7 @@ from corral.cli.up.supervisor import Supervisor, Timing
 from corral.kit.clock import SystemClock
 
 async def main():
-    supervisor = Supervisor(Path(sys.argv[1]), clock=SystemClock(), tell=print, timing=Timing())
+    supervisor = Supervisor(Path(sys.argv[1]), clock=SystemClock(), report=print, timing=Timing())
     async with supervisor:
         for name in ("one", "two"):
             supervisor.start(ChildSpec(name, ("sleep", "600"), dict(os.environ), 5.0))
@@ -240,15 +240,15 @@ async def test_a_restart_is_in_order_and_no_crash(tmp_path: Path) -> None:
         await until(lambda: lines_of(journal) == ["started one"])
         one.restart()
         await until(lambda: lines_of(journal) == ["started one", "stopped one", "started one"])
-        assert (one.quick_ends, told) == (0, [])
+        assert (one.failed_starts, told) == (0, [])
 
 
 async def test_a_restart_ends_the_wait_of_one_that_crashed(tmp_path: Path) -> None:
     slow = Timing(restart_first_s=300.0, restart_cap_s=300.0)
-    supervisor = Supervisor(tmp_path, clock=SystemClock(), tell=lambda _: None, timing=slow)
+    supervisor = Supervisor(tmp_path, clock=SystemClock(), report=lambda _: None, timing=slow)
     async with asyncio.timeout(60), supervisor:
         one = supervisor.start(ChildSpec("brief", (sys.executable, "-I", "-c", ""), ENV, 1.0))
-        await until(lambda: one.quick_ends == 1)
+        await until(lambda: one.failed_starts == 1)
         one.restart()
         await until(lambda: one.starts == 2)
 
@@ -302,8 +302,8 @@ async def test_a_child_that_was_ready_is_started_again_at_once_however_often_it_
                 assert pid == one.pid
                 await kill(pid)
                 assert await asyncio.to_thread(answer_of, port) != pid  # it waited, and was not refused
-            assert (one.starts, one.quick_ends) == (11, 0)
-    assert told == ["server ended (killed by SIGKILL); starting it again now"] * 10
+            assert (one.starts, one.failed_starts) == (11, 0)
+    assert told == ["server ended (killed by SIGKILL); restarting now"] * 10
 
 
 async def test_a_restart_with_sockets_starts_the_successor_before_the_old_one_has_ended(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corral.cli import backend_text as text
+from corral.cli.backends import text
 from corral.client.resources.backends import AvailableBackend
 from corral.contract.admin import MatrixCell, MatrixIntent, MatrixNode, MatrixRow, PlanNode, PlanView
 from corral.contract.messages.backends import NodeDrift, UpgradeInfo
@@ -51,7 +51,7 @@ def test_a_backend_in_one_row() -> None:
     by_digest = MatrixRow("vllm", {"a": cell(digest="sha256:" + "ab" * 32)}, drift=True)
     assert text.matrix_row(by_digest, [ATTIC, SHED]) == (
         *("vllm", "sha256:abababababab", "1 of 2: attic", ""),
-        "nodes differ",
+        "versions differ between nodes",
     )
 
 
@@ -73,14 +73,17 @@ def test_one_node_of_a_backend_says_everything_about_it() -> None:
         can_roll_back=True,
         intent=MatrixIntent("upgrade", "waiting", failures=1, reason="disk full", next_retry_at="2026-11-15T12:00:30Z"),
     )
-    note = "not the newest; not what most nodes have; can be rolled back; upgrading: disk full; next try in 30s"
+    note = (
+        "a newer version is available; differs from most nodes; can be rolled back; "
+        "upgrading: disk full; next attempt in 30s"
+    )
     assert text.show_row(ATTIC, one, NOON) == (
         *("attic", "healthy", "1.0", "cpu-vllm", "sha256:abababababab", "1h ago"),
         note,
     )
     row = MatrixRow("vllm", {"a": one}, upgrade_available=True, available_digest="sha256:" + "cd" * 32)
     assert text.node_row(row, one, NOON)[-2:] == ("sha256:cdcdcdcdcdcd", note)
-    assert text.show_row(SHED, MatrixCell(True, is_system=True), NOON)[-1] == "belongs to the system"
+    assert text.show_row(SHED, MatrixCell(True, is_system=True), NOON)[-1] == "installed by the system"
 
 
 def test_scripts_get_the_nodes_by_name() -> None:
@@ -145,5 +148,5 @@ def test_a_plan_in_rows(kind: str, node: dict[str, Any], row: tuple[str, ...]) -
 
 def test_a_plan_in_one_sentence() -> None:
     nodes = (PlanNode("a", "attic", "install"), PlanNode("s", "shed", "install"), PlanNode("b", "barn", "skip"))
-    assert text.plan_title(PlanView("install", "vllm", nodes)) == "install vllm would: install on 2, skip on 1"
-    assert text.plan_title(PlanView("install", "vllm")) == "install vllm would: nothing, there is no node"
+    assert text.plan_title(PlanView("install", "vllm", nodes)) == "Plan for install vllm: install on 2, skip on 1"
+    assert text.plan_title(PlanView("install", "vllm")) == "Plan for install vllm: nothing, no node matches"

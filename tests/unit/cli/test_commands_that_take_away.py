@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import corral.client
+from corral.cli.common.fleet_command import IS_DESTRUCTIVE
 from corral.cli.main import COMMANDS, load, main
-from corral.cli.remote import TAKES_AWAY
 from corral.client import Endpoint
 
 CLI_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
@@ -91,7 +91,7 @@ def remote_commands() -> dict[str, Any]:
 def test_of_every_command_it_is_known_whether_it_takes_something_away() -> None:
     found = remote_commands()
     assert found.keys() == TAKE_AWAY.keys() | TAKE_NOTHING, "a new command belongs into one of the lists above"
-    assert {path for path, each in found.items() if hasattr(each.callback, TAKES_AWAY)} == TAKE_AWAY.keys()
+    assert {path for path, each in found.items() if hasattr(each.callback, IS_DESTRUCTIVE)} == TAKE_AWAY.keys()
 
 
 @pytest.mark.parametrize("path", TAKE_AWAY)
@@ -102,7 +102,7 @@ def test_it_does_nothing_before_the_fleet_is_named(
     monkeypatch.setattr(corral.client, "Client", None)  # nobody is called
     assert main([*path.split(), *TAKE_AWAY[path]]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "this would go to the fleet 'a' (http://here:1, /data/a), not to 'b' (http://here:2, /data/b)" in said
+    assert "this command would change the fleet 'a' (http://here:1, /data/a), not 'b' (http://here:2, /data/b)" in said
     assert "--context, or add --yes" in said
 
 

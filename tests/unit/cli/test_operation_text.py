@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from corral.cli import operation_text as text
+from corral.cli.operations import text
 from corral.contract.admin import OperationNodeView
 from tests.support.operation_views import on, operation
 
@@ -64,15 +64,15 @@ def test_what_was_cancelled_is_no_success_though_it_has_ended() -> None:
         ),
         (
             on("attic", "error", error="disk full", failures=3, next_retry_at="2026-11-15T12:00:30Z"),
-            "attic: error (disk full; failed 3 times; next try in 30s)",
+            "attic: error (disk full; failed 3 times; next attempt in 30s)",
         ),
         (
             on("attic", "error", error="wrong digest", failures=1),
-            "attic: error (wrong digest; not tried again by itself)",
+            "attic: error (wrong digest; no automatic retry)",
         ),
         (
             on("attic", "error", error="it lacks libgomp.so.1 → apt-get install libgomp1", failures=1),
-            "attic: error (it lacks libgomp.so.1 → apt-get install libgomp1; tried again once that is done)",
+            "attic: error (it lacks libgomp.so.1 → apt-get install libgomp1; retried once that is done)",
         ),
         (on("at\x1b[2Jtic", "success"), "at�[2Jtic: success"),
     ],
@@ -84,7 +84,7 @@ def test_one_node_in_one_line(node: OperationNodeView, line: str) -> None:
 def test_a_row_of_the_table() -> None:
     view = operation(on("attic", "success"), on("shed", percentage=40.0), progress=70, message="1 of 2 nodes done")
     assert text.row(view, NOON) == (
-        *("3f2a91c0", "install", "vllm", "every node", "under way", "70%", "1 of 2 done", "1m ago"),
+        *("3f2a91c0", "install", "vllm", "every node", "running", "70%", "1 of 2 done", "1m ago"),
         "1 of 2 nodes done",
     )
     done = operation(on("attic", "success"), state="done", scope="node", scope_value="attic", message="completed")
@@ -118,19 +118,21 @@ def test_the_report_says_what_was_done_and_what_remains_grouped_by_reason() -> N
         *away,
         state="failing",
     )
-    assert text.report(view, NOON) == [
+    assert text.result_lines(view, NOON) == [
         "vllm: installed on attic",
         "vllm: skipped on shed: no linux/arm64 build",
-        "vllm: failing on barn, cellar: disk full; failed 2 times; next try in 1m",
-        "vllm: waits on n0, n1, n2, n3, n4 and 2 more: node offline",
+        "vllm: failing on barn, cellar: disk full; failed 2 times; next attempt in 1m",
+        "vllm: waiting on n0, n1, n2, n3, n4 and 2 more: node offline",
     ]
 
 
 def test_a_fleet_without_nodes_is_told_so() -> None:
-    assert text.report(operation(state="done")) == ["vllm: no node to do it on yet; the first that joins gets it"]
+    assert text.result_lines(operation(state="done")) == [
+        "vllm: no node matches yet; the first node that joins gets it"
+    ]
     chosen = operation(state="done", scope="selector", scope_value="tier=fast")
-    assert text.report(chosen) == ["vllm: no node to do it on yet; the first that joins with tier=fast gets it"]
-    assert text.report(operation(state="done", kind="delete")) == ["vllm: no node to do it on"]
+    assert text.result_lines(chosen) == ["vllm: no node matches yet; the first node that joins with tier=fast gets it"]
+    assert text.result_lines(operation(state="done", kind="delete")) == ["vllm: no node matches"]
 
 
 def test_an_install_that_found_no_node_is_waiting_and_not_done() -> None:
@@ -141,19 +143,19 @@ def test_an_install_that_found_no_node_is_waiting_and_not_done() -> None:
 
 
 def test_how_to_go_on_is_said_only_where_something_goes_on() -> None:
-    assert text.how_to_go_on([operation(on("attic", "success"), state="done")]) == []
+    assert text.next_steps([operation(on("attic", "success"), state="done")]) == []
     waiting = operation(on("attic", "queued", waits=True), state="waiting")
-    assert ["corral ops watch 3f2a91c0" in line for line in text.how_to_go_on([waiting])] == [True]
+    assert ["corral ops watch 3f2a91c0" in line for line in text.next_steps([waiting])] == [True]
     parked = operation(on("attic", "error", error="wrong digest"), state="failing")
-    lines = text.how_to_go_on([parked])
+    lines = text.next_steps([parked])
     assert len(lines) == 1
     assert "corral ops retry 3f2a91c0" in lines[0]
     retried = operation(on("attic", "error", next_retry_at="2026-11-15T12:01:00Z"), state="failing")
-    assert len(text.how_to_go_on([retried])) == 2
+    assert len(text.next_steps([retried])) == 2
 
 
 def test_details_leave_out_what_is_not_known() -> None:
     lines = list(text.details(operation(created_by="admin", message="0 of 0 nodes done"), NOON))
-    assert lines[0] == "id     3f2a91c0-0000-4000-8000-000000000000"
-    assert "asked  1m ago by admin" in lines
-    assert not [line for line in lines if line.startswith(("finished", "bytes", "error", "dismissed"))]
+    assert lines[0] == "id         3f2a91c0-0000-4000-8000-000000000000"
+    assert "started    1m ago by admin" in lines
+    assert not [line for line in lines if line.startswith(("finished", "bytes", "error", "hidden"))]

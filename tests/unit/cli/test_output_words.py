@@ -8,18 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from corral.cli import output
+from corral.cli.common import output
 from corral.contract.admin import JoinTokenView, NodeView
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (24 * 2**30, "24.0 GiB"), (3 * 2**40, "3.0 TiB")],
-)
-def test_size(count: int, words: str) -> None:
-    assert output.size(count) == words
 
 
 @pytest.mark.parametrize(
@@ -36,7 +28,7 @@ def test_size(count: int, words: str) -> None:
     ],
 )
 def test_ago(stamp: str, words: str) -> None:
-    assert output.ago(stamp, NOON).replace("1m30s", "90s") == words
+    assert output.relative_time(stamp, NOON).replace("1m30s", "90s") == words
 
 
 def test_json_has_every_field_also_those_with_their_usual_value(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,5 +76,5 @@ def test_foreign_text_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_line_of_a_complaint_says_who_complains(capsys: pytest.CaptureFixture[str]) -> None:
-    output.complain("first\nsecond\x07")
+    output.print_error("first\nsecond\x07")
     assert capsys.readouterr().err == "corral: first\ncorral: second�\n"

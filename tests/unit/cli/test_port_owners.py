@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from corral.cli.common.data_folder import DataFolder, lock_file
+from corral.cli.common.port_owners import Owner, Program, choose_owner
 from corral.cli.doctor.port_checks import check_ports
-from corral.cli.folder import DataFolder
-from corral.cli.port_owners import Owner, Program, choose_owner
-from corral.cli.up.lock import hold
 from corral.client.contexts import LocalFleet, claim_context
 
 ME, OTHER = 1000, 2000
@@ -116,11 +115,11 @@ def test_doctor_knows_the_ports_of_a_fleet_in_another_folder_by_its_context(tmp_
     env = {"CORRAL_CONFIG_DIR": str(tmp_path / "config")}
     (tmp_path / "farm").mkdir()
     other = DataFolder(tmp_path / "farm")
-    with closing(socket.create_server(("127.0.0.1", 0))) as gateway, hold(other.lock):
+    with closing(socket.create_server(("127.0.0.1", 0))) as gateway, lock_file(other.lock):
         port = gateway.getsockname()[1]
         claim_context(env, LocalFleet(url=f"http://127.0.0.1:{port}", data=str(other.root)), "farm")
         (found,) = check_ports(DataFolder(tmp_path / "mine"), env, ((port, "--port"),))
         assert (found.level, found.seen) == ("ok", f"{port} is used by the fleet of context 'farm'")
         other.ports.write_text('{"--ingress-port": 1}')
         (found,) = check_ports(other, env, ((port, "--port"),))
-        assert found.seen.startswith("`corral up` runs here")
+        assert found.seen.startswith("`corral up` runs with this data folder")

@@ -10,7 +10,7 @@ import pytest
 import typer
 import typer.main
 
-from corral.cli.options import command_of
+from corral.cli.common.settings_command import settings_command
 from corral.kit.settings import BadSettings, Seconds, setting
 
 
@@ -31,7 +31,7 @@ def run(words: list[str], env: dict[str, str] | None = None, **more: Any) -> lis
         return 7
 
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(command_of(Settings, keep, help="Do it.", env=env or {}, **more))
+    app.command()(settings_command(Settings, keep, help="Do it.", env=env or {}, **more))
     code = typer.main.get_command(app).main(args=words, prog_name="x", standalone_mode=False)
     assert code in (0, 7, 9)
     return ran
@@ -69,7 +69,7 @@ def test_short_help_hides_the_advanced_and_help_all_shows_them(capsys: pytest.Ca
     assert run(["--help"]) == []
     short = capsys.readouterr().out
     assert "--count" not in short
-    assert "how long [1m30s] (CORRAL_WAIT)" in " ".join(short.split())
+    assert "how long [default: 1m30s] (CORRAL_WAIT)" in " ".join(short.split())
     assert run(["--help-all"]) == []
     assert "--count N" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.cli.up.bring_up import insist
+from corral.cli.up.startup import retry_until_available
 from corral.kit.errors import CorralError, Denied, OutcomeUnknown, Unavailable, Unreachable
 
 
@@ -18,7 +18,7 @@ async def test_a_part_that_is_away_for_long_is_waited_for() -> None:
             raise answer
         return answer
 
-    assert await insist(ask, every_s=0) == "done"
+    assert await retry_until_available(ask, every_s=0) == "done"
 
 
 async def test_what_waiting_cannot_cure_is_told() -> None:
@@ -26,4 +26,4 @@ async def test_what_waiting_cannot_cure_is_told() -> None:
         raise Denied("another fleet's key")
 
     with pytest.raises(Denied):
-        await insist(ask, every_s=0)
+        await retry_until_available(ask, every_s=0)

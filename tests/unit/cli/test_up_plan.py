@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.folder import DataFolder, run_folder
-from corral.cli.up.bring_up import greeting
+from corral.cli.common.data_folder import DataFolder, run_folder
 from corral.cli.up.children import (
     Site,
     controller_settings,
@@ -20,6 +19,7 @@ from corral.cli.up.children import (
     worker_settings,
 )
 from corral.cli.up.settings import UpSettings
+from corral.cli.up.startup import ready_message
 from corral.controller.settings import ControllerSettings
 from corral.gateway.settings import GatewaySettings
 from corral.kit.settings import BadSettings, read_settings
@@ -143,8 +143,8 @@ def test_settings_that_contradict_each_other() -> None:
 
 
 def test_the_greeting_shows_the_key_only_when_asked() -> None:
-    shown = "\n".join(greeting(SITE, join_command="corral join x", key="ck_secret"))
-    hidden = "\n".join(greeting(LAN, join_command="corral join x", key=None))
+    shown = "\n".join(ready_message(SITE, join_command="corral join x", key="ck_secret"))
+    hidden = "\n".join(ready_message(LAN, join_command="corral join x", key=None))
     assert "ck_secret" in shown
     assert "http://127.0.0.1:8080/" in shown
     assert "/data/secrets/admin.key" in hidden

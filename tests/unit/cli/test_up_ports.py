@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.folder import DataFolder
-from corral.cli.up.ports import choose_ports, read_ports, remember_ports
+from corral.cli.common.data_folder import DataFolder
+from corral.cli.up.ports import choose_ports, read_ports, save_ports
 from corral.cli.up.settings import UpSettings
 from corral.kit.errors import Failed
 
@@ -29,7 +29,7 @@ def test_a_named_port_that_is_taken_is_refused_by_its_flag(taken: int) -> None:
 
 def test_a_port_nobody_named_moves_when_it_is_taken(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = dict.fromkeys(("--bus-port", "--blob-port", "--ingress-port"), taken)
-    monkeypatch.setattr("corral.cli.up.ports._USUAL", usual)
+    monkeypatch.setattr("corral.cli.up.ports._DEFAULTS", usual)
     ports = choose_ports(UpSettings(port=0), HERE, remembered={})
     assert set(ports) == {"--port", "--bus-port", "--blob-port", "--ingress-port"}
     assert taken not in ports.values()
@@ -45,7 +45,7 @@ def test_what_was_used_last_is_used_again(tmp_path: Path, taken: int, monkeypatc
     folder = DataFolder(tmp_path)
     assert read_ports(folder) == {}
     first = choose_ports(UpSettings(port=0, bus_port=0), HERE, remembered={})
-    remember_ports(folder, first)
+    save_ports(folder, first)
     again = choose_ports(UpSettings(port=0), HERE, remembered=read_ports(folder))
     assert again["--bus-port"] == first["--bus-port"]
     assert choose_ports(UpSettings(port=0), HERE, remembered={"--bus-port": taken})["--bus-port"] != taken
@@ -58,5 +58,5 @@ def test_a_damaged_memory_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_a_public_port_that_was_handed_to_us_is_not_looked_for(taken: int) -> None:
-    ports = choose_ports(UpSettings(port=8080), HERE, remembered={}, listening=taken)
+    ports = choose_ports(UpSettings(port=8080), HERE, remembered={}, inherited_port=taken)
     assert ports["--port"] == taken

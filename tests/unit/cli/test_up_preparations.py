@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.folder import DataFolder
+from corral.cli.common.data_folder import DataFolder, lock_file
 from corral.cli.up import machine, prepare
-from corral.cli.up.lock import hold
-from corral.cli.up.logs import RotatingFile, Tail
+from corral.cli.up.logs import LastLines, RotatingFile
 from corral.kit.certificates import expires_at, fingerprint, make_ca, names_of
 from corral.kit.errors import Conflict, Failed
 from corral.kit.locks import holder_of
@@ -61,7 +60,7 @@ def test_a_key_is_made_once_and_closed_to_others(folder: DataFolder) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello", b"ck_short", b"ck_" + b"a" * 52 + b"\nck_two", b"\xff\xfe\x00"])
 def test_a_file_that_holds_no_key_is_not_overwritten(folder: DataFolder, content: bytes) -> None:
     folder.admin_key.write_bytes(content)
-    with pytest.raises(Failed, match="remove it and a new one is made"):
+    with pytest.raises(Failed, match="remove the file, and the next start creates a new key"):
         prepare.make_key(folder.admin_key)
     assert folder.admin_key.read_bytes() == content
 
@@ -125,16 +124,24 @@ def test_a_crash_while_the_ca_was_made_does_not_stand_in_the_way(folder: DataFol
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(13, "mend its permissions"), (28, "make room"), (30, "can be written"), (20, "file where a folder")],
+    [
+        (13, "another user owns it"),
+        (28, "free some space"),
+        (30, "choose a writable folder"),
+        (20, "a file is in the place of a folder"),
+    ],
 )
 def test_the_file_systems_refusals_say_what_to_do(tmp_path: Path, number: int, words: str) -> None:
-    with pytest.raises(Failed, match=words), prepare.explained(tmp_path):
+    with pytest.raises(Failed, match=words), prepare.explain_os_errors(tmp_path):
         raise OSError(number, os.strerror(number), "/some/place")
 
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    with pytest.raises(Failed, match="file where a folder is needed"), prepare.explained(tmp_path / "data"):
+    with (
+        pytest.raises(Failed, match="a file is in the place of a folder"),
+        prepare.explain_os_errors(tmp_path / "data"),
+    ):
         prepare.make_folders(DataFolder(tmp_path / "data"))
 
 
@@ -153,12 +160,12 @@ def test_a_run_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert holder_of(path) is None
-    with hold(path):
+    with lock_file(path):
         assert holder_of(path) == os.getpid()
-        with pytest.raises(Conflict, match=f"already running, pid {os.getpid()}"), hold(path):
+        with pytest.raises(Conflict, match=rf"already runs with .* \(pid {os.getpid()}\)"), lock_file(path):
             pass
     assert holder_of(path) is None
-    with hold(path):
+    with lock_file(path):
         pass
 
 
@@ -199,7 +206,7 @@ def test_the_machine_knows_its_names_and_addresses() -> None:
     assert {"127.0.0.1", "::1"} <= set(machine.addresses())
     assert "localhost" in machine.host_names()
     assert machine.main_address()
-    assert machine.in_url("::1") == "[::1]"
+    assert machine.url_host("::1") == "[::1]"
     assert machine.loopback_of("0.0.0.0") == "127.0.0.1"
     assert machine.loopback_of("192.168.7.5") == "192.168.7.5"
 
@@ -221,7 +228,7 @@ def test_a_full_disk_loses_lines_but_nothing_else() -> None:
 
 
 def test_the_tail_keeps_the_last_lines_however_they_are_cut() -> None:
-    tail = Tail(lines=2)
+    tail = LastLines(lines=2)
     assert tail.feed(b"one\ntw") == [b"one"]
     assert tail.feed(b"o\n\nthree\nhal") == [b"two", b"", b"three"]
     assert tail.lines() == ["two", "three", "hal"]

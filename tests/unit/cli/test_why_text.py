@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.cli import why_text
+from corral.cli.fleet import why_text
 from corral.contract.loads import LoadStatus
 from corral.contract.why import WhyCheck, WhyModel, WhyNode, WhyReplica, WhyScore, WhySpace, WhyVerdict
 
@@ -24,11 +24,11 @@ def model(**more: object) -> WhyModel:
 
 def test_a_model_in_a_few_lines() -> None:
     assert list(why_text.model_details(model())) == [
-        "model     m",
-        "one more  there is a place: barn: needs 4.0 GiB",
-        "needs     4.0 GiB (3 files)",
-        "wanted    when somebody asks for it",
-        "scaling   hold: as it should be",
+        "model         m",
+        "next replica  can be placed: barn: needs 4.0 GiB",
+        "needs         4.0 GiB (3 files)",
+        "replicas      as many as requests need",
+        "scaling       hold: as it should be",
     ]
 
 
@@ -46,30 +46,30 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
         load=load,
     )
     lines = list(why_text.model_details(told))
-    assert "one more    no place for m: barn: is offline" in lines
-    assert "scaling     unsatisfied: see above" in lines
-    assert "in the way  other is pinned" in lines
-    assert "needs       nobody knows how much memory" in lines
-    assert "wanted      1 to any number replicas on nodes with tier=fast" in lines
-    assert "load        staging on barn 41%: fetching w.gguf" in lines
-    assert "wanted    one on every node" in list(why_text.model_details(model(spread_all=True)))
+    assert "next replica  no place for m: barn: is offline" in lines
+    assert "scaling       unsatisfied: see above" in lines
+    assert "cannot evict  other is pinned" in lines
+    assert "needs         unknown amount of memory" in lines
+    assert "replicas      1 to any number on nodes with tier=fast" in lines
+    assert "load          staging on barn 41%: fetching w.gguf" in lines
+    assert "replicas      one on every node" in list(why_text.model_details(model(spread_all=True)))
     loaded = LoadStatus(model="m", state="loaded", progress=100.0)
     assert not [line for line in why_text.model_details(model(load=loaded)) if line.startswith("load")]
     failed = LoadStatus(model="m", state="failed", error="out of memory")
-    assert "load      failed: out of memory" in list(why_text.model_details(model(load=failed)))
+    assert "load          failed: out of memory" in list(why_text.model_details(model(load=failed)))
     resting = LoadStatus(model="m", state="failed", error="out of memory", retry_after_s=39.6)
-    words = "load      failed: out of memory; nobody tries again for 40s"
+    words = "load          failed: out of memory; the next attempt starts in 40s"
     assert words in list(why_text.model_details(model(load=resting)))
     waits = model(
         decision="wait",
         text="barn: waits for old to end",
         load=LoadStatus(model="m", state="pending", message="barn: waits for old to end"),
     )
-    told_once = list(why_text.model_details(waits))
-    assert "one more  not yet: barn: waits for old to end" in told_once
-    assert "load      pending: see above" in told_once
+    lines_once = list(why_text.model_details(waits))
+    assert "next replica  waiting: barn: waits for old to end" in lines_once
+    assert "load          pending: see above" in lines_once
     host = list(why_text.model_details(model(host_bytes=GIB)))
-    assert "needs     4.0 GiB, and 1.0 GiB of RAM (3 files)" in host
+    assert "needs         4.0 GiB, and 1.0 GiB of RAM (3 files)" in host
 
 
 YES = WhyVerdict(
@@ -94,7 +94,7 @@ NO = WhyVerdict(
 
 def test_nodes_and_models_in_rows() -> None:
     assert why_text.verdict_rows(model(nodes=(YES, NO))) == [
-        ("barn", "yes, first", "needs 4.0 GiB; GPU 0", "2.0 GiB to fetch"),
+        ("barn", "yes, rank 1", "needs 4.0 GiB; GPU 0", "2.0 GiB to fetch"),
         ("attic", "no", "is offline", ""),
     ]
     node = WhyNode(node_id="1", node="barn", accepts=True, text="takes new replicas", models=(NO, YES))
@@ -122,7 +122,7 @@ def test_a_node_and_its_memory() -> None:
     known = WhySpace(name="GPU 0", limit_bytes=8 * GIB, free_bytes=0, reserved_bytes=8 * GIB, replicas=1)
     assert why_text.space_row(known) == ("GPU 0", "0 B", "8.0 GiB", "8.0 GiB", "1", "")
     guessed = WhySpace(name="GPU 1", limit_bytes=GIB, free_bytes=GIB, measured=False)
-    assert why_text.space_row(guessed)[-1] == "use is not measured"
+    assert why_text.space_row(guessed)[-1] == "usage is not measured"
     assert why_text.space_row(WhySpace(name="RAM", measured=False)) == ("RAM", "unknown", "unknown", "", "", "")
 
 
@@ -145,7 +145,7 @@ def test_a_replica() -> None:
         "m",
         "barn",
         "1",
-        "ready, of an earlier revision",
+        "ready, earlier revision",
         "2 of 4",
         "1.0 GiB on GPU 0, 1",
         "1m1s",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from corral.cli.folder import default_data
+from corral.cli.common.data_folder import default_data
 from corral.cli.up.settings import UpSettings
 from corral.controller.settings import ControllerSettings
 from corral.kit import data_folder

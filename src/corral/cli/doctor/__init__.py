@@ -1,5 +1,5 @@
-"""`corral doctor`: looks at everything a fleet stands on, and says how to mend what is wrong.
+"""`corral doctor`: finds problems of this machine and of the fleet, and shows how to fix them.
 
-`machine_checks.py` looks at this machine and the data folder, `fleet_checks.py` asks the running fleet, `bus_door.py`
-knocks at the bus as a stranger would. Each check gives findings; none changes anything.
+`machine_checks.py` checks this machine and the data folder, `port_checks.py` the ports, `fleet_checks.py` the running
+fleet through its API, `bus_check.py` whether the bus refuses clients without credentials. Checks change nothing.
 """

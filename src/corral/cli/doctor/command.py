@@ -1,4 +1,4 @@
-"""`corral doctor`: every check in turn, a line each, exit code 1 if anything must be mended."""
+"""`corral doctor`: runs every check and prints a line for each; exit code 1 if there is a problem."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from corral.cli.common.data_folder import DataFolder, default_data
+from corral.cli.common.options import Ca, Context, Data, Json, Key, Url
+from corral.cli.common.output import DONE, FAILED, print_json, print_note, print_table
+from corral.cli.common.roles import expected_schema, find_bus_server
 from corral.cli.doctor import machine_checks
-from corral.cli.doctor.bus_door import check_bus_door
+from corral.cli.doctor.bus_check import check_bus_access
 from corral.cli.doctor.findings import Finding, Level, fail, rows, summary, warn
 from corral.cli.doctor.fleet_checks import check_fleet
 from corral.cli.doctor.port_checks import check_ports
-from corral.cli.folder import DataFolder, default_data
-from corral.cli.output import DONE, FAILED, print_json, print_table, remark
-from corral.cli.run import find_bus_program, wanted_schema
 from corral.cli.up import machine
 from corral.client import Client, LocalFleet, find_endpoint
 from corral.client.contexts import choose_context
@@ -29,35 +29,35 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def doctor(
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="data folder to look at (CORRAL_DATA)")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON, nothing else on stdout")] = False,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="where the fleet is (CORRAL_URL)")] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="API key; better in CORRAL_KEY")] = None,
-    ca: Annotated[str | None, typer.Option("--ca", metavar="CA", help="CA of the fleet (CORRAL_CA)")] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", metavar="NAME", help="fleet of this machine (CORRAL_CONTEXT)")
-    ] = None,
+    typer_context: typer.Context,
+    data: Data = None,
+    as_json: Json = False,
+    url: Url = None,
+    key: Key = None,
+    ca: Ca = None,
+    context: Context = None,
 ) -> int:
-    """Look at everything a fleet stands on and say how to mend what is wrong. Changes nothing.
+    """Find problems of this machine and of the fleet, and show how to fix them. Changes nothing.
+
+    Exit code 0: no problems, warnings at most. 1: at least one problem.
 
     \b
     Examples:
       corral doctor
       corral doctor --json | jq '.[] | select(.level != "ok")'
     """
+    context = context or typer_context.find_root().params.get("fleet")
     choice = choose_context(os.environ, context)
     local = choice.context.fleet if choice else None
-    folder = DataFolder(data.expanduser().absolute() if data else _folder_of(local))
+    folder = DataFolder(Path(data).expanduser().absolute() if data else _folder_of(local))
     findings = [*check_machine(folder, os.environ.get("CORRAL_STORE") or "")]
-    of_fleet = asyncio.run(_ask(folder, local, url=url, key=key, ca=ca, context=context))
-    findings = [*without_repeated(findings, of_fleet), *of_fleet]
+    fleet_findings = asyncio.run(_check_fleet(folder, local, url=url, key=key, ca=ca, context=context))
+    findings = [*drop_repeated(findings, fleet_findings), *fleet_findings]
     if as_json:
         print_json([each.as_data() for each in findings])
     else:
-        print_table(("", "ABOUT", "SEEN"), rows(findings), empty="")
-        remark(summary(findings))
+        print_table(("", "CHECK", "RESULT"), rows(findings), empty="")
+        print_note(summary(findings))
     return FAILED if any(each.level is Level.FAIL for each in findings) else DONE
 
 
@@ -67,7 +67,7 @@ def _folder_of(local: LocalFleet | None) -> Path:
 
 def check_machine(folder: DataFolder, store: str) -> Iterator[Finding]:
     yield machine_checks.check_python()
-    yield machine_checks.check_bus_program(find_bus_program)
+    yield machine_checks.check_bus_server(find_bus_server)
     yield machine_checks.check_open_files()
     yield machine_checks.check_folder(folder)
     yield machine_checks.check_disk(folder.root)
@@ -77,30 +77,30 @@ def check_machine(folder: DataFolder, store: str) -> Iterator[Finding]:
     yield from _guarded("certificate", machine_checks.check_certificates(folder, names, datetime.now(UTC)))
     if not store or store.startswith("sqlite:"):
         path = Path(store.removeprefix("sqlite:///")) if store else folder.database
-        yield machine_checks.check_database(path, *wanted_schema())
+        yield machine_checks.check_database(path, *expected_schema())
     yield from _guarded("running", check_ports(folder, os.environ))
 
 
-def without_repeated(findings: list[Finding], of_fleet: list[Finding]) -> list[Finding]:
-    """What the fleet says of this machine's node as well is said once, with the node's name."""
-    told = [each.seen for each in of_fleet if each.level is not Level.OK]
-    return [each for each in findings if not any(seen.endswith(f": {each.seen}") for seen in told)]
+def drop_repeated(findings: list[Finding], fleet_findings: list[Finding]) -> list[Finding]:
+    """Drop findings about this machine that the fleet reports too, with the name of the node."""
+    reported = [each.seen for each in fleet_findings if each.level is not Level.OK]
+    return [each for each in findings if not any(seen.endswith(f": {each.seen}") for seen in reported)]
 
 
-def _halves(message: str) -> tuple[str, str]:
-    seen, _, mend = message.partition(": ")
-    return seen, mend
+def _cause_and_fix(message: str) -> tuple[str, str]:
+    seen, _, fix = message.partition(": ")
+    return seen, fix
 
 
 def _guarded(about: str, checks: Iterator[Finding]) -> Iterator[Finding]:
-    """A folder we may not even look into is a finding too."""
+    """Report a folder that cannot be read as a finding."""
     try:
         yield from checks
     except OSError as error:
-        yield fail(about, f"{error.filename}: {error.strerror}", "run doctor as the user that runs the fleet")
+        yield fail(about, f"{error.filename}: {error.strerror}", "run `corral doctor` as the user that runs the fleet")
 
 
-async def _ask(
+async def _check_fleet(
     folder: DataFolder,
     local: LocalFleet | None,
     *,
@@ -112,17 +112,16 @@ async def _ask(
     try:
         endpoint = find_endpoint(url=url, key=key, ca=ca, context=context, env=os.environ)
     except CorralError as error:
-        seen, _, mend = error.message.partition(": ")
-        return [warn("fleet", seen, mend)]
+        return [warn("fleet", *_cause_and_fix(error.message))]
     try:
         async with Client(endpoint, timeout_s=10.0) as client:
             return [finding async for finding in _fleet(client, local)]
     except CorralError as error:
-        return [fail("fleet", *_halves(error.message))]
+        return [fail("fleet", *_cause_and_fix(error.message))]
 
 
 async def _fleet(client: Client, local: LocalFleet | None) -> AsyncIterator[Finding]:
     async for finding in check_fleet(client, datetime.now(UTC)):
         yield finding
     if local is not None and local.bus_url and local.url == client.endpoint.url:
-        yield await check_bus_door(local.bus_url)
+        yield await check_bus_access(local.bus_url)

@@ -1,4 +1,4 @@
-"""What a check found: a level, what it is about, what was seen, and how to mend it."""
+"""The result of a check: a level, the subject, the observation, and how to fix a problem."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from corral.cli.output import plain
+from corral.cli.common.output import printable
 
 
 class Level(StrEnum):
@@ -20,28 +20,29 @@ class Finding:
     level: Level
     about: str
     seen: str
-    mend: str = ""
+    fix: str = ""
 
     def as_data(self) -> dict[str, str]:
-        return {"level": self.level.value, "about": self.about, "seen": self.seen, "mend": self.mend}
+        # `mend` is the name of `fix` in earlier releases; scripts may read it.
+        return {"level": self.level.value, "about": self.about, "seen": self.seen, "fix": self.fix, "mend": self.fix}
 
 
 def ok(about: str, seen: str) -> Finding:
     return Finding(Level.OK, about, seen)
 
 
-def warn(about: str, seen: str, mend: str) -> Finding:
-    return Finding(Level.WARN, about, seen, mend)
+def warn(about: str, seen: str, fix: str) -> Finding:
+    return Finding(Level.WARN, about, seen, fix)
 
 
-def fail(about: str, seen: str, mend: str) -> Finding:
-    return Finding(Level.FAIL, about, seen, mend)
+def fail(about: str, seen: str, fix: str) -> Finding:
+    return Finding(Level.FAIL, about, seen, fix)
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """What to do comes right after what was seen: one line per finding."""
+    """One row per finding; the fix follows the observation."""
     return [
-        (each.level.value, each.about, plain(each.seen) + (f" → {plain(each.mend)}" if each.mend else ""))
+        (each.level.value, each.about, printable(each.seen) + (f" → {printable(each.fix)}" if each.fix else ""))
         for each in findings
     ]
 
@@ -50,7 +51,7 @@ def summary(findings: Iterable[Finding]) -> str:
     levels = [each.level for each in findings]
     failed, warned = levels.count(Level.FAIL), levels.count(Level.WARN)
     if not failed and not warned:
-        return "everything is well"
-    parts = [f"{failed} to mend"] if failed else []
-    parts += [f"{warned} to look at"] if warned else []
-    return ", ".join(parts)
+        return "No problems found."
+    parts = [f"{failed} problem{'s' if failed > 1 else ''}"] if failed else []
+    parts += [f"{warned} warning{'s' if warned > 1 else ''}"] if warned else []
+    return f"{', '.join(parts)} found. The text after → shows how to fix each."

@@ -1,4 +1,4 @@
-"""Are the usual ports free, and if not, is it a fleet of ours that has them? Only a stranger's are worth a warning."""
+"""Checks that the default ports are free or used by a Corral fleet; another program on them is a warning."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from corral.cli.common.data_folder import DataFolder
+from corral.cli.common.port_owners import BUS, INGRESS, PUBLIC, Owner, find_owner
 from corral.cli.doctor.findings import Finding, ok, warn
-from corral.cli.folder import DataFolder
-from corral.cli.port_owners import BUS, INGRESS, PUBLIC, Owner, find_owner
 from corral.cli.up import machine
 from corral.cli.up.ports import read_ports
 from corral.client.contexts import Context, list_contexts
 from corral.kit.errors import CorralError
 from corral.kit.locks import holder_of
 
-USUAL = ((8080, PUBLIC), (4222, BUS), (50050, INGRESS))
+DEFAULT_PORTS = ((8080, PUBLIC), (4222, BUS), (50050, INGRESS))
 
 
 def check_ports(
-    folder: DataFolder, env: Mapping[str, str], ports: tuple[tuple[int, str], ...] = USUAL
+    folder: DataFolder, env: Mapping[str, str], ports: tuple[tuple[int, str], ...] = DEFAULT_PORTS
 ) -> Iterator[Finding]:
-    """Ports only matter while nothing runs in this folder; then they shall be free, or used by another fleet of ours:
-    one with a context, one of another user, a role that was started by itself, a worker that joined elsewhere."""
+    """Check the ports while no fleet runs in this folder. Each must be free or used by another Corral fleet: one with a
+    context, one of another user, a role that was started alone, a worker of another fleet."""
     holder = holder_of(folder.lock)
     if holder is not None:
-        yield ok("running", f"`corral up` runs here, pid {holder or 'unknown'}")
+        yield ok("running", f"`corral up` runs with this data folder (pid {holder or 'unknown'})")
         return
     for port, flag in ports:
         try:
@@ -40,8 +40,8 @@ def _taken(port: int, flag: str, message: str, env: Mapping[str, str]) -> Findin
     owner = _context_with(port, env) or find_owner(port, flag)
     if owner is not None and owner.is_ours:
         return ok("port", f"{port} is used by {owner.words}")
-    seen, _, mend = message.partition(": ")
-    return warn("port", seen, mend)
+    seen, _, fix = message.partition(": ")
+    return warn("port", seen, fix)
 
 
 def _context_with(port: int, env: Mapping[str, str]) -> Owner | None:

@@ -1,5 +1,6 @@
-"""`corral up`: four processes of one fleet on one machine, started, watched and stopped together.
+"""`corral up`: starts, supervises and stops the four processes of a fleet on one machine.
 
-`command.py` is the story; `prepare.py` makes folders, secrets and certificates; `children.py` says what to start with
-which settings (pure); `supervisor.py` keeps it running; `guard.py` runs in each child before it becomes what it is.
+`command.py` has the main flow; `prepare.py` creates folders, secrets and certificates; `children.py` computes commands
+and settings of the processes (pure); `startup.py` starts them in order and prints how to use the fleet; `supervisor.py`
+restarts them; `guard.py` runs in each child before it executes its command.
 """

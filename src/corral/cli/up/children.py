@@ -1,6 +1,6 @@
-"""What `up` starts, with which settings. Pure: places, ports and the environment are handed in.
+"""The commands, settings and environment of the processes that `up` starts. Pure.
 
-Settings travel by environment, secrets by the path of their file: a command line is everybody's to read.
+Settings are passed in the environment and secrets as paths of files, because every user can read a command line.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.cli.folder import DataFolder
-from corral.cli.up.machine import in_url, loopback_of
+from corral.cli.common.data_folder import DataFolder
+from corral.cli.up.machine import loopback_of, url_host
 from corral.kit.settings import describe, env_of
 
 STOP_ORDER = ("worker", "gateway", "controller", "bus")
-ROLE = (sys.executable, "-P", "-m", "corral.cli.main")  # -P: what lies in the current folder is not ours to import
+ROLE = (sys.executable, "-P", "-m", "corral.cli.main")  # -P: import nothing from the current folder
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class ChildSpec:
     command: tuple[str, ...]
     env: Mapping[str, str]
     stop_timeout_s: float
-    listeners: tuple[socket.socket, ...] = ()  # handed to each run of it (kit/socket_activation.py)
-    steady_after_s: float = math.inf  # for one that cannot say that it is ready: it had a good start after so long
+    listeners: tuple[socket.socket, ...] = ()  # passed to each run of the process (kit/socket_activation.py)
+    steady_after_s: float = math.inf  # a process without readiness report counts as started after this time
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where everything of this fleet is. Ports are settled: none is 0."""
+    """The addresses, ports and folders of this fleet. Ports are final: none is 0."""
 
     folder: DataFolder
     run: Path
@@ -43,11 +43,11 @@ class Site:
     ingress_port: int
     lan: bool
     tls: bool
-    address: str  # how other machines reach this one
+    address: str  # under which other machines reach this one
     node_name: str = ""
-    blob_port: int = 0  # of the controller's, for model files
-    blob_port_moves: bool = False  # nobody named it: another will do, should somebody be quicker
-    blob_folder: Path | None = None  # where it keeps them; None: in the data folder
+    blob_port: int = 0  # of the controller, for model files
+    blob_port_moves: bool = False  # the user did not choose it: the controller may use another if it is taken
+    blob_folder: Path | None = None  # of the model files; None: in the data folder
 
     @property
     def socket(self) -> Path:
@@ -55,26 +55,26 @@ class Site:
 
     @property
     def local_url(self) -> str:
-        """How this machine reaches its own gateway."""
-        return f"{self._scheme}://{in_url(loopback_of(self.bind))}:{self.port}"
+        """The URL of the gateway for this machine."""
+        return f"{self._scheme}://{url_host(loopback_of(self.bind))}:{self.port}"
 
     @property
     def public_url(self) -> str:
-        return f"{self._scheme}://{in_url(self.address)}:{self.port}"
+        return f"{self._scheme}://{url_host(self.address)}:{self.port}"
 
     @property
     def ingress_url(self) -> str:
-        """As the worker advertises it."""
+        """The URL that the worker advertises."""
         host = self.address if self.lan else loopback_of(self.bind)
-        return f"{self._scheme}://{in_url(host)}:{self.ingress_port}"
+        return f"{self._scheme}://{url_host(host)}:{self.ingress_port}"
 
     @property
     def bus_url(self) -> str:
-        return f"{self._bus_scheme}://{in_url(loopback_of(self.bind))}:{self.bus_port}"
+        return f"{self._bus_scheme}://{url_host(loopback_of(self.bind))}:{self.bus_port}"
 
     @property
     def bus_public_url(self) -> str:
-        """`{host}` is the controller's to fill in: the name by which a worker found us also leads to the bus."""
+        """The controller replaces `{host}` by the host name that a worker used to reach it."""
         return f"{self._bus_scheme}://{{host}}:{self.bus_port}" if self.lan else self.bus_url
 
     @property
@@ -83,8 +83,8 @@ class Site:
 
     @property
     def blob_url(self) -> str:
-        """The same for model files; the worker fills in `{host}`, the controller the port it got."""
-        host = "{host}" if self.lan else in_url(loopback_of(self.bind))
+        """The URL of model files. The worker replaces `{host}`, the controller replaces `{port}`."""
+        host = "{host}" if self.lan else url_host(loopback_of(self.bind))
         return f"{self._scheme}://{host}:{'{port}' if self.blob_port_moves else self.blob_port}"
 
     @property
@@ -150,7 +150,7 @@ def worker_settings(site: Site) -> dict[str, str]:
         "host": site.bind,
         "port": str(site.ingress_port),
         "advertise": site.address if site.lan else "",
-        # One disk: what the controller has fetched need not be sent to itself.
+        # Same disk: the worker links the files of the controller instead of fetching them.
         "nearby_blobs": str(site.blobs / "sha256"),
         "bus_urls": "",
     }
@@ -169,17 +169,17 @@ def role_child(
 
 
 def role_env(kind: type[Any], settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one role: ours, less every setting of anybody, plus what this role may still be told by a
-    person (`CORRAL_STALE_AFTER=20s corral up`), plus what `up` itself decides. An empty value means "not set"."""
+    """The environment of one role: that of this process without settings, plus the settings of this role that the user
+    gave (`CORRAL_STALE_AFTER=20s corral up`), plus the settings that `up` decides. An empty value means "not set"."""
     docs = {doc.name: doc for doc in describe(kind)}
     unknown = settings.keys() - docs.keys()
     if unknown:
         raise KeyError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
     decided = {name for name in docs if name in settings}
-    told: set[str] = {doc.env for doc in docs.values() if doc.name not in decided}
-    told |= {alias for doc in docs.values() if doc.name not in decided for alias in doc.aliases}
-    told -= {alias for name in decided for alias in docs[name].aliases}
-    env = {key: value for key, value in environ.items() if key in told or not _is_setting(key)}
+    allowed: set[str] = {doc.env for doc in docs.values() if doc.name not in decided}
+    allowed |= {alias for doc in docs.values() if doc.name not in decided for alias in doc.aliases}
+    allowed -= {alias for name in decided for alias in docs[name].aliases}
+    env = {key: value for key, value in environ.items() if key in allowed or not _is_setting(key)}
     env.update({env_of(name): value for name, value in settings.items() if value})
     return env
 

@@ -1,4 +1,4 @@
-"""`corral up`, read from top to bottom: claim the folder, make what is missing, start, say hello, wait, stop."""
+"""`corral up` from start to end: lock the data folder, prepare it, start the processes, wait for a signal, stop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import typer
 
-from corral.cli.folder import DataFolder, run_folder
-from corral.cli.options import command_of
-from corral.cli.output import DONE
-from corral.cli.run import BusPlace, prepare_bus, settings_of
+from corral.cli.common.data_folder import DataFolder, lock_file, run_folder
+from corral.cli.common.output import DONE
+from corral.cli.common.roles import BusServerSettings, prepare_bus, settings_of
+from corral.cli.common.settings_command import settings_command
 from corral.cli.up import machine, prepare
-from corral.cli.up.bring_up import BringUp
+from corral.cli.up.certificate_renewal import CertificateRenewal
 from corral.cli.up.children import (
     STOP_ORDER,
     ChildSpec,
@@ -28,31 +28,30 @@ from corral.cli.up.children import (
     role_child,
     worker_settings,
 )
-from corral.cli.up.lock import hold
-from corral.cli.up.logs import Echo, RotatingFile
-from corral.cli.up.ports import choose_ports, read_ports, remember_ports
-from corral.cli.up.renewal import Renewal
+from corral.cli.up.logs import RotatingFile, TerminalWriter
+from corral.cli.up.ports import choose_ports, read_ports, save_ports
 from corral.cli.up.settings import UpSettings
+from corral.cli.up.startup import FleetStartup
 from corral.cli.up.supervisor import Supervisor, Timing
 from corral.client.contexts import forget_context, refuse_taken
 from corral.kit.clock import SystemClock
 from corral.kit.socket_activation import take_listeners
 
-_BUS_STEADY_AFTER_S = 2.0  # nats-server that cannot start ends at once, and it does not say when it is ready
+_BUS_STEADY_AFTER_S = 2.0  # nats-server does not report readiness; one that cannot start exits at once
 
-HELP = """Run a whole fleet on this machine: bus, controller, gateway and a worker.
+HELP = """Run a fleet on this machine: bus, controller, gateway and a worker. Ctrl-C stops all of them.
 
-Nothing else need be installed and nothing is open: it serves this machine alone until told otherwise.
+Without --lan or --host the fleet listens on the loopback interface and serves only this machine.
 
 \b
 Examples:
   corral up
   corral up --port 18080 --data ~/corral-test
-  corral up --lan                     other machines may join; TLS from a CA made here
+  corral up --lan                     other machines can join; TLS with a new CA
   corral up --port 18080 --data ~/corral-test --context test
-                                      a second fleet; reach it with `--context test`
-  corral up --gateway-processes 4     a gateway that uses four cores
-  corral up --no-worker               only the control plane and the gateway
+                                      a second fleet; commands use it with `--context test`
+  corral up --gateway-processes 4     a gateway with four processes
+  corral up --no-worker               no worker on this machine
 """
 
 
@@ -61,25 +60,25 @@ def up(settings: UpSettings) -> int:
     if settings.context:
         refuse_taken(os.environ, settings.context, str(folder.root))
     with contextlib.ExitStack() as held:
-        with prepare.explained(folder.root):
+        with prepare.explain_os_errors(folder.root):
             prepare.make_folders(folder)
-            prepare.check_room(folder)
-            held.enter_context(hold(folder.lock))
-            inherited = tuple(take_listeners(os.environ))  # systemd's, where it has a socket unit for us
-            site = settle(settings, folder, inherited)
+            prepare.check_free_space(folder)
+            held.enter_context(lock_file(folder.lock))
+            inherited = tuple(take_listeners(os.environ))  # from a systemd socket unit
+            site = resolve_site(settings, folder, inherited)
             listeners = inherited or machine.listen_on(site.bind, site.port, "--port")
             for listener in listeners:
                 held.enter_context(listener)
-            specs = make_ready(settings, site, listeners)
+            specs = prepare_children(settings, site, listeners)
         return asyncio.run(serve(settings, site, specs))
 
 
-def settle(settings: UpSettings, folder: DataFolder, inherited: Sequence[socket.socket] = ()) -> Site:
-    """Every address and port, or the one line that says which cannot be had."""
+def resolve_site(settings: UpSettings, folder: DataFolder, inherited: Sequence[socket.socket] = ()) -> Site:
+    """Choose every address and port. `Failed` names the one that is not available."""
     bind = settings.bind
-    listening = inherited[0].getsockname()[1] if inherited else 0
-    ports = choose_ports(settings, bind, remembered=read_ports(folder), listening=listening)
-    remember_ports(folder, ports)
+    inherited_port = inherited[0].getsockname()[1] if inherited else 0
+    ports = choose_ports(settings, bind, remembered=read_ports(folder), inherited_port=inherited_port)
+    save_ports(folder, ports)
     everywhere = bind in ("0.0.0.0", "::")
     return Site(
         folder=folder,
@@ -90,22 +89,24 @@ def settle(settings: UpSettings, folder: DataFolder, inherited: Sequence[socket.
         ingress_port=ports.get("--ingress-port", 0),
         blob_port=ports["--blob-port"],
         blob_port_moves=not settings.blob_port,
-        blob_folder=_chosen_blobs(),
-        lan=settings.reaches_out,
+        blob_folder=_blob_folder(),
+        lan=settings.is_public,
         tls=settings.tls,
         address=machine.main_address() if everywhere else bind,
         node_name=settings.name,
     )
 
 
-def _chosen_blobs() -> Path | None:
-    """A person may keep model files on another disk; controller and worker must mean the same folder by it."""
+def _blob_folder() -> Path | None:
+    """The folder of model files that the user chose; controller and worker must use the same one."""
     chosen = os.environ.get("CORRAL_BLOBS", "")
     return Path(chosen).expanduser().absolute() if chosen else None
 
 
-def make_ready(settings: UpSettings, site: Site, listeners: tuple[socket.socket, ...] = ()) -> dict[str, ChildSpec]:
-    """Secrets, certificates, configuration; and what to start. `listeners`: of the public port."""
+def prepare_children(
+    settings: UpSettings, site: Site, listeners: tuple[socket.socket, ...] = ()
+) -> dict[str, ChildSpec]:
+    """Create secrets, certificates and configuration; return the processes. `listeners`: of the public port."""
     folder = site.folder
     prepare.make_run_folder(site.run)
     prepare.make_key(folder.admin_key)
@@ -113,7 +114,7 @@ def make_ready(settings: UpSettings, site: Site, listeners: tuple[socket.socket,
     if site.tls:
         prepare.make_certificates(folder, certificate_names(site)(), datetime.now(UTC))
     bus = prepare_bus(
-        BusPlace(
+        BusServerSettings(
             folder=folder.bus,
             keys=folder.bus_keys,
             host=site.bind,
@@ -142,7 +143,7 @@ def make_ready(settings: UpSettings, site: Site, listeners: tuple[socket.socket,
 
 
 def certificate_names(site: Site) -> Callable[[], tuple[str, ...]]:
-    """What this machine is called now; asked again when the certificate is looked at."""
+    """A function that returns the current names of this machine; it is called again at each certificate check."""
 
     def names() -> tuple[str, ...]:
         found = (*machine.host_names(), *machine.addresses())
@@ -156,19 +157,19 @@ def _without_settings() -> dict[str, str]:
 
 
 async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -> int:
-    """Until a signal says stop, or the start fails."""
-    told = RotatingFile(site.folder.logs / "up.log", max_bytes=settings.log_file_bytes)
-    echo = Echo()
+    """Run until a signal arrives or the start fails."""
+    log = RotatingFile(site.folder.logs / "up.log", max_bytes=settings.log_file_bytes)
+    terminal = TerminalWriter()
 
-    def tell(line: str) -> None:
-        told.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n".encode())
-        echo.line(f"corral: {line}")
+    def report(line: str) -> None:
+        log.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n".encode())
+        terminal.line(f"corral: {line}")
 
     supervisor = Supervisor(
         site.folder.logs,
         clock=SystemClock(),
-        tell=tell,
-        echo=echo.line if settings.verbose else None,
+        report=report,
+        echo=terminal.line if settings.verbose else None,
         timing=Timing(settings.restart_first_s, settings.restart_cap_s, settings.steady_after_s),
         stop_order=STOP_ORDER,
         log_file_bytes=settings.log_file_bytes,
@@ -177,19 +178,19 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
 
     def on_signal() -> None:
         if stopping.is_set():
-            tell("stopping at once")
-            supervisor.hurry()
+            report("stopping at once")
+            supervisor.kill()
         else:
-            tell("stopping; again to stop at once")
+            report("stopping the fleet; press Ctrl-C again to stop at once")
             stopping.set()
 
     try:
         with _signals(on_signal):
             async with supervisor:
-                renewal = Renewal(site.folder, certificate_names(site), supervisor, SystemClock(), tell)
-                await _until(
+                renewal = CertificateRenewal(site.folder, certificate_names(site), supervisor, SystemClock(), report)
+                await _run_until_stopped(
                     stopping,
-                    BringUp(settings, site, specs, supervisor, tell),
+                    FleetStartup(settings, site, specs, supervisor, report),
                     renewal.run(settings.certificate_check_s) if site.tls else None,
                 )
         return DONE
@@ -198,15 +199,17 @@ async def serve(settings: UpSettings, site: Site, specs: dict[str, ChildSpec]) -
             forget_context(os.environ, data=str(site.folder.root))
         site.folder.worker_token.unlink(missing_ok=True)
         _remove_sockets(site.run)
-        echo.close()
-        told.close()
+        terminal.close()
+        log.close()
 
 
-async def _until(stopping: asyncio.Event, bring_up: BringUp, beside: Coroutine[None, None, None] | None) -> None:
-    """The start may fail, which ends everything; once it is over only a signal does."""
-    start = asyncio.create_task(bring_up.run(), name="start")
+async def _run_until_stopped(
+    stopping: asyncio.Event, startup: FleetStartup, renewal: Coroutine[None, None, None] | None
+) -> None:
+    """Run the startup and wait for the stop signal. A failed startup ends the wait."""
+    start = asyncio.create_task(startup.run(), name="start")
     stop = asyncio.create_task(stopping.wait(), name="stop")
-    tasks = [start, stop] + ([asyncio.create_task(beside, name="certificates")] if beside else [])
+    tasks = [start, stop] + ([asyncio.create_task(renewal, name="certificates")] if renewal else [])
     try:
         await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
@@ -222,7 +225,7 @@ async def _until(stopping: asyncio.Event, bring_up: BringUp, beside: Coroutine[N
 def _signals(handler: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the terminal's end is none of our business
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, handler)
@@ -241,4 +244,4 @@ def _remove_sockets(run: Path) -> None:
 
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command("up")(command_of(UpSettings, up, help=HELP))
+app.command("up")(settings_command(UpSettings, up, help=HELP))

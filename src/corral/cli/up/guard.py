@@ -1,12 +1,12 @@
-"""Runs in a child before it becomes what it is: dies with its parent, then turns into the command it was given.
+"""Runs in a child process before its command: binds the process to the life of its parent, then executes the command.
 
-`python -I -S guard.py PARENT_PID COMMAND…`, standard library only. A wrapper rather than code between fork and exec in
-the parent: the parent has threads, and Python must not run in a forked child that had them. The death signal survives
-the exec. SIGKILL, because the parent's sudden end is a crash: nothing shall tidy up (a worker would stop its backends,
-which are meant to outlive it), and nothing shall linger.
+`python -I -S guard.py PARENT_PID COMMAND…`, standard library only. A wrapper and not code between fork and exec in the
+parent: the parent has threads, and Python code must not run in a fork of a process with threads. The death signal
+survives the exec. It is SIGKILL, because the sudden end of the parent is a crash: a worker that got SIGTERM would stop
+its backends, which are meant to outlive it.
 
-The guard also puts listening sockets where the protocol of socket activation wants them: at descriptor 3 and up, with
-the process id of the command, which is known only here.
+The guard also moves listening sockets to the descriptors that socket activation prescribes, 3 and up, and sets the
+process id of the command, which is known only here.
 """
 
 import ctypes
@@ -28,10 +28,10 @@ def main() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             sys.exit(f"cannot bind this process to its parent: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it went before we asked to be told: nobody would tell us any more
+    if os.getppid() != parent:  # the parent ended before prctl took effect: no signal would come
         sys.exit(1)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        # Ignored signals survive an exec, and Python ignores SIGPIPE: the command shall start as any other does.
+        # Ignored signals survive an exec, and Python ignores SIGPIPE: restore the defaults for the command.
         signal.signal(each, signal.SIG_DFL)
     pass_listeners()
     try:
@@ -45,7 +45,7 @@ def pass_listeners() -> None:
     name = os.environ.pop(LISTENER_NAME, "")
     if not listeners:
         return
-    free = FIRST_FD + len(listeners)  # every descriptor that may be in the way of the sockets moves beyond them first
+    free = FIRST_FD + len(listeners)  # first move every descriptor that occupies the target range
     copies = [move_beyond(each, free) for each in listeners]
     if READY_FD in os.environ:
         os.environ[READY_FD] = str(move_beyond(int(os.environ[READY_FD]), free))

@@ -1,4 +1,4 @@
-"""What children say: into files that cannot grow without end, the last lines in memory, to the terminal if asked."""
+"""The output of child processes: rotating files, the last lines in memory, and optionally the terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
-_KEPT_FILES = 3
-_LONGEST_LINE = 4096
+KEPT_FILES = 3
+MAX_LINE = 4096
 
 
 class RotatingFile:
-    """Appends; put aside as `.1`, `.2` … when it has reached its size. A full disk loses lines, never the fleet."""
+    """An append-only file that is rotated to `.1`, `.2` … at its maximum size. A full disk only loses lines."""
 
-    def __init__(self, path: Path, *, max_bytes: int, keep: int = _KEPT_FILES) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, keep: int = KEPT_FILES) -> None:
         self.path = path
         self.lost_bytes = 0
         self._max_bytes = max_bytes
@@ -27,12 +27,12 @@ class RotatingFile:
     def write(self, data: bytes) -> None:
         try:
             if self._file.tell() + len(data) > self._max_bytes and self._file.tell() > 0:
-                self._turn()
+                self._rotate()
             self._file.write(data)
         except OSError:
             self.lost_bytes += len(data)
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         self._file.close()
         for number in range(self._keep - 1, 0, -1):
             older = self.path.with_name(f"{self.path.name}.{number}")
@@ -45,20 +45,20 @@ class RotatingFile:
         self._file.close()
 
 
-class Tail:
-    """The last lines, for the moment somebody has to be told why a process ended."""
+class LastLines:
+    """The last lines of output, to show why a process ended."""
 
     def __init__(self, lines: int = 12) -> None:
         self._lines: deque[str] = deque(maxlen=lines)
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Takes bytes; returns the lines they completed."""
+        """Add bytes; return the lines that they completed."""
         parts = (self._rest + data).split(b"\n")
-        self._rest = parts.pop()[-_LONGEST_LINE:]
+        self._rest = parts.pop()[-MAX_LINE:]
         for part in parts:
             if text := part.decode("utf-8", errors="replace").strip():
-                self._lines.append(text[:_LONGEST_LINE])
+                self._lines.append(text[:MAX_LINE])
         return parts
 
     def lines(self) -> list[str]:
@@ -70,17 +70,17 @@ class Tail:
         self._rest = b""
 
 
-class Echo:
-    """Lines to the terminal, by a thread of its own: a terminal held with Ctrl-S must not hold the fleet."""
+class TerminalWriter:
+    """Writes lines to the terminal in its own thread: a terminal stopped with Ctrl-S must not block the fleet."""
 
-    def __init__(self, stream: TextIO | None = None, *, waiting: int = 1000) -> None:
+    def __init__(self, stream: TextIO | None = None, *, max_lines: int = 1000) -> None:
         self._stream = stream or sys.stderr
-        self._lines: queue.Queue[str | None] = queue.Queue(maxsize=waiting)
+        self._lines: queue.Queue[str | None] = queue.Queue(maxsize=max_lines)
         self._thread = threading.Thread(target=self._write, name="echo", daemon=True)
         self._thread.start()
 
     def line(self, text: str) -> None:
-        with contextlib.suppress(queue.Full):  # nobody reads: the files have it
+        with contextlib.suppress(queue.Full):  # the terminal is blocked; the log files have the line
             self._lines.put_nowait(text)
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -92,5 +92,5 @@ class Echo:
         while (text := self._lines.get()) is not None:
             try:
                 print(text, file=self._stream, flush=True)
-            except (OSError, ValueError):  # the terminal is gone; the fleet stays
+            except (OSError, ValueError):  # the terminal is closed; the fleet continues
                 return

@@ -1,4 +1,4 @@
-"""What must be there before anything starts: folders, secrets, certificates. Safe to do again at every start."""
+"""Creates folders, secrets and certificates before the processes start. Safe to repeat at every start."""
 
 from __future__ import annotations
 
@@ -11,42 +11,40 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from corral.cli.folder import DataFolder
-from corral.cli.output import size
+from corral.cli.common.data_folder import DataFolder
 from corral.kit.certificates import Ca, expires_at, make_ca, names_of
 from corral.kit.errors import Failed
 from corral.kit.files import make_folder, make_private_folder, write_atomically, write_secret
+from corral.kit.humanize import format_bytes
 from corral.kit.secrets import API_KEY, new_secret
 
 SERVER_LIFE = timedelta(days=397)  # the longest that every TLS client accepts
 RENEW_BEFORE = timedelta(days=30)
-LEAST_ROOM = 4 * 1024 * 1024  # what the database's log may take before it is folded in
+MIN_FREE_BYTES = 4 * 1024 * 1024  # the size that the write-ahead log of the database can reach
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """What the file system refuses, as one line that says what to do."""
+def explain_os_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the file system into one line that says what to do."""
     try:
         yield
     except OSError as error:
-        place = error.filename or folder
-        raise Failed(f"{place}: {error.strerror or error}: {_remedy(error, folder)}") from error
+        path = error.filename or folder
+        raise Failed(f"{path}: {error.strerror or error}: {_fix_for(error, folder)}") from error
 
 
-def _remedy(error: OSError, folder: Path) -> str:
+def _fix_for(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "make room, or choose another folder with --data"
+        return "free some space, or choose another folder with --data"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"it belongs to somebody else; mend its permissions (chown -R {_me()} {folder}) or choose --data"
+        return (
+            f"another user owns it: change that (chown -R {os.getuid()} {folder}), or choose another folder with --data"
+        )
     if error.errno == errno.EROFS:
-        return "choose a folder that can be written with --data"
+        return "choose a writable folder with --data"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return "there is a file where a folder is needed; choose another with --data"
+        return "a file is in the place of a folder: choose another folder with --data"
     return "choose another folder with --data"
-
-
-def _me() -> str:
-    return str(os.getuid())
 
 
 def make_folders(folder: DataFolder) -> None:
@@ -54,21 +52,26 @@ def make_folders(folder: DataFolder) -> None:
     for each in (folder.secrets, folder.controller, folder.logs):
         make_private_folder(each)
     folder.worker.mkdir(mode=0o700, exist_ok=True)
-    if folder.worker.stat().st_mode & 0o066:  # the worker lets backends of another user pass through it, no more
+    if (
+        folder.worker.stat().st_mode & 0o066
+    ):  # backends of another user only need to traverse it; the worker sets that bit
         folder.worker.chmod(0o700)
-    if os.geteuid() == 0:  # to the worker's folder; everything else in here is closed by itself
+    if os.geteuid() == 0:  # the path to the folder of the worker; the other folders are private themselves
         folder.root.chmod(folder.root.stat().st_mode | 0o011)
 
 
-def check_room(folder: DataFolder) -> None:
-    """One line now, rather than a controller that keeps ending because it cannot write."""
+def check_free_space(folder: DataFolder) -> None:
+    """Refuse to start on a full disk, where the controller could not write its database."""
     free = shutil.disk_usage(folder.root).free
-    if free < LEAST_ROOM:
-        raise Failed(f"{folder.root}: only {size(free)} free on its disk: make room, or choose another with --data")
+    if free < MIN_FREE_BYTES:
+        raise Failed(
+            f"{folder.root}: only {format_bytes(free)} free on its disk: "
+            "free some space, or choose another folder with --data"
+        )
 
 
 def make_run_folder(path: Path) -> None:
-    """Private and ours, or nothing at all: in /tmp anybody may have been there first."""
+    """Create the private folder of the sockets. In /tmp another user may have created it: then it is refused."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
@@ -79,7 +82,7 @@ def make_run_folder(path: Path) -> None:
 
 
 def make_key(path: Path) -> str:
-    """The key in this file, made when there is none. One that others can read is closed to them."""
+    """The key in this file, which is created if missing. Permissions that let other users read it are removed."""
     try:
         text = path.read_text().strip()
     except FileNotFoundError:
@@ -87,29 +90,29 @@ def make_key(path: Path) -> str:
         write_secret(path, text + "\n")
         return text
     except UnicodeDecodeError as error:
-        raise Failed(f"{path} does not hold a key: remove it and a new one is made") from error
+        raise Failed(f"{path} does not contain a key: remove the file, and the next start creates a new key") from error
     if not text.startswith(API_KEY) or len(text) < 32 or len(text.split()) != 1:
-        raise Failed(f"{path} does not hold a key: remove it and a new one is made")
+        raise Failed(f"{path} does not contain a key: remove the file, and the next start creates a new key")
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)
     return text
 
 
 def make_certificates(folder: DataFolder, names: tuple[str, ...], now: datetime) -> Ca:
-    """A CA for ever, and a server certificate that is good for every name and address this machine has now."""
+    """Create the CA once, and a server certificate for every current name and address of this machine."""
     ca = _load_ca(folder) if _has_ca(folder) else _make_ca(folder, now)
     if needs_renewal(
         read_or_empty(folder.server_cert), read_or_empty(folder.server_key), names, ca.certificate_pem, now
     ):
         issued = ca.issue_server(names, now, life=SERVER_LIFE)
-        # The key first: a crash in between leaves a pair that does not fit, which the next start sees and replaces.
+        # The key first: a crash in between leaves a pair that does not match, which the next start replaces.
         write_secret(folder.server_key, issued.key_pem)
         write_atomically(folder.server_cert, issued.certificate_pem.encode(), mode=0o644)
     return ca
 
 
 def needs_renewal(certificate: str, key: str, names: tuple[str, ...], ca_pem: str, now: datetime) -> bool:
-    """Pure. A name more than needed does no harm: a laptop that comes home again needs no new certificate."""
+    """Pure. Additional names are allowed: a laptop that returns to its home network needs no new certificate."""
     try:
         return (
             expires_at(certificate) - now < RENEW_BEFORE
@@ -143,7 +146,7 @@ def _is_issued_by(certificate: str, ca_pem: str) -> bool:
 
 
 def _has_ca(folder: DataFolder) -> bool:
-    """A key alone that has signed nothing yet is what a crash in `_make_ca` leaves: nobody knows it, so it may go."""
+    """A key without any certificate is left by a crash in `_make_ca`; it was never used, so it is replaced."""
     return folder.ca_cert.exists() or (folder.ca_key.exists() and folder.server_cert.exists())
 
 
@@ -159,13 +162,13 @@ def _load_ca(folder: DataFolder) -> Ca:
         return Ca(folder.ca_cert.read_text(), folder.ca_key.read_text())
     except FileNotFoundError as error:
         raise Failed(
-            f"{error.filename} is missing while its other half is there: restore it, or remove both "
-            "ca.crt and ca.key for a new CA (every machine then joins anew)"
+            f"{error.filename} is missing, but the other file of the CA exists: restore it, or remove both "
+            "ca.crt and ca.key to create a new CA (every machine must then join again)"
         ) from error
     except ValueError as error:
         raise Failed(
             f"the CA in {folder.secrets} cannot be used ({error}): restore it, or remove both "
-            "ca.crt and ca.key for a new one (every machine then joins anew)"
+            "ca.crt and ca.key to create a new one (every machine must then join again)"
         ) from error
 
 

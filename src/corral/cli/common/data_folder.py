@@ -1,0 +1,138 @@
+"""The data folder of `corral up`: the paths in it, and the lock that allows one `corral up` per folder.
+
+lock · secrets/ (0700) · controller/ · bus/ · worker/ · logs/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.kit.data_folder import HOME_DATA, resolve_data
+from corral.kit.errors import Conflict
+from corral.kit.locks import pid_in
+
+_SOCKET_PATH_BYTES = 100  # the kernel allows 108 on Linux and 104 elsewhere, with room for a name
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def ports(self) -> Path:
+        """The ports of the last start, so that the next start uses the same ones."""
+        return self.root / "ports.json"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
+
+    @property
+    def admin_key(self) -> Path:
+        return self.secrets / "admin.key"
+
+    @property
+    def gateway_key(self) -> Path:
+        return self.secrets / "gateway.key"
+
+    @property
+    def worker_token(self) -> Path:
+        """The token with which the worker of this machine joins; it is valid once."""
+        return self.secrets / "worker.token"
+
+    @property
+    def ca_cert(self) -> Path:
+        return self.secrets / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.secrets / "ca.key"
+
+    @property
+    def server_cert(self) -> Path:
+        return self.secrets / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        return self.secrets / "server.key"
+
+    @property
+    def bus_keys(self) -> Path:
+        return self.secrets / "bus"
+
+    @property
+    def controller(self) -> Path:
+        return self.root / "controller"
+
+    @property
+    def blobs(self) -> Path:
+        """Model files of the controller, by digest."""
+        return self.controller / "blobs"
+
+    @property
+    def database(self) -> Path:
+        return self.controller / "corral.db"
+
+    @property
+    def bus(self) -> Path:
+        return self.root / "bus"
+
+    @property
+    def worker(self) -> Path:
+        return self.root / "worker"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+
+def default_data(env: Mapping[str, str]) -> Path:
+    chosen = env.get("CORRAL_DATA")
+    return Path(chosen).expanduser().absolute() if chosen else resolve_data(HOME_DATA)
+
+
+def run_folder(data: Path, env: Mapping[str, str], *, uid: int | None = None) -> Path:
+    """The folder of the Unix sockets: a short path, private, the same at every start, removed by a reboot."""
+    tag = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:10]
+    runtime = env.get("XDG_RUNTIME_DIR") or ""
+    wanted = Path(runtime) / f"corral-{tag}"
+    longest = os.fsencode(wanted / "controller.sock")
+    if runtime and Path(runtime).is_dir() and len(longest) < _SOCKET_PATH_BYTES:
+        return wanted
+    return Path("/tmp") / f"corral-{os.getuid() if uid is None else uid}-{tag}"
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold an flock on the file; the kernel releases it when the process ends. `Conflict` when another process has it.
+    The file is not removed: two processes could then hold locks on different files."""
+    with _open_lock(path) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"`corral up` already runs with {path.parent} (pid {pid_in(descriptor)}): "
+                "stop it first, or start this one with another data folder and other ports (--data, --port)"
+            ) from None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+
+
+@contextlib.contextmanager
+def _open_lock(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

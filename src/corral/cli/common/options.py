@@ -1,0 +1,91 @@
+"""Options, questions and messages that several commands share, so that the same option has the same text everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.cli.common.output import (
+    DONE,
+    FAILED,
+    abbreviate,
+    is_interactive,
+    print_error,
+    print_line,
+    print_note,
+    printable,
+)
+from corral.kit.errors import CorralError
+from corral.kit.suggest import similar_names
+
+if TYPE_CHECKING:
+    from corral.client import Client
+
+NO_MATCH = "No gallery has an entry that matches."
+NO_MATCH_IN_READABLE_GALLERIES = "No gallery that can be read has an entry that matches."
+CONTEXT_HELP = "name of a fleet on this machine, from `corral contexts list` (CORRAL_CONTEXT)"
+Json = Annotated[bool, typer.Option("--json", help="print JSON and nothing else on stdout")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="return at once instead of showing the progress")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="only show what would change")]
+Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="data folder of the fleet (CORRAL_DATA)")]
+Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="URL of the fleet (CORRAL_URL)")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="KEY", help="API key; CORRAL_KEY and CORRAL_KEY_FILE keep it out of the process list"
+    ),
+]
+Ca = Annotated[str | None, typer.Option("--ca", metavar="CA", help="CA of the fleet: PEM file or sha256:… (CORRAL_CA)")]
+Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help=CONTEXT_HELP)]
+
+
+def reject_empty(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """Refuse an option that was given without a value: `--node "$NODE"` with NODE unset must not mean every node."""
+    source = context.get_parameter_source(param.name or "")
+    if source is not None and source.name == "COMMANDLINE" and not value.strip():
+        raise typer.BadParameter("the value is empty: give one, or remove the option")
+    return value
+
+
+def confirm(action: str) -> None:
+    """Ask before `action` (`delete attic`). Without a terminal to ask on, refuse and name --yes."""
+    if not is_interactive():
+        raise typer.BadParameter(f"cannot ask for confirmation without a terminal: add --yes to {action}")
+    if not typer.confirm(f"Really {action}?", default=False):
+        raise typer.Exit(FAILED)
+
+
+async def note_unread_galleries(client: Client, kind: str) -> bool:
+    """Print one note for each gallery of `backends` or `models` that cannot be read. True if there was one."""
+    try:
+        notices = [each.notice for each in await client.galleries() if each.kind == kind and each.notice]
+    except CorralError as error:  # the answer is here; only the note about possible gaps in it is missing
+        notices = [f"Cannot check whether every gallery can be read: {error.message}"]
+    for each in notices:
+        print_note(printable(each))
+    return bool(notices)
+
+
+def unknown_name(noun: str, name: str, known: Sequence[str], *, none: str) -> str:
+    """Say that there is no such thing, and suggest close matches. `none`: the hint when nothing is known at all."""
+    close = similar_names(name, known, cutoff=0.5)
+    if close:
+        return f"no {noun} {name!r}: did you mean {' or '.join(close)}?"
+    if known:
+        return f"no {noun} {name!r}: the {noun}s are {abbreviate(sorted(known))}"
+    return f"no {noun} {name!r}: {none}"
+
+
+async def run_for_each(names: Sequence[str], act: Callable[[str], Awaitable[str]]) -> int:
+    """Run `act` for one name after the other and print its result. A failure does not stop the rest."""
+    code = DONE
+    for name in dict.fromkeys(names):
+        try:
+            print_line(await act(name))
+        except CorralError as error:
+            print_error(error.message)
+            code = FAILED
+    return code

@@ -1,0 +1,174 @@
+"""What people and scripts read: tables and JSON on stdout, notes and errors on stderr.
+
+JSON is stable: every field is always present, and a command with `--json` prints nothing else on stdout. Text from
+other machines (names, reasons) is printed without markup and without terminal escape sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+from corral.kit.durations import format_duration
+from corral.kit.humanize import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+DONE, FAILED, USAGE, STILL_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
+_STYLES = {
+    "healthy": "green",
+    "active": "green",
+    "ok": "green",
+    "success": "green",
+    "done": "green",
+    "completed": "green",
+    "pending": "yellow",
+    "draining": "yellow",
+    "warn": "yellow",
+    "queued": "yellow",
+    "waiting": "yellow",
+    "downloading": "cyan",
+    "running_on_worker": "cyan",
+    "running": "cyan",
+    "unhealthy": "red",
+    "offline": "red",
+    "fail": "red",
+    "failed": "red",
+    "failing": "red",
+    "error": "red",
+    "revoked": "dim",
+    "expired": "dim",
+    "used": "dim",
+    "skipped": "dim",
+    "superseded": "dim",
+    "withdrawn": "dim",
+    "cancelled": "dim",
+}
+
+
+def print_line(line: str = "") -> None:
+    """Print a line of the result on stdout."""
+    print(line, file=sys.stdout, flush=True)
+
+
+def print_note(line: str) -> None:
+    """Print a hint or a summary for people on stderr, so that scripts that read stdout do not see it."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_error(message: str) -> None:
+    """Print each line of the message on stderr with the prefix `corral: `."""
+    for line in message.splitlines() or [""]:
+        print_note(f"corral: {printable(line)}")
+
+
+def printable(text: str) -> str:
+    """The text with every control character replaced, so that it cannot control the terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """Colour only on a terminal and never with NO_COLOR; no line wrapping when the output is a file or a pipe."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    return Console(
+        file=stream,
+        no_color="NO_COLOR" in os.environ or None,
+        width=None if stream.isatty() else 100_000,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Build a table. Columns in which every cell is empty are left out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [tuple(printable(cell) for cell in row) for row in rows]
+    used = [at for at in range(len(columns)) if not lines or any(line[at] for line in lines)]
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for at in used:
+        shown.add_column(columns[at], overflow="fold", no_wrap=False)
+    for line in lines:
+        shown.add_row(*(Text(line[at], style=_STYLES.get(line[at], "")) for at in used))
+    return shown
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
+    if not rows:
+        print_note(empty)
+        return
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(table(columns, rows))
+    for line in captured.get().splitlines():
+        print_line(line.rstrip())
+
+
+def key_value_lines(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """`key  value`, one per line. Pairs with an empty value are left out."""
+    shown = [(key, value) for key, value in pairs if value]
+    width = max((len(key) for key, _ in shown), default=0)
+    for key, value in shown:
+        yield f"{key:<{width}}  {printable(value)}"
+
+
+def abbreviate(names: Sequence[str], max_names: int = 5) -> str:
+    """The first names, and the number of those left out: `attic, barn and 3 more`."""
+    return ", ".join(names[:max_names]) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    print_line(json.dumps(as_plain_data(value), indent=indent, ensure_ascii=False))
+
+
+def as_plain_data(value: object) -> Any:
+    """Every field as JSON types, including fields that the wire format omits because they have their default value."""
+    if isinstance(value, msgspec.Struct):
+        return {name: as_plain_data(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): as_plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain_data(item) for item in value]
+    return value
+
+
+def free_of_total(available: int, total: int) -> str:
+    return f"{format_bytes(available)} / {format_bytes(total)}" if total else ""
+
+
+def relative_time(stamp: str, now: datetime | None = None) -> str:
+    """RFC 3339 → `5s ago`, `in 2h`. Text that is not a timestamp is returned unchanged."""
+    if not stamp or stamp.startswith("0001-"):
+        return "never"
+    try:
+        moment = datetime.fromisoformat(stamp)
+    except ValueError:
+        return stamp
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    span = format_duration(_rounded(abs(seconds)))
+    return f"{span} ago" if seconds >= 0 else f"in {span}"
+
+
+def _rounded(seconds: float) -> float:
+    for step in (86400, 3600, 60, 1):
+        if seconds >= 2 * step:
+            return seconds // step * step
+    return float(round(seconds))
+
+
+def is_interactive() -> bool:
+    """Whether a person can answer questions: stdin and stdout are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,0 +1,109 @@
+"""The only module of the CLI that imports other packages (roles, embedded bus, store), and only inside functions.
+
+So `corral nodes list` never loads a web framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from corral.cli.common.output import DONE, print_line
+
+
+def settings_of(role: str) -> type[Any]:
+    """The settings class of a role."""
+    module = importlib.import_module(f"corral.{role}.settings")
+    kind: type[Any] = getattr(module, f"{role.capitalize()}Settings")
+    return kind
+
+
+def run_role(role: str, settings: Any) -> int:
+    """Run the role until it ends and return its exit code."""
+    module = importlib.import_module(f"corral.{role}.main")
+    return int(module.run(settings) or 0)
+
+
+def saved_settings(settings: Any) -> tuple[Path, dict[str, Any]]:
+    """The settings that earlier starts of the worker saved in its data folder, and their file."""
+    from corral.worker import remembered
+
+    return settings.data / remembered.FILE, dict(remembered.read(settings.data))
+
+
+def run_worker(settings: Any, flags: dict[str, Any]) -> int:
+    from corral.worker import remembered
+    from corral.worker.main import run
+
+    return run(settings, remembered.choose(settings, flags))
+
+
+def reload_worker(settings: Any) -> int:
+    from corral.worker.handover import ask_to_reload
+
+    before, after = ask_to_reload(settings.data, timeout_s=settings.reload_timeout_s)
+    print_line(f"The worker with pid {before} has handed over to the new one with pid {after}.")
+    return DONE
+
+
+@dataclass(frozen=True)
+class BusServerSettings:
+    folder: Path
+    keys: Path
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def prepare_bus(place: BusServerSettings) -> tuple[str, ...]:
+    """Write keys and configuration of the embedded nats-server and return its command line."""
+    from corral.bus.embedded import ServerSettings, ServerTls, prepare_server
+    from corral.bus.keys import load_or_create_keys
+
+    tls = ServerTls(place.certificate, place.key) if place.certificate and place.key else None
+    settings = ServerSettings(folder=place.folder, host=place.host, port=place.port, tls=tls)
+    return prepare_server(settings, load_or_create_keys(place.keys, datetime.now(UTC))).argv
+
+
+def find_bus_server() -> tuple[str, str]:
+    """Path and version of nats-server. The message of `NotFound` says what to install."""
+    from corral.bus.binary import find_nats_server, version_of
+
+    binary = find_nats_server()
+    version = version_of(binary) or ()
+    return str(binary), ".".join(map(str, version))
+
+
+def expected_schema() -> tuple[str, str]:
+    """The table with the schema version of a database, and the version that this program needs."""
+    from corral.store.engine.migrate import VERSION_TABLE, head_of
+
+    return VERSION_TABLE, head_of()
+
+
+async def live_controllers(store_url: str, *, within_s: float) -> list[str]:
+    """Hosts of the controllers that used this database within the last `within_s`; none if it does not exist."""
+    from corral.store import open_store
+    from corral.store.engine.sqlite import sqlite_path
+    from corral.store.tables import controllers
+
+    if store_url.startswith("sqlite:") and not sqlite_path(store_url.partition("://")[2]).exists():
+        return []
+    async with open_store(store_url) as store, store.read() as tx:
+        return [each.host for each in await controllers.list_live(tx, within_s=within_s)]
+
+
+async def copy_store(origin: str, target: str, on_progress: Callable[[str, int, int], None]) -> list[tuple[str, int]]:
+    """Copy all tables into another database; return each table with its number of rows. `on_progress` gets the table,
+    the copied rows and the total rows."""
+    from corral.store.copy import migrate_store
+
+    copied = await migrate_store(
+        origin, target, on_progress=lambda progress: on_progress(progress.table, progress.copied, progress.total)
+    )
+    return [(each.table, each.rows) for each in copied]

@@ -1,0 +1,109 @@
+"""`corral logs MODEL[@NODE]`: the log of the processes of a model or a backend, from all nodes or from one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.cli.common.fleet_command import fleet_command
+from corral.cli.common.options import Json
+from corral.cli.common.output import DONE, FAILED, print_error, print_json, print_line, print_note, printable
+from corral.kit.errors import CorralError, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from corral.client import Client
+    from corral.client.resources.logs import LogLine
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+MAX_LINES = 100_000
+
+
+@app.command("logs")
+@fleet_command
+async def show_logs(
+    client: Client,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL[#N][@NODE]",
+            help="a model, a replica of a model (#N) or a backend; on every node or on one (@NODE)",
+        ),
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines until Ctrl-C")] = False,
+    tail: Annotated[
+        int, typer.Option("--tail", "-n", metavar="N", min=0, max=MAX_LINES, help="number of last lines to print")
+    ] = 100,
+    as_json: Json = False,
+) -> int:
+    """Print the log of the processes of a model or a backend.
+
+    \b
+    Examples:
+      corral logs smollm2-135m
+      corral logs smollm2-135m@barn -f
+      corral logs "smollm2-135m#1" --tail 20
+    """
+    name, at, node = what.rpartition("@") if "@" in what else (what, "", "")
+    if not name.strip() or (at and not node.strip()):
+        raise Invalid("give the name of a model or a backend: MODEL, MODEL#N or MODEL@NODE")
+    nodes = [node] if node else await _find_nodes(client, name)
+    if not nodes:
+        raise NotFound(f"no node that answers has a log of {name!r}")
+    several = len(nodes) > 1
+    if not follow:
+        shown = [await _last(client, each, name, tail, several=several, as_json=as_json) for each in nodes]
+        if tail and not any(shown) and None not in shown:
+            raise NotFound(f"the log of {name!r} is empty on {', '.join(nodes)}")
+        return FAILED if None in shown else DONE
+    try:
+        await asyncio.gather(*(_follow(client, each, name, tail, several=several, as_json=as_json) for each in nodes))
+    except asyncio.CancelledError:
+        return DONE  # Ctrl-C is the normal end
+    print_note("The log has ended.")
+    return DONE
+
+
+async def _find_nodes(client: Client, name: str) -> list[str]:
+    """The nodes with a log of this name. A node that does not answer is reported and left out."""
+    nodes = [node for node in await client.nodes.list() if node.status in ("healthy", "draining", "unhealthy")]
+    model = name.partition("#")[0]
+
+    async def has_log(node: str) -> bool:
+        try:
+            names = await client.logs.names(node)
+        except CorralError as error:
+            print_error(error.message)
+            return False
+        return any(each.partition("#")[0] == model for each in names)
+
+    found = await asyncio.gather(*(has_log(node.name) for node in nodes))
+    return [node.name for node, has in zip(nodes, found, strict=True) if has]
+
+
+async def _last(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> int | None:
+    """Print the last lines and return their number; None if the node did not answer."""
+    try:
+        lines = await client.logs.last(node, name, tail)
+    except CorralError as error:
+        print_error(error.message)
+        return None
+    for line in lines:
+        _show(node, line, several=several, as_json=as_json)
+    return len(lines)
+
+
+async def _follow(client: Client, node: str, name: str, tail: int, *, several: bool, as_json: bool) -> None:
+    async with aclosing(client.logs.follow(node, name, tail)) as lines:
+        async for line in lines:
+            _show(node, line, several=several, as_json=as_json)
+
+
+def _show(node: str, line: LogLine, *, several: bool, as_json: bool) -> None:
+    if as_json:
+        data = {"node": node, "timestamp": line.timestamp, "stream": line.stream, "text": line.text}
+        print_json(data, indent=None)
+    else:
+        print_line((f"{node}: " if several else "") + printable(line.text.replace("\t", "    ")))

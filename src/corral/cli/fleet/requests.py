@@ -1,0 +1,109 @@
+"""`corral requests`: the receipts of inference requests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.cli.common.fleet_command import fleet_command
+from corral.cli.common.options import Json, reject_empty
+from corral.cli.common.output import print_json, print_table, relative_time
+from corral.kit.durations import parse_duration_s
+
+if TYPE_CHECKING:
+    from corral.client import Client
+    from corral.contract.receipts import RequestView
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="List inference requests with their key, model, node, status and times.",
+)
+_COLUMNS = ("WHEN", "MODEL", "KEY", "STATUS", "NODE", "QUEUED", "LOADED", "FIRST", "TOTAL", "IN", "OUT", "NOTE")
+
+
+@app.command("requests")
+@fleet_command
+async def list_requests(
+    client: Client,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="only requests for this model", callback=reject_empty)
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="KEY", help="only requests with this API key, by id or name", callback=reject_empty
+        ),
+    ] = "",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NODE", help="only requests that this node answered", callback=reject_empty)
+    ] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="only requests with status 400 or higher")] = False,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="DURATION", help="only requests of this period until now: 15m, 2d", callback=reject_empty
+        ),
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="maximum number of requests to list")
+    ] = 50,
+    as_json: Json = False,
+) -> None:
+    """List inference requests and their results, newest first.
+
+    FIRST is the time from the request to the first content, reasoning or tool call of a streamed answer; it is empty
+    for answers that are not streamed.
+
+    \b
+    Examples:
+      corral requests
+      corral requests --model smollm2-135m --failed --since 1h
+      corral requests --by notebook -n 1000 --json
+    """
+    found = await client.requests.list(
+        limit=limit, model=model, key=by, node=node, failed=failed, since=_timestamp(since) if since else ""
+    )
+    if as_json:
+        print_json(found)
+        return
+    print_table(_COLUMNS, [_row(each) for each in found], empty="No requests.")
+
+
+def _timestamp(duration: str) -> str:
+    try:
+        seconds = parse_duration_s(duration)
+    except ValueError as error:
+        raise typer.BadParameter(f"--since: {error}") from error
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+
+
+def _row(view: RequestView) -> tuple[str, ...]:
+    return (
+        relative_time(view.at),
+        f"{view.model} ({view.served_by})" if view.served_by else view.model,
+        view.key or view.key_id,
+        str(view.status),
+        view.node or view.node_id,
+        _duration(view.queue_ms),
+        _duration(view.load_ms),
+        _duration(view.first_byte_ms),
+        _duration(view.total_ms),
+        str(view.prompt_tokens) if view.prompt_tokens else "",
+        f"{'~' if view.estimated else ''}{view.completion_tokens}" if view.completion_tokens else "",
+        _note(view),
+    )
+
+
+def _duration(ms: float) -> str:
+    if ms < 0.5:
+        return ""
+    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
+
+
+def _note(view: RequestView) -> str:
+    words = {"client_left": "the client disconnected", "upstream_broke": "the replica closed the connection"}
+    tried = f"{view.tries} attempts" if view.tries > 1 else ""
+    return ", ".join(word for word in (words.get(view.ending, view.ending), tried) if word)

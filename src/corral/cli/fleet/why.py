@@ -1,0 +1,135 @@
+"""`corral why …`: explains decisions of the scheduler and the state of operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from corral.cli.common.fleet_command import fleet_command
+from corral.cli.common.options import Json
+from corral.cli.common.output import print_json, print_line, print_table
+from corral.cli.fleet import why_text
+from corral.cli.operations import text as operation_text
+from corral.cli.operations.commands import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from corral.client import Client
+    from corral.contract.why import WhyReplica, WhyVerdict
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="""Explain placement decisions and operations that have not finished.
+
+    \b
+    Examples:
+      corral why model smollm2-135m
+      corral why node barn
+      corral why op 3f2a91c0
+    """,
+)
+Numbers = Annotated[bool, typer.Option("--numbers", help="show every check and the ranking")]
+
+
+@app.command("model")
+@fleet_command
+async def why_model(
+    client: Client,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="name of the model", show_default=False)],
+    numbers: Numbers = False,
+    as_json: Json = False,
+) -> None:
+    """Show where the next replica of a model would be placed, and why other nodes are not eligible.
+
+    \b
+    Examples:
+      corral why model smollm2-135m
+      corral why model smollm2-135m --numbers
+    """
+    why = await client.why.model(model)
+    if as_json:
+        print_json(why)
+        return
+    _print_lines(why_text.model_details(why))
+    _print_replicas(why.replicas)
+    print_line()
+    print_table(why_text.NODE_COLUMNS, why_text.verdict_rows(why), empty="There are no nodes.")
+    if numbers:
+        _print_numbers((verdict.node, verdict) for verdict in why.nodes)
+
+
+@app.command("node")
+@fleet_command
+async def why_node(
+    client: Client,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="name or id of the node", show_default=False)],
+    numbers: Numbers = False,
+    as_json: Json = False,
+) -> None:
+    """Show the free memory of a node, its replicas, and the models for which it is eligible.
+
+    \b
+    Examples:
+      corral why node barn
+      corral why node barn --json
+    """
+    why = await client.why.node(node)
+    if as_json:
+        print_json(why)
+        return
+    _print_lines(why_text.node_details(why))
+    print_line()
+    print_table(why_text.SPACE_COLUMNS, [why_text.space_row(each) for each in why.spaces], empty="")
+    _print_replicas(why.replicas)
+    print_line()
+    print_table(why_text.MODEL_COLUMNS, why_text.model_rows(why), empty="There are no models.")
+    if numbers:
+        _print_numbers((verdict.model, verdict) for verdict in why.models)
+
+
+@app.command("op")
+@fleet_command
+async def why_operation(
+    client: Client,
+    operation: Annotated[
+        str, typer.Argument(metavar="ID", help="id of the operation, or the beginning of it", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show the nodes on which an operation is not done, with the reasons.
+
+    \b
+    Examples:
+      corral why op 3f2a91c0
+    """
+    view = await find(client, operation)
+    waiting = [each for each in view.nodes if each.status != "success"]
+    if as_json:
+        print_json(waiting)
+        return
+    _print_lines(operation_text.details(view))
+    print_line()
+    rows = [operation_text.node_row(each) for each in waiting]
+    print_table(operation_text.NODE_COLUMNS, rows, empty="The operation is done on every node.")
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print_line(line)
+
+
+def _print_replicas(replicas: Sequence[WhyReplica]) -> None:
+    if replicas:
+        print_line()
+        print_table(why_text.REPLICA_COLUMNS, [why_text.replica_row(each) for each in replicas], empty="")
+
+
+def _print_numbers(verdicts: Iterable[tuple[str, WhyVerdict]]) -> None:
+    """Print the checks of each model or node under its name."""
+    for name, verdict in verdicts:
+        print_line()
+        _print_lines(why_text.numbers(verdict, by=name))

@@ -1,0 +1,1 @@
+"""`corral models` and `corral chat`: models, their replicas, and requests to them."""

@@ -1,0 +1,1 @@
+"""`corral nodes`, `token`, `join` and the roles: the machines of a fleet, and how a machine joins it."""

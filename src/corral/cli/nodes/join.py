@@ -1,0 +1,128 @@
+"""`corral join URL --token T`: runs a worker that joins a fleet, or prints the environment of a LocalAI worker."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from corral.cli.common.output import DONE, print_line, print_note
+from corral.cli.common.roles import run_worker, saved_settings, settings_of
+from corral.cli.common.settings_command import settings_command
+from corral.cli.nodes.join_token import hide_token
+from corral.client.contexts import list_contexts
+from corral.client.endpoint import same_place
+
+HELP = """Join this machine to a fleet and run a worker until it is stopped.
+
+`corral up` and `corral token create` print the command with URL and token. The token is needed once. Later,
+`corral join` or `corral worker` without options continues as the same node: the options of the first start are saved in
+the data folder. An option that is given again replaces the saved one.
+
+If the fleet cannot be reached, the worker prints why and retries until it is stopped with Ctrl-C.
+
+The process list (`ps`) does not show the token. To keep it out of the shell history too, give it in CORRAL_TOKEN, in a
+--token-file, or on standard input with `--token -`.
+
+\b
+Examples:
+  corral join https://fleet:8080 --token cj_… --ca sha256:…
+  printf %s cj_… | corral join https://fleet:8080 --token - --ca sha256:…
+  corral join http://127.0.0.1:8080 --token cj_… --data ~/second-worker --name second
+  corral join https://fleet:8080 --token SHARED --localai      (print the environment of a LocalAI worker)
+"""
+_SHOWN_OPTIONS = {"token", "token_file", "ca", "data", "name", "advertise", "labels", "host", "port", "vram_budget"}
+
+
+def localai_environment(
+    url: str, *, token: str, bus_url: str = "", bus_port: int = 4222, name: str = "", ca: str = ""
+) -> list[tuple[str, str]]:
+    """The variables of a LocalAI worker (docs/reference/wire/localai-settings.md#worker-settings). Pure."""
+    secure = url.startswith("https://")
+    host = urlsplit(url).hostname or "127.0.0.1"
+    bus = bus_url or f"{'tls' if secure else 'nats'}://{f'[{host}]' if ':' in host else host}:{bus_port}"
+    variables = [
+        ("LOCALAI_REGISTER_TO", url.rstrip("/")),
+        ("LOCALAI_REGISTRATION_TOKEN", token),
+        ("LOCALAI_NATS_URL", bus),
+        ("LOCALAI_NATS_REQUIRE_AUTH", "true"),
+        ("LOCALAI_REGISTRATION_REQUIRE_AUTH", "true"),
+    ]
+    if name:
+        variables.append(("LOCALAI_NODE_NAME", name))
+    if secure and ca and not ca.startswith("sha256:"):
+        # The first is for the bus. Go programs use the second for all other connections, registration included.
+        variables += [("LOCALAI_NATS_TLS_CA", ca), ("SSL_CERT_FILE", ca)]
+    return variables
+
+
+def print_localai(given: dict[str, Any]) -> int:
+    url, token = given.get("controller"), given.get("token")
+    if not url or not token:
+        raise typer.BadParameter(
+            "--localai needs the URL of the fleet, and --token with the shared token (CORRAL_REGISTRATION_TOKEN)"
+        )
+    ca = given.get("ca") or ""
+    variables = localai_environment(
+        url,
+        token=token,
+        bus_url=given.get("bus_urls") or "",
+        bus_port=_local_bus_port(url),
+        name=given.get("name") or "",
+        ca=ca,
+    )
+    for key, value in variables:
+        print_line(f"export {key}={shlex.quote(value)}")
+    print_note("Start the controller with --compat-localai and with this token as --registration-token.")
+    if url.startswith("https://") and (not ca or ca.startswith("sha256:")):
+        print_note(
+            f"LocalAI cannot check a CA fingerprint: save {url.rstrip('/')}/ca.pem on the worker and add --ca FILE."
+        )
+    return DONE
+
+
+def _local_bus_port(url: str) -> int:
+    """The bus port of a fleet on this machine; the default port for other fleets."""
+    for each in list_contexts(os.environ):
+        if any(same_place(known, url) for known in (each.fleet.url, each.fleet.public_url)):
+            return urlsplit(each.fleet.bus_url).port or 4222
+    return 4222
+
+
+def _join_command() -> Callable[..., int]:
+    flags: dict[str, Any] = {}
+
+    def read(given: dict[str, Any]) -> dict[str, Any] | int:
+        """The flags of the worker; for --localai, the exit code after printing."""
+        flags.update({name: value for name, value in given.items() if name not in ("url", "localai")})
+        if given["url"]:
+            flags["controller"] = given["url"]
+        if given["localai"]:
+            return print_localai(flags)
+        flags.update(hide_token(flags))
+        return flags
+
+    return settings_command(
+        settings_of("worker"),
+        lambda settings: run_worker(settings, flags),
+        help=HELP,
+        arguments={
+            "url": Annotated[
+                str | None, typer.Argument(metavar="URL", help="URL of the fleet; needed only for the first join")
+            ],
+            "localai": Annotated[
+                bool | None, typer.Option("--localai", help="only print the environment variables for a LocalAI worker")
+            ],
+        },
+        read=read,
+        shown=lambda doc: doc.name in _SHOWN_OPTIONS,
+        remembered=saved_settings,
+    )
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command("join")(_join_command())

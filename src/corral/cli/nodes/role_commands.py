@@ -1,0 +1,96 @@
+"""`corral controller`, `gateway` and `worker`: run one role in the foreground, with its settings as options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli.common.roles import reload_worker, run_role, run_worker, saved_settings, settings_of
+from corral.cli.common.settings_command import settings_command
+from corral.cli.nodes.join_token import hide_token
+
+_HELP = {
+    "controller": """Run a controller: node registry, scheduler, admin API and web page.
+
+    \b
+    Examples:
+      corral controller --data /var/lib/corral --socket /run/corral/controller.sock
+      CORRAL_STORE=postgresql://corral@db/corral corral controller --port 8081
+    """,
+    "gateway": """Run a gateway: the public port for the inference API, the admin API and the web page.
+
+    \b
+    Examples:
+      corral gateway --controller unix:/run/corral/controller.sock --gateway-key-file /etc/corral/gateway.key
+      corral gateway --controller https://10.0.0.2:8081 --host 0.0.0.0 --tls-cert srv.crt --tls-key srv.key
+      corral gateway --controller unix:/run/corral/controller.sock --gateway-key-file gateway.key --processes 4
+    """,
+    "worker": """Run a worker on this machine. `corral join URL --token T` does the same with fewer options.
+
+    The worker saves its options in settings.json of the data folder, and later starts use them. An option or a variable
+    that is given again replaces the saved one. Tokens and other secrets are not saved. Give the token in CORRAL_TOKEN,
+    in a --token-file, or on standard input with `--token -`.
+
+    \b
+    Examples:
+      corral worker --controller https://fleet:8080 --token-file join.token --labels tier=fast
+      corral worker --data /var/lib/corral/worker          (this data folder has joined before)
+      corral worker --port 50051                           (later starts with this data folder use the same port)
+      corral worker reload --data /var/lib/corral/worker   (a new worker process takes over; no request fails)
+    """,
+}
+
+
+def controller_app() -> typer.Typer:
+    return _app("controller", _role_command("controller"))
+
+
+def gateway_app() -> typer.Typer:
+    return _app("gateway", _role_command("gateway"))
+
+
+def worker_app() -> typer.Typer:
+    return _app("worker", _worker_command())
+
+
+def _app(name: str, command: Callable[..., int]) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(name)(command)
+    return app
+
+
+def _role_command(role: str) -> Callable[..., int]:
+    return settings_command(settings_of(role), lambda settings: run_role(role, settings), help=_HELP[role])
+
+
+def _worker_command() -> Callable[..., int]:
+    """`corral worker` runs a worker; `corral worker reload` finds the running one by the same settings."""
+    action = typer.Argument(
+        metavar="reload", help="replace the running worker by a new process without losing requests"
+    )
+    actions: list[str] = []
+    flags: dict[str, Any] = {}
+
+    def read(given: dict[str, Any]) -> dict[str, Any]:
+        if (word := given.pop("action")) is not None:
+            if word != "reload":
+                raise typer.BadParameter(f"unknown action {word!r}: the only action is `reload`")
+            actions.append(word)
+        if not actions:
+            flags.update(hide_token(given))
+        return given | flags
+
+    def run(settings: Any) -> int:
+        return reload_worker(settings) if actions else run_worker(settings, flags)
+
+    arguments = {"action": Annotated[str | None, action]}
+    return settings_command(
+        settings_of("worker"),
+        run,
+        help=_HELP["worker"],
+        arguments=arguments,
+        read=read,
+        remembered=saved_settings,
+    )

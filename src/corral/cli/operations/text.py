@@ -1,0 +1,267 @@
+"""Operations as text: rows, details, results, next steps; and their exit code. Pure; `commands.py` and `watch.py` print
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from corral.cli.common.output import (
+    DONE,
+    FAILED,
+    STILL_RUNNING,
+    abbreviate,
+    key_value_lines,
+    printable,
+    relative_time,
+)
+from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
+from corral.contract.messages.backends import TO_FIX
+from corral.kit.humanize import format_bytes
+
+COLUMNS = ("ID", "KIND", "NAME", "WHERE", "STATE", "DONE", "NODES", "STARTED", "NOTE")
+NODE_COLUMNS = ("NODE", "STATUS", "DONE", "VARIANT", "VERSION", "BYTES", "NOTE")
+HISTORY_COLUMNS = ("ID", "KIND", "NAME", "OUTCOME", "STARTED", "FINISHED", "NOTE")
+_SHORT_ID = 8
+_DONE_WORDS = {
+    "install": "installed",
+    "upgrade": "upgraded",
+    "delete": "deleted",
+    "rollback": "rolled back",
+    "fetch": "fetched",
+}
+_STATES = {"under_way": "running"}
+_ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
+
+
+def short_id(operation_id: str) -> str:
+    """The beginning of an id, enough to tell operations apart; commands accept it."""
+    return operation_id[:_SHORT_ID]
+
+
+def where(view: OperationView) -> str:
+    if view.scope == "controller":
+        return "the controller"
+    return "every node" if view.scope == "all" else view.scope_value
+
+
+def state(view: OperationView) -> str:
+    if view.state == "done" and view.outcome == "cancelled":
+        return "cancelled"
+    return _STATES.get(view.state, view.state)
+
+
+def exit_code(views: Iterable[OperationView]) -> int:
+    """0 done, 1 a node fails or the operation was cancelled while it was followed, 3 not finished yet, also when an
+    install waits for its first node (docs/explanation/design.md#operations). The worst of several operations counts."""
+    seen = list(views)
+    states = {state(view) for view in seen}
+    if states & {"failing", "cancelled"}:
+        return FAILED
+    return STILL_RUNNING if states - {"done"} or any(_waits_for_nodes(view) for view in seen) else DONE
+
+
+def _waits_for_nodes(view: OperationView) -> bool:
+    """An install without a matching node waits for the first node that joins."""
+    return view.kind == "install" and not view.nodes and view.scope in ("all", "selector")
+
+
+def row(view: OperationView, now: datetime | None = None) -> tuple[str, ...]:
+    ended = view.state == "done"
+    return (
+        short_id(view.job_id),
+        view.kind,
+        view.backend,
+        where(view),
+        state(view),
+        "" if ended else f"{view.progress}%",
+        tally(view.nodes) if view.nodes else tally_of(view.counts),
+        relative_time(view.created_at, now),
+        "" if ended else printable("; ".join(_by_reason("on", _failing(view), now)) or view.error or view.message),
+    )
+
+
+def tally(rows: Sequence[OperationNodeView]) -> str:
+    """`2 of 3 done, 1 failing`."""
+    if not rows:
+        return "none"
+    words = [f"{sum(each.status == 'success' for each in rows)} of {len(rows)} done"]
+    for title, chosen in (
+        ("failing", [each for each in rows if each.status == "error"]),
+        ("waiting", [each for each in rows if each.waits]),
+        ("skipped", [each for each in rows if each.status == "skipped"]),
+    ):
+        words += [f"{len(chosen)} {title}"] if chosen else []
+    return ", ".join(words)
+
+
+def tally_of(counts: Mapping[str, int]) -> str:
+    """The same for an operation that comes with counts instead of nodes."""
+    if not counts:
+        return "none"
+    words = [f"{counts.get('success', 0)} of {sum(counts.values())} done"]
+    for status, title in (("error", "failing"), ("queued", "queued"), ("skipped", "skipped")):
+        words += [f"{counts[status]} {title}"] if counts.get(status) else []
+    return ", ".join(words)
+
+
+def node_row(each: OperationNodeView, now: datetime | None = None) -> tuple[str, ...]:
+    return (
+        each.node_name,
+        each.status,
+        percent(each),
+        each.variant,
+        each.version,
+        amount(each),
+        note(each, now),
+    )
+
+
+def percent(each: OperationNodeView) -> str:
+    return "" if each.status in ("queued", "skipped") and not each.percentage else f"{each.percentage:.0f}%"
+
+
+def amount(each: OperationNodeView) -> str:
+    """`412.0 MiB / 1.0 GiB`, as far as known; only the total after success."""
+    if each.status == "success":
+        return format_bytes(each.total_bytes) if each.total_bytes else ""
+    if each.total_bytes:
+        return f"{format_bytes(each.current_bytes)} / {format_bytes(each.total_bytes)}"
+    return format_bytes(each.current_bytes) if each.current_bytes else ""
+
+
+def rate(each: OperationNodeView) -> str:
+    return f"{format_bytes(int(each.rate))}/s" if each.rate >= 1 else ""
+
+
+def is_moving(each: OperationNodeView) -> bool:
+    return each.status in ("downloading", "running_on_worker")
+
+
+def step(each: OperationNodeView) -> str:
+    """The current step: the phase while the node makes progress, else its status."""
+    if each.status == "downloading":
+        return each.phase or "started"
+    return "running" if each.status == "running_on_worker" else each.status
+
+
+def note(each: OperationNodeView, now: datetime | None = None) -> str:
+    """The file while the node makes progress; else the reason for its status, and when the next attempt starts."""
+    if each.status == "downloading":
+        return each.file_name.rstrip("/").rpartition("/")[2]  # the last part of a URL
+    words = [each.error or each.note] if each.error or each.note else []
+    if each.status == "error":
+        words += [f"failed {each.failures} times"] if each.failures > 1 else []
+        words.append(
+            f"next attempt {relative_time(each.next_retry_at, now)}" if each.next_retry_at else _until_when(each.error)
+        )
+    return "; ".join(words)
+
+
+def _until_when(error: str) -> str:
+    return "retried once that is done" if TO_FIX in error else "no automatic retry"
+
+
+def line(each: OperationNodeView, now: datetime | None = None) -> str:
+    """One node without a terminal: `attic: downloading 24% 412.0 MiB / 1.0 GiB 31.2 MiB/s (layer)`."""
+    words = [step(each)]
+    if is_moving(each):
+        words += [percent(each), amount(each), rate(each)]
+    if each.status == "success" and each.version:
+        words.append(each.version)
+    reason = note(each, now) if each.error != each.status else ""
+    return printable(
+        f"{each.node_name}: {' '.join(word for word in words if word)}" + (f" ({reason})" if reason else "")
+    )
+
+
+def details(view: OperationView, now: datetime | None = None) -> Iterator[str]:
+    """Details of the operation as a whole, without its nodes."""
+    yield from key_value_lines(
+        [
+            ("id", view.job_id),
+            ("operation", f"{view.kind} {view.backend}"),
+            ("where", where(view)),
+            ("state", f"{state(view)}: {view.message}" if view.message not in ("", state(view)) else state(view)),
+            ("done", f"{view.progress}%"),
+            ("bytes", _bytes(view)),
+            ("started", relative_time(view.created_at, now) + (f" by {view.created_by}" if view.created_by else "")),
+            ("finished", relative_time(view.finished_at, now) if view.finished_at else ""),
+            ("error", "" if _failing(view) else view.error),
+            ("hidden", "yes" if view.dismissed else ""),
+        ]
+    )
+
+
+def _bytes(view: OperationView) -> str:
+    if not view.total_bytes or view.state == "done":
+        return ""
+    return f"{format_bytes(view.current_bytes)} / {format_bytes(view.total_bytes)}"
+
+
+def history_row(record: OperationRecord, now: datetime | None = None) -> tuple[str, ...]:
+    return (
+        short_id(record.job_id),
+        record.kind or record.task_type,
+        record.name,
+        record.outcome,
+        relative_time(record.started_at, now),
+        relative_time(record.finished_at, now),
+        record.error,
+    )
+
+
+def result_lines(view: OperationView, now: datetime | None = None) -> list[str]:
+    """The result when no node makes progress any more: one line for each group of nodes with the same result."""
+    if not view.nodes:
+        later = ""
+        if _waits_for_nodes(view):
+            which = "joins" if view.scope == "all" else f"joins with {view.scope_value}"
+            later = f" yet; the first node that {which} gets it"
+        return [printable(f"{view.backend}: no node matches{later}")]
+    groups = [(f"{_DONE_WORDS.get(view.kind, 'done')} {'to' if view.kind == 'fetch' else 'on'}", "success")]
+    groups += [(f"{status} on", status) for status in ("skipped", "superseded", "withdrawn", "cancelled")]
+    groups += [("failing on", "error"), ("waiting on", "waits"), ("running on", "")]
+    return [
+        printable(f"{view.backend}: {words}")
+        for title, wanted in groups
+        for words in _by_reason(title, [each for each in view.nodes if _group(each) == wanted], now)
+    ]
+
+
+def _group(each: OperationNodeView) -> str:
+    if each.waits:
+        return "waits"
+    return each.status if each.status in (*_ENDED, "error") else ""
+
+
+def next_steps(views: Sequence[OperationView]) -> list[str]:
+    """The commands that help with operations that have not ended."""
+    lines = []
+    if going := [view for view in views if any(_continues(each) for each in view.nodes)]:
+        each = " ".join(short_id(view.job_id) for view in going)
+        lines.append(
+            f"The operation continues. Follow it: `corral ops watch {each}`; stop it: `corral ops cancel {each}`"
+        )
+    if failing := [short_id(view.job_id) for view in views if _failing(view)]:
+        lines.append(f"After fixing the cause, retry at once: `corral ops retry {' '.join(failing)}`")
+    return lines
+
+
+def _failing(view: OperationView) -> list[OperationNodeView]:
+    return [each for each in view.nodes if each.status == "error"]
+
+
+def _continues(each: OperationNodeView) -> bool:
+    return bool(each.next_retry_at) if each.status == "error" else each.status not in _ENDED
+
+
+def _by_reason(title: str, rows: Sequence[OperationNodeView], now: datetime | None) -> Iterator[str]:
+    """One line for all nodes with the same reason; failing nodes show the earliest next attempt."""
+    groups: dict[str, list[OperationNodeView]] = {}
+    for each in rows:
+        groups.setdefault("" if each.error == each.status else each.error or each.note, []).append(each)
+    for reason, own in groups.items():
+        if own[0].status == "error":
+            reason = note(min(own, key=lambda each: each.next_retry_at or "~"), now)
+        yield f"{title} {abbreviate([each.node_name for each in own])}" + (f": {reason}" if reason else "")
