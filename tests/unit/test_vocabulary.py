@@ -76,7 +76,6 @@ WORDS: Mapping[str, int] = {
     "shortcut": 12,
     "speaking": 3,
     "standing": 12,
-    "to_the_end": 4,
     "told": 287,
     "trip": 10,
     "trying": 3,
@@ -85,7 +84,6 @@ WORDS: Mapping[str, int] = {
     "ways": 5,
     "who_asks": 1,
     "wish": 41,
-    "wishes": 2,
 }
 
 codebase = load_script("codebase")

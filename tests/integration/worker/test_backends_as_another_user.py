@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from corral.cli.doctor.machine_checks import check_backend_user
 from corral.cli.common.data_folder import DataFolder
+from corral.cli.doctor.machine_checks import check_backend_user
 from corral.worker import backend_user
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.supervisor.launch import give_folder

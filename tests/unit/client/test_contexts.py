@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.common.data_folder import DataFolder
-from corral.cli.common.data_folder import hold
+from corral.cli.common.data_folder import DataFolder, hold
 from corral.client import LocalFleet, find_endpoint, local_file, write_local
 from corral.client.contexts import (
     check_context_name,
