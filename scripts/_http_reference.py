@@ -65,7 +65,7 @@ SERVICES = (
     "explaining",
     "upgrades",
     "views",
-    "watch",
+    "feed",
 )
 
 

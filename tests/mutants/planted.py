@@ -207,15 +207,15 @@ PLANTED = (
     # Loads.
     PlantedFault(
         "load-without-cooldown",
-        f"{_CONTROLLER}.loads.jobs",
-        "Job.may_try",
+        "corral.store.records",
+        "LoadJob.may_try",
         "self.retry_at <= now",
         "True",
         "a load that failed is tried again at once, for ever",
     ),
     PlantedFault(
         "load-version-falls",
-        f"{_CONTROLLER}.loads.jobs",
+        "corral.store.records",
         "_newer",
         "max(stamp, before.version + 1)",
         "stamp",

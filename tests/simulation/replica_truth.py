@@ -13,6 +13,7 @@ from corral.controller.scheduler.world import Policy
 from corral.kit.errors import CorralError
 from corral.store.engine.inline_sqlite import InlineFile
 from corral.store.engine.transactions import Transaction
+from corral.store.records import DesiredReplica
 from corral.store.tables import (
     load_jobs,
     model_schedules,
@@ -164,7 +165,7 @@ async def _scheduled(tx: Transaction) -> dict[str, Any]:
 
 
 async def _routed(
-    tx: Transaction, known: Sequence[models.Model], rows: Mapping[Key, replicas.Replica]
+    tx: Transaction, known: Sequence[models.Model], rows: Mapping[Key, DesiredReplica]
 ) -> tuple[dict[str, Any], list[str]]:
     shown, _ = await read_routing(tx)
     listed = {row.node_id: row for row in await node_backends.list_(tx)}

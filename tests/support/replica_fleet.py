@@ -47,9 +47,9 @@ from corral.controller.replicas.reconcile import Pace, ReplicaOptions
 from corral.controller.scheduler.world import Policy
 from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.kit.errors import CorralError
+from corral.store.records import DesiredReplica
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 from corral.store.tables.model_schedules import Schedule
-from corral.store.tables.replicas import Replica
 from tests.support.backend_fleet import Controller, Fleet, open_fleet
 from tests.support.buses import Yard
 from tests.support.model_catalogue import models_of
@@ -324,7 +324,7 @@ class ReplicaFleet:
         found: LoadStatus | None = await self.loads.find(model)
         return found
 
-    async def rows(self, model: str = "") -> list[Replica]:
+    async def rows(self, model: str = "") -> list[DesiredReplica]:
         async with self.fleet.store.read() as tx:
             return [row for row in await replicas.list_(tx) if model in ("", row.model)]
 

@@ -12,9 +12,7 @@ from itertools import combinations
 
 from corral.contract.loads import LoadState
 from corral.controller.replicas.lifecycle import HEALTHY
-from corral.store.records import ReplicaStage
-from corral.store.tables.load_jobs import LoadJob
-from corral.store.tables.replicas import Replica
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 Key = tuple[str, str, int]  # node, model, replica
 ROOM = "it makes room for "  # how the reason of one begins that was evicted
@@ -33,7 +31,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ReplicaFacts:
-    rows: Mapping[Key, Replica] = field(default_factory=dict)
+    rows: Mapping[Key, DesiredReplica] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)  # by model: its own
     answering: Mapping[str, str] = field(default_factory=dict)  # by model: the one gateways are shown
     least: Mapping[str, int] = field(default_factory=dict)  # by model: what a schedule wants at least
@@ -137,7 +135,7 @@ def loaded_too_early(before: ReplicaFacts, after: ReplicaFacts) -> list[str]:
     ]
 
 
-def too_many_begun(new: Sequence[Replica], moments: Sequence[ReplicaFacts]) -> list[str]:
+def too_many_begun(new: Sequence[DesiredReplica], moments: Sequence[ReplicaFacts]) -> list[str]:
     """No replica begins beyond what a schedule wants at most. Counted are those nobody has to replace."""
     wrong = []
     after = moments[-1]
@@ -155,7 +153,7 @@ def too_many_begun(new: Sequence[Replica], moments: Sequence[ReplicaFacts]) -> l
     return wrong
 
 
-def _counts(row: Replica, facts: ReplicaFacts) -> bool:
+def _counts(row: DesiredReplica, facts: ReplicaFacts) -> bool:
     return (
         facts.revisions.get(row.model) == row.revision
         and facts.statuses.get(row.node_id) == HEALTHY
@@ -163,14 +161,14 @@ def _counts(row: Replica, facts: ReplicaFacts) -> bool:
     )
 
 
-def _wrong_revision(row: Replica, moments: Sequence[ReplicaFacts]) -> str:
+def _wrong_revision(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> str:
     """2: whatever begins, or is taken in, is of a revision that may answer."""
     if any(row.revision in facts.allowed.get(row.model, ()) for facts in moments):
         return ""
     return f"{row.model} on {row.node_id} begins as {row.revision}, which may not answer"
 
 
-def _misplaced(row: Replica, moments: Sequence[ReplicaFacts]) -> str:
+def _misplaced(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> str:
     """New work goes where it may, and where there is memory for it."""
     where = f"{row.model} is placed on {row.node_id}"
     if not any(facts.statuses.get(row.node_id) == HEALTHY for facts in moments):
@@ -185,7 +183,7 @@ def _misplaced(row: Replica, moments: Sequence[ReplicaFacts]) -> str:
     return f"{where}, whose memory does not hold it: {moments[-1].memory.get(row.node_id)}"
 
 
-def _meets_rivals(row: Replica, moments: Sequence[ReplicaFacts]) -> list[str]:
+def _meets_rivals(row: DesiredReplica, moments: Sequence[ReplicaFacts]) -> list[str]:
     """An exclusive group never has two members on one node: no replica begins beside another model's, not even beside
     one that is about to end. Rows are what they were when it was decided; of processes and definitions nobody is sure
     of more than what held at all these moments. Two still meet where a process is found running, or where a group is
@@ -212,7 +210,7 @@ def members_together(
     ]
 
 
-def _holds(rows: Sequence[Replica], memory: Memory) -> bool:
+def _holds(rows: Sequence[DesiredReplica], memory: Memory) -> bool:
     """What is about to start does not show yet in what the node measures."""
     reserved = sum(row.memory_bytes for row in rows)
     starting = sum(row.memory_bytes for row in rows if row.stage in (ReplicaStage.PLACED, ReplicaStage.ORDERED))

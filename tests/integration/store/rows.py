@@ -14,10 +14,10 @@ from corral.contract.messages.backends import BackendResult, NodeBackend, OrderR
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.contract.sources import Source
 from corral.store.engine.types import to_us
+from corral.store.records import DesiredReplica, LoadJob
 from corral.store.tables.backend_intents import BackendIntent
 from corral.store.tables.backend_rules import BackendRequest, BackendRule
 from corral.store.tables.backend_targets import BackendTarget, TargetBuild
-from corral.store.tables.load_jobs import LoadJob
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.model_schedules import Schedule
 from corral.store.tables.models import Model
@@ -27,7 +27,6 @@ from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation, StoredRequest
 from corral.store.tables.peer_processes import PeerProcess
 from corral.store.tables.receipts import ReceiptRow, StoredReceipt
-from corral.store.tables.replicas import Replica
 
 NOON = datetime(2026, 3, 4, 12, 0, 0, 123456, tzinfo=UTC)
 _numbers = itertools.count(1)
@@ -155,7 +154,7 @@ def a_schedule(model: str = "smol", **known: Any) -> Schedule:
     return Schedule(model, **(defaults | known))
 
 
-def a_replica(node_id: str, model: str = "smol", **known: Any) -> Replica:
+def a_replica(node_id: str, model: str = "smol", **known: Any) -> DesiredReplica:
     defaults: dict[str, Any] = {
         "replica": 0,
         "revision": "r1",
@@ -170,7 +169,7 @@ def a_replica(node_id: str, model: str = "smol", **known: Any) -> Replica:
         "ready_at": NOON,
         "force": True,
     }
-    return Replica(node_id, model, **(defaults | known))
+    return DesiredReplica(node_id, model, **(defaults | known))
 
 
 def a_job(model: str = "smol", **known: Any) -> LoadJob:

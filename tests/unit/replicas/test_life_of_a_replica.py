@@ -24,7 +24,6 @@ from corral.controller.replicas.lifecycle import (
     STARTED,
     Broke,
     Gone,
-    Intended,
     Keep,
     Place,
     Ready,
@@ -35,19 +34,19 @@ from corral.controller.replicas.lifecycle import (
     leave,
     next_of,
 )
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TIMES = Times()
 ALL_THERE = Ready(backend=True)
 
 
-def a_row(stage: str = "placed", **known: Any) -> Intended:
+def a_row(stage: str = "placed", **known: Any) -> DesiredReplica:
     usual: dict[str, Any] = {"created_at": NOON, "updated_at": NOON, "files": (), "op_id": "op", "process_id": ""}
     if stage != "placed":
         usual |= {"attempt": 1, "process_id": "op-1", "sent_at": NOON, "epoch": 7, "boot_id": "boot-1"}
     usual |= {"node_id": "n", "model": "m", "replica": 0, "revision": "r", "backend": "b", "stage": ReplicaStage(stage)}
-    return Intended(**(usual | known))
+    return DesiredReplica(**(usual | known))
 
 
 def a_process(state: str = "ready", process_id: str = "op-1", **known: Any) -> ReplicaProcess:
@@ -60,7 +59,9 @@ def a_place(*processes: ReplicaProcess, **known: Any) -> Place:
     return Place("n", "barn", **({"boot_id": "boot-1", "processes": processes, "quiet": quiet} | known))
 
 
-def step(row: Intended, place: Place | None, ready: Ready = ALL_THERE, after_s: float = 0.0, epoch: int = 7) -> Any:
+def step(
+    row: DesiredReplica, place: Place | None, ready: Ready = ALL_THERE, after_s: float = 0.0, epoch: int = 7
+) -> Any:
     return next_of(row, place, ready, NOON + timedelta(seconds=after_s), epoch, TIMES)
 
 
@@ -110,7 +111,7 @@ def test_after_a_restart_of_the_worker_it_is_a_new_order() -> None:
 
 def test_said_to_have_started_and_never_seen_is_ordered_anew() -> None:
     row = hear(a_row("ordered"), OrderEnded(OrderId("n", "op", 1), True), NOON, TIMES)
-    assert isinstance(row, Intended)
+    assert isinstance(row, DesiredReplica)
     assert row.error == STARTED
     assert isinstance(step(row, a_place(), after_s=10), Keep)
     again = step(row, a_place(), after_s=16)
@@ -128,7 +129,7 @@ def test_said_to_have_started_and_never_seen_is_ordered_anew() -> None:
 )
 def test_what_answers_mean(heard: ReplicaObservation, wait_s: float | None) -> None:
     row = hear(a_row("ordered"), heard, NOON, TIMES)
-    assert isinstance(row, Intended)
+    assert isinstance(row, DesiredReplica)
     assert (row.accepted_at is not None) == (wait_s is None)
     assert row.next_try_at == (NOON + timedelta(seconds=wait_s) if wait_s is not None else None)
 
@@ -208,7 +209,7 @@ def test_where_nobody_can_be_told_nothing_is_decided() -> None:
 def test_which_of_several_processes_is_its_own() -> None:
     running, ordered = a_row("running", ready_at=NOON), a_row("ordered", attempt=2, process_id="op-2")
 
-    def own(row: Intended, *states: tuple[str, str]) -> str | None:
+    def own(row: DesiredReplica, *states: tuple[str, str]) -> str | None:
         found = a_place(*(a_process(state, name) for name, state in states)).process_of(row)
         return found.process_id if found is not None else None
 

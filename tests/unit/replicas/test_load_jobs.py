@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from corral.controller.replicas.lifecycle import Intended
 from corral.controller.replicas.load_jobs import (
     Cooldown,
     Moved,
@@ -19,7 +18,7 @@ from corral.controller.replicas.load_jobs import (
     status_of,
     waits,
 )
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 COOL = Cooldown()
@@ -29,8 +28,8 @@ def later(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def a_row(stage: str, **known: Any) -> Intended:
-    return Intended("n", "m", 0, "r", "b", ReplicaStage(stage), "op", "", NOON, NOON, **known)
+def a_row(stage: str, **known: Any) -> DesiredReplica:
+    return DesiredReplica("n", "m", 0, "r", "b", ReplicaStage(stage), "op", "", NOON, NOON, **known)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,12 @@ from corral.contract.models import read_definition
 from corral.controller.orders.observations import OrderAccepted
 from corral.controller.orders.order import OrderId
 from corral.controller.replicas import reconcile
-from corral.controller.replicas.lifecycle import Intended
-from corral.controller.replicas.load_jobs import Job
 from corral.controller.replicas.reconcile import ReplicaLoop
-from corral.controller.replicas.world import Read, files_known, job_row_of
+from corral.controller.replicas.world import Read, files_known, storable_job
 from corral.controller.scheduler.world import Memory, Model, ModelFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 from corral.store.tables.model_files import StoredFile
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -105,7 +103,7 @@ def test_pressure_counts_from_the_newest_replica_on() -> None:
         return 4 if model == "m" else 0
 
     rows = [
-        Intended("n", "m", index, "r", "b", ReplicaStage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
+        DesiredReplica("n", "m", index, "r", "b", ReplicaStage.PLACED, "op", "p", NOON - timedelta(seconds=age_s), NOON)
         for index, age_s in enumerate((500, 7))
     ]
     facts = a_loop(pressure=pressure)._facts(Read(NOON, models=models, rows=rows), [], {})
@@ -151,6 +149,6 @@ def test_files_are_known_once_they_were_fetched(
 def test_why_a_node_failed_ends_with_what_was_said_in_the_end() -> None:
     lines = [f"line {number} of what it said before" for number in range(100)]
     why = "\n".join(["x ended with code 1; its last lines:", *lines, "no such file"])
-    row = job_row_of(Job("m", LoadState.FAILED, NOON, NOON, error=why, failed_on={"id-of-barn": why}))
+    row = storable_job(LoadJob("m", LoadState.FAILED, NOON, NOON, error=why, failed_on={"id-of-barn": why}))
     assert row.failed_on == {"id-of-barn": "x ended with code 1; its last lines: … no such file"}
     assert row.error == why, "whoever waits for the load sees all of it"

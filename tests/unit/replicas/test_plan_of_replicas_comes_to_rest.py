@@ -17,11 +17,11 @@ from corral.controller.inventory.records import ProcessActivity
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
 from corral.controller.orders.order import OrderId
 from corral.controller.replicas.facts import Decided, Facts, Files
-from corral.controller.replicas.lifecycle import Intended, Place, Ready
-from corral.controller.replicas.load_jobs import Cooldown, Job, begin, fail
+from corral.controller.replicas.lifecycle import Place, Ready
+from corral.controller.replicas.load_jobs import Cooldown, begin, fail
 from corral.controller.replicas.plan import decide
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, Node, Schedule, World
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GIB = 1024**3
@@ -43,8 +43,8 @@ class Sim:
     machines: dict[str, Machine]
     models: dict[str, Model]
     previous_revisions: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: dict[tuple[str, str, int], Intended] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
+    rows: dict[tuple[str, str, int], DesiredReplica] = field(default_factory=dict)
+    jobs: dict[str, LoadJob] = field(default_factory=dict)
     now: datetime = NOON
     heard: list[ReplicaObservation] = field(default_factory=list)
     strays: dict[str, datetime] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Sim:
                 present = [row for row in up if row.revision == model.revision]
                 assert len(present) <= max(model.schedule.max_replicas, len(self.rows)), present
 
-    def _start(self, row: Intended) -> None:
+    def _start(self, row: DesiredReplica) -> None:
         machine = self.machines[row.node_id]
         if machine.status != "healthy":
             return
@@ -250,7 +250,7 @@ def test_what_is_left_of_a_load_that_failed_does_not_begin_it_again() -> None:
     """Of two replicas one failed, and the load waits for its next try; the other failed after it, and another node was
     tried at once."""
     sim = Sim({"n": Machine("n"), "other": Machine("other")}, {"m": a_model("m", min_replicas=2)})
-    row = Intended("n", "m", 0, "r1", "b", ReplicaStage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
+    row = DesiredReplica("n", "m", 0, "r1", "b", ReplicaStage.ORDERED, "op", "op-1", NOON, NOON, attempt=1, files=())
     sim.rows[row.key] = row
     sim.jobs["m"] = fail(begin("m", "r1", NOON), "n", "no memory", NOON, Cooldown(), elsewhere=False)
     sim.heard.append(OrderEnded(OrderId("n", "op", 1), False, "no memory"))
@@ -301,7 +301,9 @@ def test_what_must_not_answer_any_more_is_not_counted_when_another_model_needs_r
         id = f"{node}-{index}"
         process = ReplicaProcess(id, "kept", index, "b", "ready", "openai", revision=revision, memory_bytes=8 * GIB)
         sim.machines[node].processes[id] = process
-        row = Intended(node, "kept", index, revision, "b", ReplicaStage.RUNNING, f"op-{id}", id, NOON, NOON, attempt=1)
+        row = DesiredReplica(
+            node, "kept", index, revision, "b", ReplicaStage.RUNNING, f"op-{id}", id, NOON, NOON, attempt=1
+        )
         sim.rows[row.key] = changed(row, memory_bytes=8 * GIB)
     sim.jobs["cold"] = begin("cold", "r1", NOON)
     decided = sim.step()

@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from corral.store.tables.load_jobs import LoadJob
-from corral.store.tables.replicas import Replica
+from corral.contract.loads import LoadState
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 from tests.support import replica_invariants as invariants
 from tests.support.replica_invariants import Memory, ReplicaFacts
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def a_row(node: str, model: str = "m", stage: str = "running", **known: Any) -> Replica:
+def a_row(node: str, model: str = "m", stage: str = "running", **known: Any) -> DesiredReplica:
     told: dict[str, Any] = {"op_id": f"op-{node}", "process_id": f"p-{node}", "created_at": NOON, "updated_at": NOON}
-    return Replica(node_id=node, model=model, replica=0, revision="r1", backend="b", stage=stage, **(told | known))
+    return DesiredReplica(
+        node_id=node, model=model, replica=0, revision="r1", backend="b", stage=ReplicaStage(stage), **(told | known)
+    )
 
 
-def facts(*rows: Replica, **known: Any) -> ReplicaFacts:
+def facts(*rows: DesiredReplica, **known: Any) -> ReplicaFacts:
     keys = {(row.node_id, row.model, row.replica): row for row in rows}
     told: dict[str, Any] = {
         "revisions": {"m": "r1"},
@@ -79,13 +81,13 @@ def test_what_nobody_uses_leaves_the_least_as_well() -> None:
 def test_a_load_that_failed_waits_for_its_time() -> None:
     failed = LoadJob(
         model="m",
-        state="failed",
+        state=LoadState.FAILED,
         created_at=NOON,
         updated_at=NOON,
         revision="r1",
         retry_at=NOON + timedelta(seconds=30),
     )
-    again = structs.replace(failed, state="pending", retry_at=None)
+    again = structs.replace(failed, state=LoadState.PENDING, retry_at=None)
     before = facts(jobs={"m": failed})
     at = {seconds: NOON + timedelta(seconds=seconds) for seconds in (10, 30)}
     assert invariants.loaded_too_early(before, facts(jobs={"m": again}, at=at[10]))
@@ -128,7 +130,7 @@ def test_what_begins_may_be_there(row: dict[str, Any], known: dict[str, Any], sa
         assert invariants.broken_lately([a_moment_ago, before], after) == [], "it was decided a moment ago"
 
 
-def _of_revision(node: str, revision: str, **known: Any) -> Replica:
+def _of_revision(node: str, revision: str, **known: Any) -> DesiredReplica:
     return structs.replace(a_row(node, stage="running", **known), revision=revision)
 
 
@@ -166,7 +168,9 @@ BIG: dict[str, Any] = {
         (None, {"listed": {"a": {"o"}}}),
     ],
 )
-def test_no_replica_begins_beside_another_of_its_exclusive_group(rival: Replica | None, known: dict[str, Any]) -> None:
+def test_no_replica_begins_beside_another_of_its_exclusive_group(
+    rival: DesiredReplica | None, known: dict[str, Any]
+) -> None:
     new, there = a_row("a", stage="placed", op_id="new"), [rival] if rival is not None else []
     before, after = facts(*there, **(BIG | known)), facts(*there, new, **(BIG | known))
     said = ["m is placed on a beside o of the same exclusive group"]

@@ -15,6 +15,7 @@ from sqlalchemy import Table
 import corral
 from corral.store.engine import leases
 from corral.store.engine.migrate import SCRIPTS, head_of
+from corral.store.records import LoadJob
 from corral.store.tables import (
     MODULES,
     all_tables,
@@ -56,7 +57,7 @@ MAX_POSITIONAL = 4
         (controllers.table, controllers.Controller),
         (join_tokens.table, join_tokens.JoinToken),
         (leases.table, leases.Lease),
-        (load_jobs.table, load_jobs.LoadJob),
+        (load_jobs.table, LoadJob),
         (model_files.table, model_files.StoredFile),
         (process_peaks.table, process_peaks.Peak),
         (model_schedules.table, model_schedules.Schedule),

@@ -19,10 +19,10 @@ from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.store.engine.transactions import Store
+from corral.store.records import DesiredReplica
 from corral.store.tables import models, node_backends, node_files, process_peaks, replicas
 from corral.store.tables.node_files import NodeFile
 from corral.store.tables.process_peaks import Peak
-from corral.store.tables.replicas import Replica
 
 log = get_log(__name__)
 
@@ -116,7 +116,7 @@ def _believable(size_bytes: int) -> int:
 
 
 def new_files(
-    rows: Iterable[Replica],
+    rows: Iterable[DesiredReplica],
     told: Mapping[str, tuple[ReplicaProcess, ...]],
     known: Iterable[NodeFile],
     now: datetime,

@@ -8,9 +8,10 @@ from datetime import datetime
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.controller.orders.observations import ReplicaObservation
-from corral.controller.replicas.lifecycle import Intended, Place, Ready, Start, Times
-from corral.controller.replicas.load_jobs import Cooldown, Job, Moved
+from corral.controller.replicas.lifecycle import Place, Ready, Start, Times
+from corral.controller.replicas.load_jobs import Cooldown, Moved
 from corral.controller.scheduler.world import World
+from corral.store.records import DesiredReplica, LoadJob
 
 Key = tuple[str, str, int]  # node, model, replica
 
@@ -30,8 +31,8 @@ class Facts:
     epoch: int
     world: World  # nodes and models; its replicas are made from the rows
     places: Mapping[str, Place]
-    rows: Sequence[Intended] = ()
-    jobs: Mapping[str, Job] = field(default_factory=dict)
+    rows: Sequence[DesiredReplica] = ()
+    jobs: Mapping[str, LoadJob] = field(default_factory=dict)
     heard: Sequence[ReplicaObservation] = ()
     backends: Mapping[tuple[str, str], Ready] = field(default_factory=dict)  # by node and backend
     files: Mapping[tuple[str, str], Files] = field(default_factory=dict)  # by model and revision
@@ -46,15 +47,15 @@ class Facts:
     cooldown: Cooldown = field(default_factory=Cooldown)
 
 
-class Rows(dict[Key, Intended]):
+class Rows(dict[Key, DesiredReplica]):
     """Rows that know when they changed, so that what follows from all of them is found out once."""
 
-    def __init__(self, rows: Iterable[Intended] = ()) -> None:
+    def __init__(self, rows: Iterable[DesiredReplica] = ()) -> None:
         super().__init__((row.key, row) for row in rows)
         self.changes = 0
-        self._of_model: tuple[int, dict[str, list[Intended]]] = (-1, {})
+        self._of_model: tuple[int, dict[str, list[DesiredReplica]]] = (-1, {})
 
-    def __setitem__(self, key: Key, row: Intended) -> None:
+    def __setitem__(self, key: Key, row: DesiredReplica) -> None:
         if self.get(key) is not row:
             self.changes += 1
             super().__setitem__(key, row)
@@ -63,9 +64,9 @@ class Rows(dict[Key, Intended]):
         self.changes += 1
         super().__delitem__(key)
 
-    def of_model(self, model: str) -> list[Intended]:
+    def of_model(self, model: str) -> list[DesiredReplica]:
         if self._of_model[0] != self.changes:
-            found: dict[str, list[Intended]] = {}
+            found: dict[str, list[DesiredReplica]] = {}
             for row in self.values():
                 found.setdefault(row.model, []).append(row)
             self._of_model = (self.changes, found)
@@ -75,12 +76,12 @@ class Rows(dict[Key, Intended]):
 @dataclass
 class Decided:
     rows: Rows = field(default_factory=Rows)  # as they are now, all of them
-    jobs: dict[str, Job] = field(default_factory=dict)  # the same
+    jobs: dict[str, LoadJob] = field(default_factory=dict)  # the same
     starts: list[Start] = field(default_factory=list)
-    stops: list[tuple[Intended, str]] = field(default_factory=list)  # with the process
+    stops: list[tuple[DesiredReplica, str]] = field(default_factory=list)  # with the process
     clear: list[tuple[str, str]] = field(default_factory=list)  # node and process: nobody wants it
     strays: dict[str, datetime] = field(default_factory=dict)
     ready: dict[str, str] = field(default_factory=dict)  # by model: its present revision, of which one can answer
     unsatisfied: dict[str, tuple[int, datetime | None]] = field(default_factory=dict)  # by model: looks, and until when
-    events: list[tuple[str, Intended]] = field(default_factory=list)  # for the log
+    events: list[tuple[str, DesiredReplica]] = field(default_factory=list)  # for the log
     seen: tuple[int, World] | None = None  # as the scheduler sees the rows, after so many changes

@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-import msgspec
 from msgspec.structs import replace
 
 from corral.contract.messages.replicas import (
-    ReplicaDevice,
-    ReplicaFile,
     ReplicaProcess,
     ReplicaState,
 )
@@ -31,7 +28,7 @@ from corral.controller.orders.observations import (
     ReplicaObservation,
     WorkerUnreachable,
 )
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 
 HEALTHY, DRAINING, OFFLINE = "healthy", "draining", "offline"
 STARTED = "the node says that it has started"  # and does not list it yet
@@ -44,41 +41,6 @@ _RANKS: dict[str, int] = {
     ReplicaState.RESTARTING: 2,
     ReplicaState.STOPPING: 1,
 }
-
-
-class Intended(msgspec.Struct, frozen=True):
-    """A row of `store.replicas`, field by field."""
-
-    node_id: str
-    model: str
-    replica: int
-    revision: str
-    backend: str
-    stage: ReplicaStage
-    op_id: str
-    process_id: str
-    created_at: datetime
-    updated_at: datetime
-    attempt: int = 0
-    devices: tuple[ReplicaDevice, ...] = ()
-    memory_bytes: int = 0
-    files: tuple[ReplicaFile, ...] | None = None
-    reason: str = ""
-    error: str = ""
-    next_try_at: datetime | None = None
-    epoch: int = 0
-    sent_at: datetime | None = None
-    accepted_at: datetime | None = None
-    boot_id: str = ""
-    ready_at: datetime | None = None
-    last_used_at: datetime | None = None
-    leaving_at: datetime | None = None
-    stop_attempt: int = 0
-    force: bool = False
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return (self.node_id, self.model, self.replica)
 
 
 @dataclass(frozen=True)
@@ -118,7 +80,7 @@ class Place:
             return f"{self.name} is {self.status}"
         return f"{self.name} cannot reach the bus" if self.bus_down else ""
 
-    def process_of(self, row: Intended) -> ReplicaProcess | None:
+    def process_of(self, row: DesiredReplica) -> ReplicaProcess | None:
         """The one that was ordered, or one under the same key and of the same revision: its worker starts it again when
         it ends, and beside it when its backend is upgraded. Of several the one that is furthest, then the latest."""
         key = (row.model, row.replica, row.revision)
@@ -143,12 +105,12 @@ def _rank(process: ReplicaProcess) -> int:
 class Start:
     """`row` as it is once the order is on its way."""
 
-    row: Intended
+    row: DesiredReplica
 
 
 @dataclass(frozen=True)
 class Stop:
-    row: Intended
+    row: DesiredReplica
     process_id: str
 
 
@@ -156,14 +118,14 @@ class Stop:
 class Keep:
     """Nothing to send; `row` may have changed."""
 
-    row: Intended
+    row: DesiredReplica
 
 
 @dataclass(frozen=True)
 class Gone:
     """There is nothing of it any more: the row goes."""
 
-    row: Intended
+    row: DesiredReplica
     why: str = ""
 
 
@@ -171,7 +133,7 @@ class Gone:
 class Broke:
     """It did not come up, or broke down for good. The row goes; what is left of it on the node is cleared away."""
 
-    row: Intended
+    row: DesiredReplica
     error: str
     everywhere: bool = False  # another node would not do any better
 
@@ -188,7 +150,7 @@ class Ready:
     everywhere: bool = False  # and neither on any other node
 
 
-def next_of(row: Intended, place: Place | None, ready: Ready, now: datetime, epoch: int, times: Times) -> Next:
+def next_of(row: DesiredReplica, place: Place | None, ready: Ready, now: datetime, epoch: int, times: Times) -> Next:
     if place is None:
         return Gone(row, "its node is gone")
     match row.stage:
@@ -202,7 +164,7 @@ def next_of(row: Intended, place: Place | None, ready: Ready, now: datetime, epo
             return _leaving(row, place, now, times)
 
 
-def _placed(row: Intended, place: Place, ready: Ready, now: datetime, epoch: int) -> Next:
+def _placed(row: DesiredReplica, place: Place, ready: Ready, now: datetime, epoch: int) -> Next:
     if place.status != HEALTHY or place.bus_down:
         return Broke(row, f"{place.name} is {'cut off' if place.bus_down else place.status}")
     if ready.trouble:
@@ -212,7 +174,7 @@ def _placed(row: Intended, place: Place, ready: Ready, now: datetime, epoch: int
     return _start(row, place, now, epoch, attempt=row.attempt + 1)
 
 
-def _start(row: Intended, place: Place, now: datetime, epoch: int, *, attempt: int) -> Start:
+def _start(row: DesiredReplica, place: Place, now: datetime, epoch: int, *, attempt: int) -> Start:
     again = attempt == row.attempt
     return Start(
         replace(
@@ -230,7 +192,7 @@ def _start(row: Intended, place: Place, now: datetime, epoch: int, *, attempt: i
     )
 
 
-def _ordered(row: Intended, place: Place, now: datetime, epoch: int, times: Times) -> Next:
+def _ordered(row: DesiredReplica, place: Place, now: datetime, epoch: int, times: Times) -> Next:
     process = place.process_of(row) if place.known else None
     if process is not None:
         match process.state:
@@ -261,7 +223,7 @@ def _ordered(row: Intended, place: Place, now: datetime, epoch: int, times: Time
     return _start(row, place, now, epoch, attempt=row.attempt) if due or unsent else Keep(row)
 
 
-def _running(row: Intended, place: Place, now: datetime) -> Next:
+def _running(row: DesiredReplica, place: Place, now: datetime) -> Next:
     if place.status == OFFLINE and row.error != AWAY:
         return Keep(replace(row, error=AWAY, updated_at=now))
     if not place.known or place.status == OFFLINE:
@@ -278,7 +240,7 @@ def _running(row: Intended, place: Place, now: datetime) -> Next:
     return Keep(row)
 
 
-def _leaving(row: Intended, place: Place, now: datetime, times: Times) -> Next:
+def _leaving(row: DesiredReplica, place: Place, now: datetime, times: Times) -> Next:
     if not place.known or not place.reachable:
         return Keep(row)
     process = place.process_of(row)
@@ -298,7 +260,7 @@ def _leaving(row: Intended, place: Place, now: datetime, times: Times) -> Next:
     return Stop(sent, process_id)
 
 
-def _may_end(row: Intended, process: ReplicaProcess, place: Place, now: datetime, times: Times) -> bool:
+def _may_end(row: DesiredReplica, process: ReplicaProcess, place: Place, now: datetime, times: Times) -> bool:
     if row.force or process.state != ReplicaState.READY:
         return True
     if row.leaving_at is not None and now - row.leaving_at < times.settle:
@@ -307,7 +269,7 @@ def _may_end(row: Intended, process: ReplicaProcess, place: Place, now: datetime
     return quiet.known and quiet.in_flight == 0
 
 
-def leave(row: Intended, reason: str, now: datetime, *, force: bool = False) -> Intended:
+def leave(row: DesiredReplica, reason: str, now: datetime, *, force: bool = False) -> DesiredReplica:
     if row.stage is ReplicaStage.LEAVING:
         return replace(row, force=True, next_try_at=None) if force and not row.force else row
     return replace(
@@ -318,7 +280,7 @@ def leave(row: Intended, reason: str, now: datetime, *, force: bool = False) -> 
 # What is heard of orders.
 
 
-def hear(row: Intended, heard: ReplicaObservation, now: datetime, times: Times) -> Intended | Broke:
+def hear(row: DesiredReplica, heard: ReplicaObservation, now: datetime, times: Times) -> DesiredReplica | Broke:
     """About the order that was sent last; anything else says nothing any more."""
     if row.stage is not ReplicaStage.ORDERED or (row.op_id, row.attempt) != (
         heard.order.operation,

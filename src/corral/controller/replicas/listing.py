@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.inventory.activity import Quietness
-from corral.controller.replicas.lifecycle import Intended, Place
+from corral.controller.replicas.lifecycle import Place
 from corral.controller.replicas.world import read_own
 from corral.controller.runtime.node_views import rfc3339
 from corral.store.engine.transactions import Store
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 from corral.store.tables import models, node_backends, nodes, peer_processes
 from corral.store.tables.nodes import Node
 
@@ -54,7 +54,7 @@ class ReplicaRows:
         return found
 
     def _view(
-        self, row: Intended, node: Node, process: ReplicaProcess | None, addresses: Mapping[str, str]
+        self, row: DesiredReplica, node: Node, process: ReplicaProcess | None, addresses: Mapping[str, str]
     ) -> dict[str, Any]:
         process_id = process.process_id if process is not None else row.process_id
         quiet = self._quiet.find(row.node_id, process_id) if process is not None else None
@@ -92,5 +92,5 @@ def _process_state(node: Node, process: ReplicaProcess | None) -> str:
     return "node offline" if node.status == NodeStatus.OFFLINE else process.state
 
 
-def _process(row: Intended, told: node_backends.Processes | None) -> ReplicaProcess | None:
+def _process(row: DesiredReplica, told: node_backends.Processes | None) -> ReplicaProcess | None:
     return Place(row.node_id, "", processes=told.processes).process_of(row) if told is not None else None

@@ -11,47 +11,12 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import msgspec
 from msgspec.structs import replace
 
 from corral.contract.loads import LoadState, LoadStatus
-from corral.controller.replicas.lifecycle import Intended
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 MOST_NODES = 3  # on which one try fails before it has failed
-
-
-class Job(msgspec.Struct, frozen=True):
-    """A row of `store.load_jobs`, field by field."""
-
-    model: str
-    state: LoadState
-    created_at: datetime
-    updated_at: datetime
-    version: int = 1
-    revision: str = ""
-    node_id: str = ""
-    node_name: str = ""
-    message: str = ""
-    bytes_sent: int = 0
-    total_bytes: int = 0
-    file_index: int = 0
-    total_files: int = 0
-    moving_since: datetime | None = None
-    error: str = ""
-    failures: int = 0
-    failed_on: dict[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())
-    failed_at: datetime | None = None
-    retry_at: datetime | None = None
-    operation_id: str = ""
-
-    @property
-    def active(self) -> bool:
-        return self.state is not LoadState.FAILED
-
-    def may_try(self, now: datetime) -> bool:
-        """Whether somebody who asks now starts the next try."""
-        return not self.active and (self.retry_at is None or self.retry_at <= now)
 
 
 @dataclass(frozen=True)
@@ -77,22 +42,22 @@ class Moved:
     staging: bool = False  # its node is fetching its files, though it was ordered already
 
 
-def begin(model: str, revision: str, now: datetime, before: Job | None = None) -> Job:
+def begin(model: str, revision: str, now: datetime, before: LoadJob | None = None) -> LoadJob:
     """The first try, or the next after one that failed."""
-    job = Job(model, LoadState.PENDING, now, now, revision=revision, message="looking for a place")
+    job = LoadJob(model, LoadState.PENDING, now, now, revision=revision, message="looking for a place")
     return _newer(job, before, now) if before is None else _newer(replace(job, failures=before.failures), before, now)
 
 
 def follow(
-    job: Job,
-    row: Intended | None,
+    job: LoadJob,
+    row: DesiredReplica | None,
     node_name: str,
     *,
     installed: bool,
     moved: Moved,
     now: datetime,
     unreachable: str = "",
-) -> Job:
+) -> LoadJob:
     """As its replica's row is; without one, as it was while a place is looked for. `unreachable`: why nothing new is
     heard of the node."""
     if not job.active:
@@ -123,13 +88,13 @@ def follow(
     return _newer(after, job, now) if after != job else job
 
 
-def waits(job: Job, message: str, now: datetime) -> Job:
+def waits(job: LoadJob, message: str, now: datetime) -> LoadJob:
     """No place yet, and why."""
     after = replace(job, message=message)
     return _newer(after, job, now) if after != job else job
 
 
-def fail(job: Job, node_id: str, error: str, now: datetime, cooldown: Cooldown, *, elsewhere: bool) -> Job:
+def fail(job: LoadJob, node_id: str, error: str, now: datetime, cooldown: Cooldown, *, elsewhere: bool) -> LoadJob:
     """`elsewhere`: another node may be tried at once."""
     failed_on = {**job.failed_on, node_id: error} if node_id else dict(job.failed_on)
     if elsewhere and len(failed_on) < MOST_NODES:
@@ -148,19 +113,19 @@ def fail(job: Job, node_id: str, error: str, now: datetime, cooldown: Cooldown, 
     return _newer(after, job, now)
 
 
-def is_over(job: Job, now: datetime, cooldown: Cooldown) -> bool:
+def is_over(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
     """A failure that nobody needs to know of any more."""
     return job.failed_at is not None and not job.active and now - job.failed_at >= cooldown.forgotten
 
 
-def is_shown(job: Job, now: datetime, cooldown: Cooldown) -> bool:
+def is_shown(job: LoadJob, now: datetime, cooldown: Cooldown) -> bool:
     if job.active:
         return True
     until = max(moment for moment in (_plus(job.failed_at, cooldown.shown), job.retry_at, job.created_at) if moment)
     return now < until
 
 
-def status_of(job: Job, now: datetime) -> LoadStatus:
+def status_of(job: LoadJob, now: datetime) -> LoadStatus:
     if not job.active:
         retry_s = max(0.0, (job.retry_at - now).total_seconds()) if job.retry_at is not None else 0.0
         return LoadStatus(
@@ -182,7 +147,7 @@ def status_of(job: Job, now: datetime) -> LoadStatus:
     )
 
 
-def _eta_s(job: Job, now: datetime) -> float | None:
+def _eta_s(job: LoadJob, now: datetime) -> float | None:
     """Only of bytes that have been moving for a second: before that it would be a guess."""
     if job.state not in (LoadState.STAGING, LoadState.INSTALLING) or job.moving_since is None or not job.total_bytes:
         return None
@@ -192,7 +157,7 @@ def _eta_s(job: Job, now: datetime) -> float | None:
     return float(math.ceil((job.total_bytes - job.bytes_sent) * for_s / job.bytes_sent))
 
 
-def _state(row: Intended, node_name: str, installed: bool, staging: bool) -> tuple[LoadState, str]:
+def _state(row: DesiredReplica, node_name: str, installed: bool, staging: bool) -> tuple[LoadState, str]:
     if row.stage is ReplicaStage.PLACED and not installed:
         return LoadState.INSTALLING, f"{row.backend} is being installed on {node_name}"
     if row.stage is ReplicaStage.PLACED or staging:
@@ -205,7 +170,7 @@ def _counts(moved: Moved) -> dict[str, int]:
     return {name: getattr(moved, name) for name in names}
 
 
-def _newer(after: Job, before: Job | None, now: datetime) -> Job:
+def _newer(after: LoadJob, before: LoadJob | None, now: datetime) -> LoadJob:
     """Versions rise also from one load of a model to the next: whoever waits for a higher one must not wait in vain."""
     stamp = int(now.timestamp() * 1000)
     return replace(after, version=max(stamp, before.version + 1) if before is not None else stamp, updated_at=now)

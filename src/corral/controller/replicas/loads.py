@@ -17,15 +17,15 @@ from corral.controller.inventory.routing import read_routing
 from corral.controller.models.near import unknown_model
 from corral.controller.replicas import load_jobs as jobs
 from corral.controller.replicas.lifecycle import leave
-from corral.controller.replicas.load_jobs import Cooldown, Job
-from corral.controller.replicas.world import job_of, job_row_of, read_own, row_of
+from corral.controller.replicas.load_jobs import Cooldown
+from corral.controller.replicas.world import read_own, storable_job, storable_replica
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import LOADS, REPLICAS
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
-from corral.store.records import ReplicaStage
+from corral.store.records import LoadJob, ReplicaStage
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
@@ -59,14 +59,13 @@ class Loads:
         if known is not None:
             return known
         async with self._store.write() as tx:
-            now, row = await tx.now(), await load_jobs.find(tx, model)
-            before = job_of(row) if row is not None else None
+            now, before = await tx.now(), await load_jobs.find(tx, model)
             if before is not None and _stands(before, definition, now, current=current):
                 return jobs.status_of(before, now)
             job = jobs.begin(model, definition.revision, now, before)
-            if before is None and not await load_jobs.claim(tx, job_row_of(job)):
+            if before is None and not await load_jobs.claim(tx, storable_job(job)):
                 return jobs.status_of(job, now)  # somebody was quicker by a moment: it is the same load
-            await load_jobs.put(tx, [job_row_of(job)])
+            await load_jobs.put(tx, [storable_job(job)])
             await revisions.bump(tx, LOADS)
         log.info("load asked for", model=model, by=by)
         self._feed.notify(LOADS, model)
@@ -107,7 +106,7 @@ class Loads:
         as long as anybody remembers them."""
         async with self._store.read() as tx:
             now = await tx.now()
-            known = [job_of(row) for row in await load_jobs.list_(tx)]
+            known = await load_jobs.list_(tx)
         return [jobs.status_of(job, now) for job in known if past or jobs.is_shown(job, now, self._cooldown)]
 
     async def unload(self, model: str, *, node_id: str = "", force: bool = False, by: str = "") -> int:
@@ -126,8 +125,10 @@ class Loads:
                 where = "there" if node_id else "anywhere"
                 raise NotFound(f"no replica of {model} runs {where}")
             ordered = [row for row in own if row.stage is not ReplicaStage.PLACED]
-            await replicas.delete(tx, [row_of(row) for row in own if row.stage is ReplicaStage.PLACED])
-            await replicas.put(tx, [row_of(leave(row, "somebody unloaded it", now, force=force)) for row in ordered])
+            await replicas.delete(tx, [row for row in own if row.stage is ReplicaStage.PLACED])
+            await replicas.put(
+                tx, [storable_replica(leave(row, "somebody unloaded it", now, force=force)) for row in ordered]
+            )
             if not node_id:
                 await load_jobs.delete(tx, [model])
             await revisions.bump(tx, LOADS)
@@ -141,18 +142,16 @@ class Loads:
         """Nothing has to be written: it answers, or is on its way, or must wait."""
         model = definition.name
         async with self._store.read() as tx:
-            now, row = await tx.now(), await load_jobs.find(tx, model)
+            now, job = await tx.now(), await load_jobs.find(tx, model)
             answering = await self._answering(tx, model)
         if definition.revision in answering or (answering and not current):
             return _loaded(model, now)
-        job = job_of(row) if row is not None else None
         if job is None or not _stands(job, definition, now, current=current):
             return None
         return _beside(jobs.status_of(job, now), answering)
 
     async def _find(self, tx: Transaction, model: str, *, current: bool) -> LoadStatus | None:
-        now, row = await tx.now(), await load_jobs.find(tx, model)
-        job = job_of(row) if row is not None else None
+        now, job = await tx.now(), await load_jobs.find(tx, model)
         if job is not None and job.active:
             return jobs.status_of(job, now)
         answering = await self._answering(tx, model)
@@ -176,7 +175,7 @@ def _beside(status: LoadStatus, answering: set[str]) -> LoadStatus:
     return replace(status, error=f"{status.error}\nreplicas of the definition before the edit still answer requests")
 
 
-def _stands(job: Job, definition: Definition, now: datetime, *, current: bool) -> bool:
+def _stands(job: LoadJob, definition: Definition, now: datetime, *, current: bool) -> bool:
     """It is under way, or has failed too lately to be tried again. What was changed since is another matter; so is,
     with `current`, a load that was begun for an earlier definition and may end with it."""
     same = job.revision == definition.revision

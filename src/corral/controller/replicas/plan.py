@@ -22,7 +22,6 @@ from corral.controller.replicas.lifecycle import (
     OFFLINE,
     Broke,
     Gone,
-    Intended,
     Keep,
     Place,
     Ready,
@@ -32,13 +31,13 @@ from corral.controller.replicas.lifecycle import (
     leave,
     next_of,
 )
-from corral.controller.replicas.load_jobs import Job, Moved
+from corral.controller.replicas.load_jobs import Moved
 from corral.controller.replicas.scheduler_replicas import mirror
 from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
 from corral.controller.scheduler.place import NoRoom, Placed, place
 from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, instead_of_itself, plan_scale
 from corral.controller.scheduler.world import Model, World
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
 MOST_STEPS = 16  # of one model in one look
 MOST_REASONS = 3  # of those why nodes cannot take a model, told to those who wait for it
@@ -74,11 +73,11 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
     for key, row in list(decided.rows.items()):
         after = _heard(facts, row)
         where = facts.places.get(row.node_id)
-        if isinstance(after, Intended) and (fitted := _fitted(facts, decided, after)) is None:
+        if isinstance(after, DesiredReplica) and (fitted := _fitted(facts, decided, after)) is None:
             del decided.rows[key]
             decided.events.append(("replica does not fit where it was placed", row))
             continue
-        if isinstance(after, Intended):
+        if isinstance(after, DesiredReplica):
             after, ready = _prepared(facts, fitted or after)
             following = next_of(after, where, ready, facts.now, facts.epoch, facts.times)
         else:
@@ -107,7 +106,7 @@ def _step(facts: Facts, decided: Decided) -> dict[str, list[Broke]]:
     return failures
 
 
-def _heard(facts: Facts, row: Intended) -> Intended | Broke:
+def _heard(facts: Facts, row: DesiredReplica) -> DesiredReplica | Broke:
     for told in facts.heard:
         if (told.order.node_id, told.order.operation) == (row.node_id, row.op_id):
             after = hear(row, told, facts.now, facts.times)
@@ -117,7 +116,7 @@ def _heard(facts: Facts, row: Intended) -> Intended | Broke:
     return row
 
 
-def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
+def _fitted(facts: Facts, decided: Decided, row: DesiredReplica) -> DesiredReplica | None:
     """Before its files were there nobody knew for certain what it needs. None: it has to go elsewhere."""
     model = facts.world.models.get(row.model)
     if row.stage is not ReplicaStage.PLACED or model is None or not model.memory.known:
@@ -132,7 +131,7 @@ def _fitted(facts: Facts, decided: Decided, row: Intended) -> Intended | None:
     return changed(row, devices=found.fit.devices, memory_bytes=found.fit.memory_bytes, reason=found.text)
 
 
-def _prepared(facts: Facts, row: Intended) -> tuple[Intended, Ready]:
+def _prepared(facts: Facts, row: DesiredReplica) -> tuple[DesiredReplica, Ready]:
     ready = facts.backends.get((row.node_id, row.backend), Ready())
     if row.stage is not ReplicaStage.PLACED:
         return row, ready
@@ -169,7 +168,7 @@ def _take_in_strays(facts: Facts, decided: Decided) -> None:
                 decided.clear.append((where.id, process.process_id))
 
 
-def _of_row(facts: Facts, row: Intended) -> list[ReplicaProcess]:
+def _of_row(facts: Facts, row: DesiredReplica) -> list[ReplicaProcess]:
     """The process it has, and one that is about to take its place because its backend is being upgraded. Two that serve
     are one too many, once the change from one to the other must be over."""
     where = facts.places.get(row.node_id)
@@ -194,8 +193,8 @@ def _is_wanted(facts: Facts, decided: Decided, where: Place, process: ReplicaPro
     return process.state == ReplicaState.READY and process.revision in allowed
 
 
-def _adopted(facts: Facts, where: Place, process: ReplicaProcess) -> Intended:
-    return Intended(
+def _adopted(facts: Facts, where: Place, process: ReplicaProcess) -> DesiredReplica:
+    return DesiredReplica(
         where.id,
         process.model,
         process.replica,
@@ -222,7 +221,7 @@ def _end(facts: Facts, decided: Decided, name: str, why: str) -> None:
         _let_go(decided, row, why, facts)
 
 
-def _let_go(decided: Decided, row: Intended, why: str, facts: Facts) -> None:
+def _let_go(decided: Decided, row: DesiredReplica, why: str, facts: Facts) -> None:
     if row.stage is ReplicaStage.PLACED:
         del decided.rows[row.key]  # nothing was ordered yet
     elif row.stage is not ReplicaStage.LEAVING:
@@ -277,26 +276,26 @@ class _ModelPlan:
 
     # What there is of it.
 
-    def _rows(self, *stages: ReplicaStage) -> list[Intended]:
+    def _rows(self, *stages: ReplicaStage) -> list[DesiredReplica]:
         rows = self._decided.rows.of_model(self._model.name)
         return [row for row in rows if row.stage in stages] if stages else rows
 
-    def _present(self) -> list[Intended]:
+    def _present(self) -> list[DesiredReplica]:
         """Of the present revision, there or on the way, where they may stay."""
         rows = self._rows(ReplicaStage.PLACED, ReplicaStage.ORDERED, ReplicaStage.RUNNING)
         own = [row for row in rows if row.revision == self._model.revision]
         return [row for row in own if self._status(row) not in (DRAINING, OFFLINE)]
 
-    def _serving(self) -> list[Intended]:
+    def _serving(self) -> list[DesiredReplica]:
         """Of the present revision, able to answer."""
         rows = self._rows(ReplicaStage.RUNNING)
         return [row for row in rows if row.revision == self._model.revision and self._answers(row)]
 
-    def _status(self, row: Intended) -> str:
+    def _status(self, row: DesiredReplica) -> str:
         where = self._facts.places.get(row.node_id)
         return where.status if where is not None else OFFLINE
 
-    def _answers(self, row: Intended) -> bool:
+    def _answers(self, row: DesiredReplica) -> bool:
         where = self._facts.places.get(row.node_id)
         process = where.process_of(row) if where is not None else None
         ready = process is not None and process.state == ReplicaState.READY
@@ -349,7 +348,7 @@ class _ModelPlan:
             self._job = jobs.fail(job, blamed, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere)
             self._decided.events.append((f"replica failed: {broke.error}", broke.row))
 
-    def _settle_returned(self, serving: list[Intended]) -> None:
+    def _settle_returned(self, serving: list[DesiredReplica]) -> None:
         """A replica whose node was offline and is back: it leaves where others have taken its place meanwhile, once
         they answer and no request waits."""
         schedule = self._model.schedule
@@ -414,7 +413,7 @@ class _ModelPlan:
     def _take(self, found: Placed) -> None:
         now = self._facts.now
         named = f"{self._model.name}\0{found.node_id}\0{found.index}\0{now.isoformat()}"
-        row = Intended(
+        row = DesiredReplica(
             found.node_id,
             self._model.name,
             found.index,
@@ -453,7 +452,7 @@ class _ModelPlan:
         else:
             self._decided.jobs[self._model.name] = job
 
-    def _followed(self, job: Job) -> Job:
+    def _followed(self, job: LoadJob) -> LoadJob:
         """The furthest of its replicas is the one that is waited for."""
         coming = [row for row in self._present() if row.stage is ReplicaStage.ORDERED]
         coming = coming or [row for row in self._present() if row.stage is ReplicaStage.PLACED]

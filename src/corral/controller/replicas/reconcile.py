@@ -38,17 +38,17 @@ from corral.controller.replicas.backend_provisioner import Bringing
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.facts import Decided, Facts, Files, Key
 from corral.controller.replicas.file_provisioner import Fetching, FilesOfModels
-from corral.controller.replicas.lifecycle import Intended, Ready, Start, Times
+from corral.controller.replicas.lifecycle import Ready, Start, Times
 from corral.controller.replicas.load_jobs import Cooldown, Moved
 from corral.controller.replicas.plan import decide
 from corral.controller.replicas.world import (
     FindMemory,
     Read,
     anything_to_do,
-    job_row_of,
     read_all,
     read_own,
-    row_of,
+    storable_job,
+    storable_replica,
 )
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import LOADS, REPLICAS
@@ -58,7 +58,7 @@ from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import BackgroundTasks, Wake, run_every
 from corral.store.engine.transactions import Store
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 from corral.store.tables import load_jobs, model_schedules, models, replicas, revisions
 
 log = get_log(__name__)
@@ -304,7 +304,7 @@ class ReplicaLoop:
             self._options.cooldown,
         )
 
-    def _used(self, row: Intended, read: Read) -> Intended:
+    def _used(self, row: DesiredReplica, read: Read) -> DesiredReplica:
         where = read.places.get(row.node_id)
         process = where.process_of(row) if where is not None else None
         ago_s = self._quiet.used_s_ago(process.process_id) if process is not None else None
@@ -313,7 +313,7 @@ class ReplicaLoop:
         at = read.now - timedelta(seconds=ago_s)
         return changed(row, last_used_at=at) if row.last_used_at is None or row.last_used_at < at else row
 
-    def _busy_for_s(self, model: str, rows: list[Intended], read: Read) -> float:
+    def _busy_for_s(self, model: str, rows: list[DesiredReplica], read: Read) -> float:
         ready = [row for row in rows if row.model == model and row.stage is ReplicaStage.RUNNING]
         busy = False
         for row in ready:
@@ -348,9 +348,9 @@ class ReplicaLoop:
             rows, known = await read_own(tx)
             if rows != read.rows or known != read.jobs:
                 return False
-            await replicas.delete(tx, [row_of(row) for row in gone])
-            await replicas.put(tx, [row_of(row) for row in put])
-            await load_jobs.put(tx, [job_row_of(job) for job in jobs])
+            await replicas.delete(tx, gone)
+            await replicas.put(tx, [storable_replica(row) for row in put])
+            await load_jobs.put(tx, [storable_job(job) for job in jobs])
             await load_jobs.delete(tx, done)
             for name, revision in sorted(settled.items()):
                 await models.forget_previous_revisions(tx, name, revision)
@@ -452,7 +452,7 @@ class ReplicaLoop:
         self.wake()
 
 
-def _is_same(before: Intended | None, after: Intended) -> bool:
+def _is_same(before: DesiredReplica | None, after: DesiredReplica) -> bool:
     """Apart from when it was last used, if that has hardly moved."""
     if before is None or before == after:
         return before is not None
@@ -461,11 +461,11 @@ def _is_same(before: Intended | None, after: Intended) -> bool:
     return before.last_used_at is not None and after.last_used_at - before.last_used_at < _USED_COUNTS
 
 
-def _changes_routing(before: Intended | None, after: Intended) -> bool:
+def _changes_routing(before: DesiredReplica | None, after: DesiredReplica) -> bool:
     return (before is not None and before.stage is ReplicaStage.LEAVING) != (after.stage is ReplicaStage.LEAVING)
 
 
-def _since_newest_s(model: str, rows: list[Intended], read: Read) -> float:
+def _since_newest_s(model: str, rows: list[DesiredReplica], read: Read) -> float:
     """Whatever led to the newest replica is mended by it: it must not lead to another
     (docs/reference/wire/routing.md#scaling)."""
     newest = max((row.created_at for row in rows if row.model == model), default=None)

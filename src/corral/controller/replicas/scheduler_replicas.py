@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.controller.inventory.records import ProcessActivity
-from corral.controller.replicas.lifecycle import Intended, Place
+from corral.controller.replicas.lifecycle import Place
 from corral.controller.scheduler import world as seen
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, ReplicaStage
 
 
-def mirror(rows: Iterable[Intended], places: Mapping[str, Place]) -> tuple[seen.Replica, ...]:
+def mirror(rows: Iterable[DesiredReplica], places: Mapping[str, Place]) -> tuple[seen.Replica, ...]:
     rows = list(rows)
     found = [_of_row(row, places.get(row.node_id)) for row in rows]
     keys = {row.key for row in rows}
@@ -27,7 +27,7 @@ def mirror(rows: Iterable[Intended], places: Mapping[str, Place]) -> tuple[seen.
     return tuple(found)
 
 
-def _of_row(row: Intended, place: Place | None) -> seen.Replica:
+def _of_row(row: DesiredReplica, place: Place | None) -> seen.Replica:
     process = place.process_of(row) if place is not None else None
     serves = process is not None and process.state == ReplicaState.READY
     match row.stage:

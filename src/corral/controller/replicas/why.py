@@ -15,7 +15,6 @@ from corral.contract.loads import LoadStatus
 from corral.contract.why import WhyModel, WhyNode
 from corral.controller.inventory.activity import Quietness
 from corral.controller.replicas.builds import Builds
-from corral.controller.replicas.lifecycle import Intended
 from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.replicas.scheduler_replicas import mirror
 from corral.controller.replicas.world import FindMemory, Read, read_all
@@ -24,6 +23,7 @@ from corral.controller.scheduler.world import World
 from corral.kit.clock import Clock
 from corral.kit.errors import NotFound
 from corral.store.engine.transactions import Store
+from corral.store.records import DesiredReplica
 
 _LOOK_AGAIN_S = 0.1
 
@@ -109,5 +109,5 @@ class Why:
         return World(read.now, read.nodes, models, mirror(read.rows, read.places), self._sight.options.policy)
 
 
-def _is_of(row: Intended, model: str, read: Read) -> bool:
+def _is_of(row: DesiredReplica, model: str, read: Read) -> bool:
     return row.model == model and row.node_id in read.nodes

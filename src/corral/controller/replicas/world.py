@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from msgspec.structs import replace as struct_replace
 
 from corral.contract.labels import selector_of_map
-from corral.contract.loads import LoadState
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.models import Definition
 from corral.controller.backends.catalogue import MachineKind
@@ -20,15 +21,15 @@ from corral.controller.files.wanted import is_archive, still_meant
 from corral.controller.inventory.installed import find_installed, names_in
 from corral.controller.inventory.records import ProcessActivity
 from corral.controller.models.views import definition_of
-from corral.controller.replicas.lifecycle import Intended, Place, Ready
-from corral.controller.replicas.load_jobs import Job, Moved
+from corral.controller.replicas.lifecycle import Place, Ready
+from corral.controller.replicas.load_jobs import Moved
 from corral.controller.scheduler import world as seen
 from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.lines import in_short
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import storable
-from corral.store.records import ReplicaStage
+from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -46,11 +47,9 @@ from corral.store.tables import (
     replicas,
 )
 from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.load_jobs import LoadJob
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
-from corral.store.tables.replicas import Replica
 
 T = TypeVar("T")
 
@@ -74,8 +73,8 @@ class Read:
     """What the store said."""
 
     now: datetime
-    rows: list[Intended] = field(default_factory=list)
-    jobs: dict[str, Job] = field(default_factory=dict)
+    rows: list[DesiredReplica] = field(default_factory=list)
+    jobs: dict[str, LoadJob] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
     nodes: dict[str, seen.Node] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
@@ -87,10 +86,9 @@ class Read:
     process_ids: set[str] = field(default_factory=set)
 
 
-async def read_own(tx: Transaction) -> tuple[list[Intended], dict[str, Job]]:
+async def read_own(tx: Transaction) -> tuple[list[DesiredReplica], dict[str, LoadJob]]:
     """What only we write. In a write transaction it is ours until its end."""
-    rows = [record(Intended, row, stage=ReplicaStage(row.stage)) for row in await replicas.list_(tx)]
-    return rows, {row.model: job_of(row) for row in await load_jobs.list_(tx)}
+    return await replicas.list_(tx), {job.model: job for job in await load_jobs.list_(tx)}
 
 
 async def anything_to_do(tx: Transaction) -> bool:
@@ -135,25 +133,15 @@ async def read_all(
     return read
 
 
-def record(kind: type[T], row: Any, **changes: Any) -> T:
-    """A row of the store as the pure record of the same fields."""
-    return kind(**({name: getattr(row, name) for name in row.__struct_fields__} | changes))
+def storable_replica(row: DesiredReplica) -> DesiredReplica:
+    """With texts of workers cut to what the store takes."""
+    return struct_replace(row, reason=storable(row.reason), error=storable(row.error))
 
 
-def row_of(intended: Intended) -> Replica:
-    texts = {"reason": storable(intended.reason), "error": storable(intended.error), "stage": intended.stage.value}
-    return record(Replica, intended, **texts)
-
-
-def job_of(row: LoadJob) -> Job:
-    return record(Job, row, state=LoadState(row.state))
-
-
-def job_row_of(job: Job) -> LoadJob:
+def storable_job(job: LoadJob) -> LoadJob:
     # In short before it is cut: what a process said in the end is the cause more often than what it said first.
     failed_on = {node_id: storable(in_short(why), 1000) for node_id, why in job.failed_on.items()}
-    texts = {"message": storable(job.message), "error": storable(job.error, 8000), "failed_on": failed_on}
-    return record(LoadJob, job, state=job.state.value, **texts)
+    return struct_replace(job, message=storable(job.message), error=storable(job.error, 8000), failed_on=failed_on)
 
 
 async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory: FindMemory) -> None:

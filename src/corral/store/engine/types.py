@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _LARGEST = 2**63 - 1
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 
 def to_us(moment: datetime) -> int:
@@ -73,6 +75,23 @@ class Json(TypeDecorator[T], Generic[T]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> T | None:
         return None if value is None else self._decoder.decode(value)
+
+
+class Choice(TypeDecorator[E], Generic[E]):
+    """Text that is one member of a StrEnum."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: type[E]) -> None:
+        super().__init__()
+        self.kind = kind  # part of SQLAlchemy's cache key
+
+    def process_bind_param(self, value: E | None, dialect: Dialect) -> str | None:
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> E | None:
+        return None if value is None else self.kind(value)
 
 
 class Real(TypeDecorator[float]):

@@ -7,46 +7,22 @@ Success deletes the row. A failed one stays for a while: whoever waits hears why
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
-import msgspec
 from sqlalchemy import BigInteger, Column, Table, Text, bindparam, select
 from sqlalchemy import delete as delete_from
 
+from corral.contract.loads import LoadState
 from corral.store.engine import claims
 from corral.store.engine.schema import NameText, columns_of, metadata, record, records, upsert_whole
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant, Json, among
-
-
-class LoadJob(msgspec.Struct, frozen=True):
-    model: str
-    state: str  # pending, installing, staging, loading, failed
-    created_at: datetime  # of this try
-    updated_at: datetime
-    version: int = 1  # rises with each change
-    revision: str = ""  # of the definition it is about
-    node_id: str = ""
-    node_name: str = ""
-    message: str = ""
-    bytes_sent: int = 0
-    total_bytes: int = 0
-    file_index: int = 0
-    total_files: int = 0
-    moving_since: datetime | None = None  # when the first bytes came
-    error: str = ""
-    failures: int = 0  # in a row
-    failed_on: dict[str, str] = msgspec.field(default_factory=lambda: dict[str, str]())  # by node of this try: why
-    failed_at: datetime | None = None
-    retry_at: datetime | None = None  # not before then
-    operation_id: str = ""  # that installs its backend
-
+from corral.store.engine.types import Choice, Instant, Json, among
+from corral.store.records import LoadJob
 
 table = Table(
     "load_jobs",
     metadata,
     Column("model", NameText, primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("state", Choice(LoadState), nullable=False),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
     Column("version", BigInteger, nullable=False),

@@ -9,47 +9,16 @@ same write transaction, which keeps them until the commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
-import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
 from sqlalchemy import delete as delete_from
 
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.store.engine.schema import NameText, columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant, Json, among
-
-
-class Replica(msgspec.Struct, frozen=True):
-    node_id: str
-    model: str
-    replica: int  # lowest free one on its node
-    revision: str  # of the definition it was placed for: it never becomes another
-    backend: str
-    stage: str  # placed, ordered, running, leaving
-    op_id: str  # its orders go under this name
-    process_id: str  # of the last order; a process its worker started again has a name of its own
-    created_at: datetime
-    updated_at: datetime
-    attempt: int = 0  # of the last order to start
-    devices: tuple[ReplicaDevice, ...] = ()
-    memory_bytes: int = 0  # what was reserved for it
-    files: tuple[ReplicaFile, ...] | None = None  # None: nobody has looked yet
-    reason: str = ""  # why it is here; of one that leaves, why it goes
-    error: str = ""  # why the last try did not work
-    next_try_at: datetime | None = None
-    epoch: int = 0  # of the lease under which the order was sent
-    sent_at: datetime | None = None
-    accepted_at: datetime | None = None
-    boot_id: str = ""  # of the worker that was sent it
-    ready_at: datetime | None = None
-    last_used_at: datetime | None = None
-    leaving_at: datetime | None = None  # since when requests go elsewhere
-    stop_attempt: int = 0  # of the last order to stop
-    force: bool = False  # somebody said: whatever it is doing
-
+from corral.store.engine.types import Choice, Instant, Json, among
+from corral.store.records import DesiredReplica, ReplicaStage
 
 table = Table(
     "replicas",
@@ -59,7 +28,7 @@ table = Table(
     Column("replica", BigInteger, primary_key=True, autoincrement=False),
     Column("revision", Text, nullable=False),
     Column("backend", Text, nullable=False),
-    Column("stage", Text, nullable=False),
+    Column("stage", Choice(ReplicaStage), nullable=False),
     Column("op_id", Text, nullable=False),
     Column("process_id", Text, nullable=False),
     Column("created_at", Instant, nullable=False),
@@ -97,29 +66,33 @@ _DELETE = delete_from(table).where(
 )
 
 
-async def list_(tx: Transaction, *, model: str | None = None, node_ids: Sequence[str] | None = None) -> list[Replica]:
+async def list_(
+    tx: Transaction, *, model: str | None = None, node_ids: Sequence[str] | None = None
+) -> list[DesiredReplica]:
     """All, of one model, or of these nodes. In a write transaction those of all or of one model are ours until then."""
     if model is not None:
-        return records(Replica, await tx.fetch_all(_LOCK_OF_MODEL if tx.writable else _OF_MODEL, {"model": model}))
+        return records(
+            DesiredReplica, await tx.fetch_all(_LOCK_OF_MODEL if tx.writable else _OF_MODEL, {"model": model})
+        )
     if node_ids is not None:
-        return records(Replica, await tx.fetch_all(_OF_NODES, {"node_ids": node_ids}))
-    return records(Replica, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
+        return records(DesiredReplica, await tx.fetch_all(_OF_NODES, {"node_ids": node_ids}))
+    return records(DesiredReplica, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
 
 
 async def count_running(tx: Transaction, node_ids: Sequence[str] | None = None) -> dict[str, int]:
     """How many replicas run on each of these nodes, or on any; nodes without one are left out."""
-    asked: dict[str, Any] = {"stage": "running"}
+    asked: dict[str, Any] = {"stage": ReplicaStage.RUNNING}
     if node_ids is None:
         return {node_id: int(count) for node_id, count in await tx.fetch_all(_COUNT, asked)}
     rows = await tx.fetch_all(_COUNT_OF_NODES, asked | {"node_ids": node_ids})
     return {node_id: int(count) for node_id, count in rows}
 
 
-async def put(tx: Transaction, rows: Iterable[Replica]) -> None:
+async def put(tx: Transaction, rows: Iterable[DesiredReplica]) -> None:
     """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
     await tx.execute_many(_PUT, [columns_of(row) for row in rows])
 
 
-async def delete(tx: Transaction, rows: Iterable[Replica]) -> None:
+async def delete(tx: Transaction, rows: Iterable[DesiredReplica]) -> None:
     keys = [{"at_node": row.node_id, "of_model": row.model, "number": row.replica} for row in rows]
     await tx.execute_many(_DELETE, keys)
