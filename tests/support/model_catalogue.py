@@ -24,15 +24,15 @@ class NothingToFetch(Fetches):
         return ""
 
 
-class Shelf:
+class FakeDocuments:
     """Documents by URL."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
         self.documents = dict(documents)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def fetch(self, url: str) -> bytes:
-        self.asked.append(url)
+        self.requests.append(url)
         if url not in self.documents:
             raise NotFound(f"there is no {url}")
         return self.documents[url].encode()
@@ -42,9 +42,9 @@ def model_library(
     galleries: Mapping[str, str] | None = None, documents: Mapping[str, str] | None = None
 ) -> ModelLibrary:
     known = {f"https://{name}.test/index.yaml": text for name, text in (galleries or {}).items()}
-    shelf = Shelf(known | dict(documents or {}))
+    server = FakeDocuments(known | dict(documents or {}))
     wanted = [Gallery(name, f"https://{name}.test/index.yaml") for name in galleries or {}]
-    return ModelLibrary(wanted, Fetchers(shelf, shelf, shelf), clock=SystemClock())
+    return ModelLibrary(wanted, Fetchers(server.fetch, server.fetch, server.fetch), clock=SystemClock())
 
 
 def models_of(

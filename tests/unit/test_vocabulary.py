@@ -19,7 +19,6 @@ COMMON_CLASS_NAMES: frozenset[str] = frozenset(
         "Answer",
         "Backends",
         "Caller",
-        "Catalogue",
         "Deleted",
         "Door",
         "Files",
@@ -38,9 +37,7 @@ COMMON_CLASS_NAMES: frozenset[str] = frozenset(
         "Shape",
         "Shortcut",
         "Source",
-        "Step",
         "Why",
-        "_Written",
     }
 )
 WORDS: Mapping[str, int] = {
@@ -69,8 +66,6 @@ WORDS: Mapping[str, int] = {
     "quietness": 1,
     "room": 61,
     "rooms": 4,
-    "shelf": 11,
-    "shelves": 5,
     "shortcut": 12,
     "speaking": 3,
     "standing": 12,

@@ -1,4 +1,6 @@
-"""The index of backends: which there are, which build of one suits a node, and where exactly that build lives.
+"""Galleries: indexes of backends and models. Reads them, finds entries, chooses the build or variant that suits a
+machine.
 
-Leaves fetching builds to `blobs`, installing to the worker, deciding who gets what to the controller.
+`blobs` fetches builds, the worker installs them, the controller decides which node gets which. Start with
+`backends/resolver.py` and `models/library.py`.
 """

@@ -1,4 +1,4 @@
-"""Which indexes are read: LocalAI's list of galleries (docs/reference/wire/gallery.md#gallery-sources). Pure."""
+"""The list of configured galleries, in LocalAI's format (docs/reference/wire/gallery.md#gallery-sources). Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class Verification(Message, frozen=True):
-    """Who must have signed the images of a gallery."""
+    """The signers that a gallery requires for its images."""
 
     issuer: str = ""
     issuer_regex: str = ""
@@ -34,8 +34,8 @@ class Verification(Message, frozen=True):
     not_before: str = ""  # RFC 3339
 
     @property
-    def demands(self) -> bool:
-        """Whether anything is asked for; an empty policy asks for nothing."""
+    def requires_signature(self) -> bool:
+        """Whether the policy requires a signature; an empty one does not."""
         return self != Verification()
 
 
@@ -47,7 +47,7 @@ class Gallery(Message, frozen=True):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Where to look, in order; blanks and repeats dropped."""
+        """The URLs to try, in order, without blanks and duplicates."""
         urls = (url.strip() for url in (self.url, *self.mirrors))
         return tuple(dict.fromkeys(url for url in urls if url))
 
@@ -56,8 +56,8 @@ BUILT_IN = Gallery(BUILT_IN_NAME, "builtin://index.yaml")
 
 
 def parse_galleries(text: str) -> tuple[Gallery, ...]:
-    """The setting's JSON list. Raises Invalid naming the gallery that will not do; empty text means none."""
-    if text.strip() in ("", "null"):  # what a Go peer writes for no list
+    """Parse the setting's JSON list. Raises Invalid with the name of the invalid gallery; an empty text means none."""
+    if text.strip() in ("", "null"):  # Go encodes an empty list as null
         return ()
     try:
         galleries = decode(tuple[Gallery, ...], text.encode())
@@ -69,13 +69,13 @@ def parse_galleries(text: str) -> tuple[Gallery, ...]:
     for gallery in galleries:
         _check(gallery)
         if gallery.name.lower() in seen:
-            raise Invalid(f"there are two galleries called {gallery.name!r}")
+            raise Invalid(f"two galleries have the name {gallery.name!r}")
         seen.add(gallery.name.lower())
     return galleries
 
 
 def check_galleries(text: str) -> str | None:
-    """For a setting: what is wrong with it."""
+    """The error of the setting; None if it is valid."""
     try:
         parse_galleries(text)
     except Invalid as error:
@@ -84,13 +84,16 @@ def check_galleries(text: str) -> str | None:
 
 
 def write_galleries(galleries: Iterable[Gallery]) -> str:
-    """As orders carry them (`backend_galleries`). Ours is left out: LocalAI's workers could not read it."""
+    """The JSON list for orders (`backend_galleries`), without the built-in gallery, which LocalAI's workers cannot
+    read."""
     return msgspec.json.encode([gallery for gallery in galleries if gallery != BUILT_IN]).decode()
 
 
 def _check(gallery: Gallery) -> None:
     if not _NAME.match(gallery.name):
-        raise Invalid(f"{gallery.name[:64]!r} is not a gallery's name; letters, digits, dot, dash and underscore are")
+        raise Invalid(
+            f"{gallery.name[:64]!r} is not a valid name of a gallery: use letters, digits, dots, dashes and underscores"
+        )
     if not gallery.candidates:
         raise Invalid(f"the gallery {gallery.name!r} has no url")
     if gallery.verification is not None:

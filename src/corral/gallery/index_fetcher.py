@@ -1,5 +1,5 @@
-"""Brings an index's bytes from where a gallery says it is (docs/reference/wire/gallery.md#gallery-sources). Reading
-them is `entries.py`'s."""
+"""Downloads an index from the URL of a gallery (docs/reference/wire/gallery.md#gallery-sources). `entries.py` parses
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal, Protocol, overload
+from typing import Literal, overload
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 import aiohttp
@@ -19,15 +19,14 @@ from corral.contract.sources import RAW_GITHUB, github_url
 from corral.kit.errors import Failed, Invalid, NotFound, Unreachable, reason_of
 
 USER_AGENT = f"Corral/{__version__} ({sys.platform}; {platform.machine()})"
-_LONGEST_REF = 1024
+_MAX_REF_CHARS = 1024
 _BLOCK = 1 << 16
-_MOST_HOPS = 6
+_MAX_REDIRECTS = 6
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
-class Download(Protocol):
-    async def __call__(self, url: str) -> bytes:
-        """The body of an http(s) URL. Raises NotFound, Failed or Unreachable."""
+# Returns the body of an http(s) URL. Raises NotFound, Failed or Unreachable.
+Download = Callable[[str], Awaitable[bytes]]
 
 
 class IndexFetcher:
@@ -38,16 +37,16 @@ class IndexFetcher:
         download: Download,
         *,
         base_folder: Path | None = None,
-        most_bytes: int = 32 << 20,
+        max_bytes: int = 32 << 20,
         github: str = RAW_GITHUB,
     ) -> None:
         self._download = download
         self._base_folder = base_folder
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._github = github
 
     async def fetch(self, url: str) -> bytes:
-        """Raises Invalid for what can never be read, else what the download raises."""
+        """Raises Invalid for a URL that can never be read, otherwise what the download raises."""
         if url.startswith(("github:", "github://")):
             url = github_url(url.removeprefix("github:").lstrip("/"), self._github)
         if urlsplit(url).path.endswith(".ref"):
@@ -60,52 +59,51 @@ class IndexFetcher:
             return await self._download(url)
         if scheme == "file":
             return await asyncio.to_thread(self._read_file, Path(unquote(rest)))
-        raise Invalid(f"{url[:200]!r} is not where an index can be; write http(s)://, file:// or github:")
+        raise Invalid(f"{url[:200]!r} is not a valid URL of an index: use http(s)://, file:// or github:")
 
     def _read_file(self, path: Path) -> bytes:
         if self._base_folder is None:
-            raise Invalid(f"file:// galleries need a folder they may be in: {path}")
+            raise Invalid(f"file:// galleries need a configured folder: {path}")
         try:
             real = path.resolve(strict=True)
-            if not real.is_relative_to(self._base_folder.resolve()):  # nothing is in a folder that is not there
-                may = f"{self._base_folder}, where galleries may be"
-                raise Invalid(f"{path} is outside {may}; --gallery-folder names another")
+            if not real.is_relative_to(self._base_folder.resolve()):
+                raise Invalid(f"{path} is outside the gallery folder {self._base_folder} (--gallery-folder)")
             with real.open("rb") as file:
-                body = file.read(self._most_bytes + 1)
+                body = file.read(self._max_bytes + 1)
         except FileNotFoundError as error:
-            raise NotFound(f"there is no {path}") from error
+            raise NotFound(f"the file {path} does not exist") from error
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links is a RuntimeError, NUL a ValueError
             raise Failed(f"{path} cannot be read: {error}") from error
-        if len(body) > self._most_bytes:
-            raise Failed(f"{path} has more than {self._most_bytes} bytes")
+        if len(body) > self._max_bytes:
+            raise Failed(f"{path} has more than {self._max_bytes} bytes")
         return body
 
 
-class HttpDownload:
-    """Over aiohttp. Redirects are followed; credentials in a URL do not travel to another host. `check` is asked about
-    every URL before anybody is sent there, and raises for one nobody may be sent to."""
+class HttpDownloader:
+    """Downloads with aiohttp. Redirects are followed; credentials in a URL are not sent to another host. `check` is
+    called with every URL before the request, and raises for a URL that must not be requested."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         *,
-        most_bytes: int = 32 << 20,
+        max_bytes: int = 32 << 20,
         check: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._session = session
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._check = check
 
     async def __call__(self, url: str) -> bytes:
         if self._check is None:
             return await self._get(url)
-        for _ in range(_MOST_HOPS):
+        for _ in range(_MAX_REDIRECTS):
             await self._check(url)
             found = await self._get(url, follow=False)
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-        raise Failed(f"{shown_url(url)}: redirected more than {_MOST_HOPS} times")
+        raise Failed(f"{display_url(url)}: redirected more than {_MAX_REDIRECTS} times")
 
     @overload
     async def _get(self, url: str) -> bytes: ...
@@ -114,25 +112,25 @@ class HttpDownload:
     async def _get(self, url: str, *, follow: Literal[False]) -> bytes | str: ...
 
     async def _get(self, url: str, *, follow: bool = True) -> bytes | str:
-        """The body; without following, where it leads."""
+        """The body; with `follow` false, the target of a redirect."""
         try:
             async with self._session.get(url, headers={"User-Agent": USER_AGENT}, allow_redirects=follow) as answer:
                 if not follow and answer.status in _REDIRECTS and (place := answer.headers.get("Location")):
                     return place
                 if answer.status == 404:
-                    raise NotFound(f"{shown_url(url)}: there is nothing (404)")
+                    raise NotFound(f"{display_url(url)}: not found (404)")
                 if answer.status >= 400:
-                    raise Failed(f"{shown_url(url)} answered {answer.status}")
+                    raise Failed(f"{display_url(url)} answered {answer.status}")
                 return await self._body(url, answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unreachable(f"{shown_url(url)}: {_words(error)}") from error
+            raise Unreachable(f"{display_url(url)}: {_reason(error)}") from error
 
     async def _body(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
         body = bytearray()
         async for block in answer.content.iter_chunked(_BLOCK):
             body += block
-            if len(body) > self._most_bytes:
-                raise Failed(f"{shown_url(url)} has more than {self._most_bytes} bytes")
+            if len(body) > self._max_bytes:
+                raise Failed(f"{display_url(url)} has more than {self._max_bytes} bytes")
         return bytes(body)
 
 
@@ -140,15 +138,15 @@ Stamp = tuple[int, ...]
 
 
 def stamp_of(url: str) -> Stamp:
-    """Changes when the file a `file://` URL leads to changes, comes or goes; always empty for other URLs. Blocks for as
-    long as the disk does."""
+    """Changes when the file of a `file://` URL is created, changed or removed; always empty for other URLs.
+    Blocking."""
     if not url.startswith("file://"):
         return ()
     path = Path(unquote(url.removeprefix("file://")))
     stamp = _stamp_of_file(path)
     if stamp and path.suffix == ".ref":
         with contextlib.suppress(OSError, Invalid):
-            target = follow_ref(url, path.read_bytes()[: _LONGEST_REF + 1])
+            target = follow_ref(url, path.read_bytes()[: _MAX_REF_CHARS + 1])
             stamp += _stamp_of_file(Path(unquote(target.removeprefix("file://"))))
     return stamp
 
@@ -163,17 +161,17 @@ def _stamp_of_file(path: Path) -> Stamp:
 
 def follow_ref(url: str, body: bytes) -> str:
     """The text of a `.ref` replaces the last segment of its URL."""
-    text = body[: _LONGEST_REF + 1].decode("utf-8", errors="replace").strip()
-    if not text or len(text) > _LONGEST_REF or any(ord(char) <= 0x20 for char in text):
-        raise Invalid(f"{shown_url(url)} does not name a file")
+    text = body[: _MAX_REF_CHARS + 1].decode("utf-8", errors="replace").strip()
+    if not text or len(text) > _MAX_REF_CHARS or any(ord(char) <= 0x20 for char in text):
+        raise Invalid(f"{display_url(url)} does not contain a file name")
     if text.startswith("/") or ".." in text.split("/") or "://" in text:
-        raise Invalid(f"{shown_url(url)} names {text[:100]!r}, which is not beside it")
+        raise Invalid(f"{display_url(url)} names {text[:100]!r}, which is not in the same folder")
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{text}", fragment=""))
 
 
-def _words(error: Exception) -> str:
-    """The system's few words where a connection failed, instead of the library's long ones."""
+def _reason(error: Exception) -> str:
+    """The system's short reason of a failed connection, instead of aiohttp's long text."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         return reason_of(error.os_error)
     if isinstance(error, TimeoutError):
@@ -181,7 +179,7 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def shown_url(url: str) -> str:
-    """Without user and password: errors are shown to people and logged."""
+def display_url(url: str) -> str:
+    """The URL without user and password, for errors and logs."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

@@ -1,9 +1,9 @@
-"""Reads the items of a YAML list that strangers wrote. Pure.
+"""Reads the items of an untrusted YAML list. Pure.
 
-Built on the parser's events rather than on a ready-made loader, for three reasons. Text stays text (`version: 1.10` is
-not 1.1), unless the reader asks for numbers and truth values, as a model's definition has them. One bad item costs that
-item, never the list. And nothing a list can contain takes long: depth, length, the size of an item with all its aliases
-written out, and the work of merging are bounded.
+It uses the parser's events instead of a loader, for three reasons. Text stays text (`version: 1.10` is not 1.1), unless
+the caller wants numbers and booleans, as in a model's definition. One invalid item costs only that item, not the list.
+And no input takes long: depth, length, the size of an item with its aliases expanded, and the work of merging are
+limited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-
 _ITEM = re.compile(r"( *)-(?:\s|$)")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# As YAML 1.2 has them. Not 1.1's yes, no, on and off, nor its numbers with leading zeros: those are text.
+# As in YAML 1.2. The yes, no, on and off of YAML 1.1 and its numbers with leading zeros are text.
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})\Z|0x[0-9a-fA-F]{1,15}\Z")
 _DECIMAL = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?\Z")
@@ -40,8 +40,8 @@ class Limits:
     events: int = 3_000_000
     merged: int = 5_000_000  # keys copied by merging, in all
     depth: int = 24
-    weight: int = 20_000  # nodes of one item, aliases written out
-    repairs: int = 20  # items cut out because they are not YAML
+    weight: int = 20_000  # nodes of one item, with aliases expanded
+    repairs: int = 20  # items removed because they are not YAML
 
 
 LIMITS = Limits()
@@ -49,9 +49,9 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why an item was left out."""
+    """Why an item was ignored."""
 
-    line: int  # from 1; 0 where nobody can say
+    line: int  # from 1; 0: unknown
     reason: str
     name: str = ""
 
@@ -75,11 +75,11 @@ class Items:
 def read_items(
     body: bytes, limits: Limits = LIMITS, *, typed: bool = False, single: bool = False, exact: bool = False
 ) -> Items:
-    """Raises Invalid only when there is no list at all, or one too big to look at. `single`: a mapping by itself counts
-    as a list of one. `exact`: a key said twice and a second document are faults, as with what people here write for us:
-    one of the two would be lost without a word. In strangers' lists the last of them counts, and the first document."""
+    """Raises Invalid only if there is no list at all, or if it is too large. `single`: a single mapping counts as a
+    list of one. `exact`: a repeated key and a second document are errors, for input that users write for Corral: one of
+    the two would be lost silently. Otherwise the last of the repeated keys counts, and the first document."""
     if len(body) > limits.bytes:
-        raise Invalid(f"the index has {len(body)} bytes; at most {limits.bytes} are read")
+        raise Invalid(f"the index has {len(body)} bytes; the limit is {limits.bytes}")
     lines = _UNPRINTABLE.sub("\ufffd", body.decode("utf-8-sig", errors="replace")).splitlines()
     cut: list[Problem] = []
     rewritten = False
@@ -88,7 +88,7 @@ def read_items(
             composer = _Composer("\n".join(lines), limits, typed=typed, exact=exact, rewritten=rewritten)
             items, problems = composer.read(single=single)
             return Items(tuple(items), tuple(sorted((*cut, *problems), key=lambda problem: problem.line)))
-        except _NotYaml as fault:
+        except _SyntaxFault as fault:
             if fault.escape and not rewritten and (written := _without_quote_escapes(lines)) is not None:
                 lines, rewritten = written, True
                 continue
@@ -99,16 +99,16 @@ def read_items(
             cut.append(Problem(_cut_item(lines, fault) + 1, fault.reason))
 
 
-# Go's YAML library knows the escape \' in double quotes, YAML itself does not; indexes made for LocalAI have it. It is
-# rewritten as an escape that YAML knows. In other kinds of scalar (a block of text that quotes YAML) the rewriting is
-# undone when the scalar has been read; the longest escape is taken because nobody writes it.
+# Go's YAML library accepts the escape \' in double quotes, YAML does not; indexes made for LocalAI contain it. It is
+# rewritten to an escape that YAML has. In other kinds of scalar (a block of text that quotes YAML) the rewriting is
+# undone after the scalar was read; the longest form of the escape is used because no author writes it.
 _QUOTED = re.compile(r'(?:^|(?<=[\s\[{,:]))"(?:[^"\\]|\\.)*+"', re.DOTALL | re.MULTILINE)
-_QUOTE_ESCAPE = re.compile(r"(\\\\)|\\'")  # two backslashes are one, and escape nothing after them
+_QUOTE_ESCAPE = re.compile(r"(\\\\)|\\'")  # two backslashes are an escaped backslash
 _LONG_ESCAPE = "\\U00000027"
 
 
 def _without_quote_escapes(lines: list[str]) -> list[str] | None:
-    """None: there are none, or it could not be undone."""
+    """None: there are no such escapes, or the rewriting could not be undone."""
     text = "\n".join(lines)
     if _LONG_ESCAPE in text:
         return None
@@ -121,13 +121,13 @@ def _without_quote_escapes(lines: list[str]) -> list[str] | None:
 
 
 def _begins_with_an_item(lines: list[str]) -> bool:
-    """A list may lose an item; a mapping by itself is whole or nothing."""
+    """A list may lose an item; a single mapping may not lose anything."""
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith(("#", "---", "%"))), "")
     return _ITEM.match(first) is not None
 
 
-class _NotYaml(Exception):
-    escape = False  # a backslash before something that needs none, in double quotes
+class _SyntaxFault(Exception):
+    escape = False  # an unknown escape in double quotes
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -135,19 +135,19 @@ class _NotYaml(Exception):
         self.reason = reason
 
 
-def _fault(error: yaml.YAMLError) -> _NotYaml:
+def _fault(error: yaml.YAMLError) -> _SyntaxFault:
     context, problem = getattr(error, "context", None) or "", getattr(error, "problem", None) or str(error)
     mark = getattr(error, "problem_mark", None)
     if "quoted scalar" in context or "flow" in context:
-        # What was opened and never closed is noticed far below; the fault is where it was opened.
+        # An unclosed quote or bracket is noticed far below; report the place where it was opened.
         mark = getattr(error, "context_mark", None) or mark
-    fault = _NotYaml(mark.line if mark is not None else 0, problem)
+    fault = _SyntaxFault(mark.line if mark is not None else 0, problem)
     fault.escape = "unknown escape" in problem
     return fault
 
 
-def _cut_item(lines: list[str], fault: _NotYaml) -> int:
-    """Blanks the item the fault is in (so that line numbers stay) and says where it began."""
+def _cut_item(lines: list[str], fault: _SyntaxFault) -> int:
+    """Blank the lines of the item with the fault (so that line numbers stay). Returns its first line."""
     starts = [found for found in map(_ITEM.match, lines) if found]
     indent = starts[0][1] if starts else ""
     begins = [number for number, line in enumerate(lines) if (m := _ITEM.match(line)) and m[1] == indent]
@@ -161,13 +161,13 @@ def _cut_item(lines: list[str], fault: _NotYaml) -> int:
 
 
 @dataclass(slots=True)
-class _Node:
-    """A value, how many nodes it is when written out, and what is wrong with it, if anything is."""
+class _YamlNode:
+    """A value, its number of nodes with aliases expanded, and its error, if there is one."""
 
     value: Value = None
     weight: int = 1
-    pairs: dict[str, _Node] | None = None  # of a mapping
-    items: list[_Node] | None = None  # of a sequence
+    pairs: dict[str, _YamlNode] | None = None  # of a mapping
+    items: list[_YamlNode] | None = None  # of a sequence
     bad: str = ""
 
 
@@ -178,14 +178,16 @@ class _Composer:
         self._exact = exact
         self._rewritten = rewritten
         self._events = self._parse(text)
-        self._anchors: dict[str, _Node] = {}
+        self._anchors: dict[str, _YamlNode] = {}
         self._merged = 0
 
     def read(self, *, single: bool) -> tuple[list[Item], list[Problem]]:
         found = self._document(single=single)
         for event in self._events if self._exact else ():
             if isinstance(event, yaml.DocumentStartEvent) and not _is_null(next(self._events)):
-                raise Invalid(f"a second document begins in line {_line(event)}, and only one is read: write it as one")
+                raise Invalid(
+                    f"a second document begins in line {_line(event)}, but only one is allowed: write one document"
+                )
         return found
 
     def _document(self, *, single: bool) -> tuple[list[Item], list[Problem]]:
@@ -211,7 +213,7 @@ class _Composer:
         if node.bad:
             problems.append(Problem(line, node.bad, _name(node)))
         elif not isinstance(node.value, dict):
-            problems.append(Problem(line, "an entry is a mapping with a name"))
+            problems.append(Problem(line, "an entry must be a mapping with a name"))
         else:
             items.append(Item(line, node.value))
 
@@ -226,21 +228,23 @@ class _Composer:
         except yaml.YAMLError as error:
             raise _fault(error) from error
 
-    def _node(self, event: yaml.Event, depth: int) -> _Node:
+    def _node(self, event: yaml.Event, depth: int) -> _YamlNode:
         if depth > self._limits.depth:
-            # Not read on to its end: the parser takes quadratic time for brackets within brackets.
-            raise _NotYaml(_line(event) - 1, f"nested deeper than {self._limits.depth}")
+            # Not read to its end: the parser takes quadratic time for nested brackets.
+            raise _SyntaxFault(_line(event) - 1, f"nested deeper than {self._limits.depth}")
         if isinstance(event, yaml.AliasEvent):
-            return self._anchors.get(event.anchor or "") or _Node(bad=f"refers to *{event.anchor}, which is not there")
+            return self._anchors.get(event.anchor or "") or _YamlNode(
+                bad=f"refers to *{event.anchor}, which is not defined"
+            )
         node = self._compose(event, depth)
         if not node.bad and node.weight > self._limits.weight:
-            node = _Node(bad=f"has more than {self._limits.weight} parts")
+            node = _YamlNode(bad=f"has more than {self._limits.weight} parts")
         if anchor := getattr(event, "anchor", None):
-            # After its content: what refers to itself refers to nothing.
+            # After its content: a reference to itself is undefined.
             self._anchors[anchor] = node
         return node
 
-    def _compose(self, event: yaml.Event, depth: int) -> _Node:
+    def _compose(self, event: yaml.Event, depth: int) -> _YamlNode:
         if isinstance(event, yaml.ScalarEvent):
             return _scalar(event, typed=self._typed)
         node = self._sequence(depth) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(depth)
@@ -248,49 +252,51 @@ class _Composer:
             node.bad = f"has the tag {getattr(event, 'tag', None)}"
         return node
 
-    def _sequence(self, depth: int) -> _Node:
-        children: list[_Node] = []
+    def _sequence(self, depth: int) -> _YamlNode:
+        children: list[_YamlNode] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             children.append(self._node(event, depth + 1))
-        return _Node(
+        return _YamlNode(
             [child.value for child in children if child.value is not None],
             1 + sum(child.weight for child in children),
             items=children,
             bad=next((child.bad for child in children if child.bad), ""),
         )
 
-    def _mapping(self, depth: int) -> _Node:
-        pairs: dict[str, _Node] = {}
-        sources: list[dict[str, _Node]] = []
+    def _mapping(self, depth: int) -> _YamlNode:
+        pairs: dict[str, _YamlNode] = {}
+        sources: list[dict[str, _YamlNode]] = []
         bad = ""
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             is_merge = _is_merge(event)
-            key = _Node("<<") if is_merge else self._key(event, depth + 1)
+            key = _YamlNode("<<") if is_merge else self._key(event, depth + 1)
             child = self._node(inner := next(self._events), depth + 1)
             bad = bad or key.bad or child.bad
             if is_merge:
                 mappings = _mappings_of(child)
                 sources += mappings or []
-                bad = bad or ("" if mappings is not None else f"merges what is no mapping (line {_line(inner)})")
+                bad = bad or (
+                    "" if mappings is not None else f"merges a value that is not a mapping (line {_line(inner)})"
+                )
             elif isinstance(key.value, str):
                 if self._exact and key.value in pairs:
-                    raise _NotYaml(_line(event) - 1, f"the key {key.value[:200]!r} is there twice")
+                    raise _SyntaxFault(_line(event) - 1, f"the key {key.value[:200]!r} is repeated")
                 pairs[key.value] = child
             else:
                 bad = bad or "has a key that is not text"
         if bad:
-            return _Node(bad=bad, pairs=pairs)
+            return _YamlNode(bad=bad, pairs=pairs)
         return self._merge(pairs, sources)
 
-    def _key(self, event: yaml.Event, depth: int) -> _Node:
-        """Always text: `1: one` has the key "1"."""
+    def _key(self, event: yaml.Event, depth: int) -> _YamlNode:
+        """Keys are always text: `1: one` has the key "1"."""
         node = self._node(event, depth)
         return (
             replace(node, value=event.value) if isinstance(event, yaml.ScalarEvent) and node.value is not None else node
         )
 
-    def _merge(self, pairs: dict[str, _Node], sources: list[dict[str, _Node]]) -> _Node:
-        """A mapping's own keys win, then those of the source that stands first."""
+    def _merge(self, pairs: dict[str, _YamlNode], sources: list[dict[str, _YamlNode]]) -> _YamlNode:
+        """A mapping's own keys win, then those of the first source."""
         for source in sources:
             self._merged += len(source)
             if self._merged > self._limits.merged:
@@ -298,19 +304,19 @@ class _Composer:
             for key, child in source.items():
                 pairs.setdefault(key, child)
         weight = 1 + sum(child.weight for child in pairs.values())
-        return _Node({key: child.value for key, child in pairs.items() if child.value is not None}, weight, pairs)
+        return _YamlNode({key: child.value for key, child in pairs.items() if child.value is not None}, weight, pairs)
 
 
-def _scalar(event: yaml.ScalarEvent, *, typed: bool) -> _Node:
+def _scalar(event: yaml.ScalarEvent, *, typed: bool) -> _YamlNode:
     if not _is_plain(event):
-        return _Node(bad=f"has the tag {event.tag}")
+        return _YamlNode(bad=f"has the tag {event.tag}")
     if _is_null(event):
-        return _Node(None)
-    return _Node(typed_value(event.value) if typed and event.implicit[0] and event.tag is None else event.value)
+        return _YamlNode(None)
+    return _YamlNode(typed_value(event.value) if typed and event.implicit[0] and event.tag is None else event.value)
 
 
 def typed_value(text: str) -> str | int | float | bool:
-    """What a plain scalar means."""
+    """The value of a plain scalar."""
     if text in _TRUTH:
         return _TRUTH[text]
     if _WHOLE.match(text):
@@ -335,8 +341,8 @@ def _is_merge(event: yaml.Event) -> bool:
     return event.tag == _MERGE or (event.tag is None and event.value == "<<" and bool(event.implicit[0]))
 
 
-def _mappings_of(node: _Node) -> list[dict[str, _Node]] | None:
-    """What a merge key brings in: one mapping or a list of them; None if it is neither."""
+def _mappings_of(node: _YamlNode) -> list[dict[str, _YamlNode]] | None:
+    """The mappings of a merge key: one mapping or a list of them; None if it is neither."""
     candidates = [node] if node.items is None else node.items
     mappings = [each.pairs for each in candidates if each.pairs is not None]
     return mappings if len(mappings) == len(candidates) else None
@@ -346,6 +352,6 @@ def _line(event: yaml.Event) -> int:
     return event.start_mark.line + 1 if event.start_mark is not None else 0
 
 
-def _name(node: _Node) -> str:
+def _name(node: _YamlNode) -> str:
     found = node.pairs.get("name") if node.pairs else None
     return found.value if found is not None and isinstance(found.value, str) else ""

@@ -19,7 +19,7 @@ from corral.blobs.transfer.remote import HttpTimeouts, open_session
 from corral.contract.hardware import HardwareReport
 from corral.gallery.backends.factory import GalleryOptions
 from corral.gallery.backends.library import LibraryOptions
-from corral.gallery.backends.machine import Machine
+from corral.gallery.backends.resolution import Machine
 from corral.gallery.galleries import parse_galleries
 from corral.gallery.pypi.pip import own_python
 from corral.kit.clock import Clock

@@ -14,10 +14,9 @@ from aiohttp import web
 from corral.contract.sources import ImageIndex
 from corral.gallery.backends.factory import GalleryOptions, open_resolver
 from corral.gallery.backends.library import LibraryOptions
-from corral.gallery.backends.machine import Machine
-from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolution import Machine, ResolvedBackend, Unresolved
 from corral.gallery.galleries import Gallery
-from corral.gallery.index_fetcher import HttpDownload, IndexFetcher, follow_ref
+from corral.gallery.index_fetcher import HttpDownloader, IndexFetcher, follow_ref
 from corral.kit.clock import SystemClock
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound, Unreachable
 
@@ -92,7 +91,7 @@ async def fetcher(site: Site, tmp_path: Path, request: pytest.FixtureRequest) ->
     """Its parameter is how long it waits for an answer."""
     timeout = aiohttp.ClientTimeout(sock_connect=30, sock_read=getattr(request, "param", 30.0))
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield IndexFetcher(HttpDownload(session, most_bytes=4000), base_folder=tmp_path, github=site.url)
+        yield IndexFetcher(HttpDownloader(session, max_bytes=4000), base_folder=tmp_path, github=site.url)
 
 
 @pytest.mark.parametrize("path", ["/index.yaml", "/moved", "/latest.ref"])
@@ -181,9 +180,9 @@ async def test_files_outside_it(
         with pytest.raises(Invalid, match=r"outside .*--gallery-folder"):
             await fetcher.fetch(f"file://{path}")
     nowhere = IndexFetcher(fetcher.fetch, base_folder=tmp_path / "not-there")
-    with pytest.raises(Invalid, match=r"outside .*/not-there, where galleries may be"):
+    with pytest.raises(Invalid, match=r"outside the gallery folder .*/not-there"):
         await nowhere.fetch(f"file://{outside}/index.yaml")
-    with pytest.raises(NotFound, match=r"there is no .*/no-folder/nothing\.yaml"):
+    with pytest.raises(NotFound, match=r"the file .*/no-folder/nothing\.yaml does not exist"):
         await fetcher.fetch(f"file://{tmp_path}/no-folder/nothing.yaml")
     for bad in (tmp_path, tmp_path / "loop", f"{tmp_path}/a%00b"):
         with pytest.raises(Failed):
@@ -195,7 +194,7 @@ async def test_files_outside_it(
 
 async def test_no_base_folder_no_files(tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
-        fetcher = IndexFetcher(HttpDownload(session))
+        fetcher = IndexFetcher(HttpDownloader(session))
         with pytest.raises(Invalid):
             await fetcher.fetch(f"file://{tmp_path}")
 
@@ -211,15 +210,15 @@ async def test_put_together(site: Site, tmp_path: Path) -> None:
     options = GalleryOptions(galleries=(gallery,), cache_folder=tmp_path, library=LibraryOptions(candidate_s=5))
     async with open_resolver(options, NoRegistry(), clock=SystemClock(), env={}) as resolver:
         got = await resolver.resolve("g@thing", Machine())
-        assert isinstance(got, Resolved)
+        assert isinstance(got, ResolvedBackend)
         assert got.digest == "sha256:" + "a" * 64
         unknown = await resolver.resolve("thin", Machine())
-        assert isinstance(unknown, Refused)
+        assert isinstance(unknown, Unresolved)
         assert unknown.nearest == ("thing",)
     dead = Gallery("g", "http://127.0.0.1:1/index.yaml")
     options = GalleryOptions(galleries=(dead,), cache_folder=tmp_path)
     async with open_resolver(options, NoRegistry(), clock=SystemClock(), env={}) as resolver:
-        assert isinstance(await resolver.resolve("thing", Machine()), Resolved)
+        assert isinstance(await resolver.resolve("thing", Machine()), ResolvedBackend)
 
 
 async def test_every_place_a_redirect_leads_to_is_asked_about_first() -> None:
@@ -231,7 +230,7 @@ async def test_every_place_a_redirect_leads_to_is_asked_about_first() -> None:
             raise Invalid("not there")
 
     async with serving() as site, aiohttp.ClientSession() as session:
-        download = HttpDownload(session, check=check)
+        download = HttpDownloader(session, check=check)
         assert await download(f"{site.url}/moved") == INDEX
         assert checked == [f"{site.url}/moved", f"{site.url}/index.yaml"]
         with pytest.raises(Invalid, match="not there"):

@@ -20,8 +20,7 @@ import pytest
 from corral.contract.manifest import Placeholders, fill_command
 from corral.contract.sources import ImageIndex, Wheel
 from corral.gallery.backends.factory import GalleryOptions, open_resolver
-from corral.gallery.backends.machine import Machine
-from corral.gallery.backends.resolution import Resolved
+from corral.gallery.backends.resolution import Machine, ResolvedBackend
 from corral.gallery.pypi.pip import own_platform, own_python
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound
@@ -73,7 +72,7 @@ async def test_a_chat_with_the_real_engine(session: aiohttp.ClientSession, tmp_p
     machine = Machine("default", own_platform(), own_python())
     async with open_resolver(GalleryOptions(), NoRegistry(), clock=SystemClock(), env=os.environ) as resolver:
         got = await resolver.resolve("llama-cpp", machine)
-    assert isinstance(got, Resolved), got
+    assert isinstance(got, ResolvedBackend), got
     (source,) = got.sources
     wheels = [await fetch(session, wheel, tmp_path) for wheel in source.wheels]
     target = tmp_path / "site"

@@ -16,16 +16,15 @@ import aiohttp
 import pytest
 
 from corral.gallery.pypi.find_locker import NoLocker, find_locker
-from corral.gallery.pypi.lock import NoWheels, WheelLocker
+from corral.gallery.pypi.lock import NoWheels, WheelLocker, digest_of_lock
 from corral.gallery.pypi.pip import PipLocker, own_platform, own_python
-from corral.gallery.pypi.sizes import WheelSizes
 from corral.gallery.pypi.uv import UvLocker
-from corral.gallery.pypi.wheels import digest_of_lock
+from corral.gallery.pypi.wheel_sizes import WheelSizes
 from corral.kit.errors import Failed, NotFound, Unreachable
 from tests.support.uv import path_with_uv
 
 
-class Shelf:
+class PackageIndex:
     """A simple index (PEP 503) in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,40 +61,40 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    folder = tmp_path / "shelf"
+def index(tmp_path: Path) -> Iterator[PackageIndex]:
+    folder = tmp_path / "index"
     folder.mkdir()
-    shelf = Shelf(folder)
+    index = PackageIndex(folder)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    shelf.url = f"http://127.0.0.1:{server.server_port}/shelf"
-    shelf.add(
+    index.url = f"http://127.0.0.1:{server.server_port}/index"
+    index.add(
         "app", "1.0", "py3-none-any", ("engine>=2", "helper; sys_platform == 'linux'", "mac; sys_platform == 'darwin'")
     )
-    shelf.add("engine", "2.0", "cp310-abi3-manylinux_2_17_x86_64")
-    shelf.add("engine", "2.0", "cp310-abi3-manylinux_2_17_aarch64")
-    shelf.add("engine", "2.0", "cp310-abi3-macosx_13_0_arm64")
-    shelf.add("engine", "2.1", "cp310-abi3-manylinux_2_17_x86_64")
-    shelf.add("engine", "2.1", "cp312-cp312-manylinux_2_17_x86_64")
-    shelf.add("helper", "0.1", "py3-none-any")
-    shelf.add("mac", "0.1", "py3-none-any")
+    index.add("engine", "2.0", "cp310-abi3-manylinux_2_17_x86_64")
+    index.add("engine", "2.0", "cp310-abi3-manylinux_2_17_aarch64")
+    index.add("engine", "2.0", "cp310-abi3-macosx_13_0_arm64")
+    index.add("engine", "2.1", "cp310-abi3-manylinux_2_17_x86_64")
+    index.add("engine", "2.1", "cp312-cp312-manylinux_2_17_x86_64")
+    index.add("helper", "0.1", "py3-none-any")
+    index.add("mac", "0.1", "py3-none-any")
     (folder / "sdist-only").mkdir()
     (folder / "sdist-only" / "sdist_only-1.0.tar.gz").write_bytes(b"not even an archive")
-    shelf.write_page("sdist-only")
-    yield shelf
+    index.write_page("sdist-only")
+    yield index
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def environment(shelf: Shelf, tmp_path: Path) -> dict[str, str]:
+def environment(index: PackageIndex, tmp_path: Path) -> dict[str, str]:
     """The index comes from the tools' own configuration, here from their environment."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("UV_", "PIP_"))}
     return plain | {
         "PATH": path_with_uv(),
-        "UV_DEFAULT_INDEX": shelf.url,
-        "PIP_INDEX_URL": shelf.url,
+        "UV_DEFAULT_INDEX": index.url,
+        "PIP_INDEX_URL": index.url,
         "PIP_NO_CACHE_DIR": "1",
         "PIP_CONFIG_FILE": os.devnull,
         "HOME": str(tmp_path),
@@ -105,16 +104,16 @@ def environment(shelf: Shelf, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def uv(shelf: Shelf, tmp_path: Path) -> UvLocker:
-    locker = find_locker(environment(shelf, tmp_path), cache_folder=tmp_path / "cache")
+def uv(index: PackageIndex, tmp_path: Path) -> UvLocker:
+    locker = find_locker(environment(index, tmp_path), cache_folder=tmp_path / "cache")
     assert isinstance(locker, UvLocker)
     return locker
 
 
 @pytest.fixture
-def pip(shelf: Shelf, tmp_path: Path) -> WheelLocker:
+def pip(index: PackageIndex, tmp_path: Path) -> WheelLocker:
     """What a controller without uv has: Python's own."""
-    locker = find_locker(environment(shelf, tmp_path) | {"PATH": str(tmp_path)})
+    locker = find_locker(environment(index, tmp_path) | {"PATH": str(tmp_path)})
     if not isinstance(locker, PipLocker):
         pytest.skip("this Python has neither pip nor ensurepip, or uv is beside it")
     return locker
@@ -145,12 +144,12 @@ async def test_a_lock_is_for_the_machine_that_was_asked_for(uv: UvLocker) -> Non
     assert len({digest_of_lock(lock.wheels) for lock in (amd, newer, arm, mac)}) == 4
 
 
-async def test_hashes_are_those_of_the_files(uv: UvLocker, shelf: Shelf) -> None:
+async def test_hashes_are_those_of_the_files(uv: UvLocker, index: PackageIndex) -> None:
     lock = await uv.lock("helper==0.1", platform="linux/amd64", python="3.11")
     (wheel,) = lock.wheels
-    path = shelf.folder / "helper" / wheel.name
+    path = index.folder / "helper" / wheel.name
     assert wheel.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert wheel.url == f"{shelf.url}/helper/{wheel.name}"
+    assert wheel.url == f"{index.url}/helper/{wheel.name}"
     async with aiohttp.ClientSession() as session:
         (measured,) = await WheelSizes(session).fill(lock.wheels)
         assert measured.size == path.stat().st_size
@@ -169,8 +168,8 @@ async def test_what_cannot_be_had(uv: UvLocker) -> None:
         await uv.lock("app==9", platform="linux/amd64", python="3.11")
 
 
-async def test_an_index_that_does_not_answer(shelf: Shelf, tmp_path: Path, uv: UvLocker) -> None:
-    env = environment(shelf, tmp_path) | {"UV_DEFAULT_INDEX": "http://127.0.0.1:1/shelf", "UV_HTTP_RETRIES": "0"}
+async def test_an_index_that_does_not_answer(index: PackageIndex, tmp_path: Path, uv: UvLocker) -> None:
+    env = environment(index, tmp_path) | {"UV_DEFAULT_INDEX": "http://127.0.0.1:1/index", "UV_HTTP_RETRIES": "0"}
     locker = find_locker(env, cache_folder=tmp_path / "other-cache")
     with pytest.raises(Unreachable):
         await locker.lock("app", platform="linux/amd64", python="3.11")
@@ -179,7 +178,7 @@ async def test_an_index_that_does_not_answer(shelf: Shelf, tmp_path: Path, uv: U
 async def test_a_project_around_the_controller_does_not_matter(
     uv: UvLocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "uv.toml").write_text("index-url = 'http://127.0.0.1:1/shelf'\n")
+    (tmp_path / "uv.toml").write_text("index-url = 'http://127.0.0.1:1/index'\n")
     monkeypatch.chdir(tmp_path)
     await uv.lock("helper", platform="linux/amd64", python="3.11")
 

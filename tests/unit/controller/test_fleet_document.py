@@ -47,11 +47,11 @@ def test_a_file_is_read_whole() -> None:
     [
         ("model: []", "'model' is none of labels"),
         ("models: {}", "models is a list"),
-        ("models: [a]\nmodels: [b]", "the key 'models' is there twice"),
+        ("models: [a]\nmodels: [b]", "the key 'models' is repeated"),
         ("models: [a]\n---\nschedules: []", "second document"),
         ("schedules: [{model_name: a, min_replicas: 1}, {model_name: a}]", "schedules, entry 2: a has one above"),
         ("models: [a, {name: b, backend: c}, {model: x, name: a}]", "models, entry 3: there is a above"),
-        ("- a", "entry is a mapping"),
+        ("- a", "entry must be a mapping"),
         ("models: [{name: a, context_size: x}]", "models, entry 1: context_size"),
         ("models: [{model: a, context_size: 1}]", "goes into overrides"),
         ("models: [7]", "models, entry 1"),

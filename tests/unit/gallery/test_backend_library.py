@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.gallery.backends.catalogue import AliasGroup, Unknown
-from corral.gallery.backends.entries import BackendEntry, Index, read_index
-from corral.gallery.backends.library import Library, LibraryOptions
+from corral.gallery.backends.catalogue import AliasGroup, UnknownBackend
+from corral.gallery.backends.entries import BackendEntry, BackendIndex, read_index
+from corral.gallery.backends.library import BackendLibrary, LibraryOptions
 from corral.gallery.galleries import BUILT_IN, Gallery
 from corral.gallery.index_cache import usable_candidates
 from corral.gallery.index_fetcher import IndexFetcher
@@ -45,7 +45,7 @@ class FakeWeb:
         return self.pages[url]
 
 
-def own() -> Index:
+def own() -> BackendIndex:
     return read_index(BUILT_IN, OWN)
 
 
@@ -57,11 +57,13 @@ class Setup:
         self.options = LibraryOptions(**options)
         self.library = self.again()
 
-    def again(self) -> Library:
+    def again(self) -> BackendLibrary:
         """A process that has just started."""
-        return Library([G, H], self.web, clock=self.clock, cache_folder=self.folder, options=self.options, built_in=own)
+        return BackendLibrary(
+            [G, H], self.web.fetch, clock=self.clock, cache_folder=self.folder, options=self.options, built_in=own
+        )
 
-    async def find(self, query: str) -> BackendEntry | AliasGroup | Unknown:
+    async def find(self, query: str) -> BackendEntry | AliasGroup | UnknownBackend:
         return (await self.library.find(query))[0]
 
     async def found(self, query: str) -> str:
@@ -102,7 +104,7 @@ async def test_aliases_come_after_the_names_of_all_galleries(setup: Setup) -> No
 
 async def test_an_unknown_gallery(setup: Setup) -> None:
     got = await setup.find("nowhere@two")
-    assert isinstance(got, Unknown)
+    assert isinstance(got, UnknownBackend)
     assert got.reason == "no gallery is called 'nowhere'; there are corral, g, h"
     assert setup.web.requests == []
 
@@ -129,7 +131,7 @@ async def test_an_index_is_remembered_for_an_hour(setup: Setup) -> None:
 
 async def test_forgetting_reads_again(setup: Setup) -> None:
     await setup.library.catalogue()
-    setup.library.forget()
+    setup.library.invalidate()
     await setup.library.catalogue()
     assert setup.web.requests.count(G.url) == 2
 
@@ -180,7 +182,7 @@ async def test_absence_is_harmless_and_said(setup: Setup) -> None:
     assert [entry.name for entry in catalogue.entries] == ["own", "chooser", "two", "shared"]
     assert catalogue.unread == {"g": "https://g/index.yaml is down; https://mirror/g.yaml is down"}
     got = await setup.find("ones")
-    assert isinstance(got, Unknown)
+    assert isinstance(got, UnknownBackend)
     assert "the gallery g could not be read" in got.reason
 
 
@@ -261,22 +263,22 @@ async def test_many_who_ask_at_once_cost_one_reading(setup: Setup) -> None:
 
 
 async def test_without_ours_for_somebody_elses_controller(setup: Setup) -> None:
-    library = Library([G], setup.web, clock=setup.clock, built_in=None)
+    library = BackendLibrary([G], setup.web.fetch, clock=setup.clock, built_in=None)
     assert [gallery.name for gallery in library.galleries] == ["g"]
-    assert isinstance((await library.find("own"))[0], Unknown)
+    assert isinstance((await library.find("own"))[0], UnknownBackend)
 
 
 async def test_a_gallery_that_cannot_be_read_is_told_in_one_short_sentence(setup: Setup) -> None:
     assert [state.notice for state in setup.library.states()] == ["", ""], "nobody has asked yet"
     await setup.library.check()
     del setup.web.pages[G.url], setup.web.pages[H.url]
-    setup.library.forget()
+    setup.library.invalidate()
     assert [state.notice for state in await setup.library.check()] == [
         "The gallery g cannot be read (https://g/index.yaml is down); its last good copy is used.",
         "The gallery h cannot be read (https://h/index.yaml is down); its last good copy is used.",
     ]
     setup.web.pages = {G.url: ONE, H.url: TWO}
-    setup.library.forget()
+    setup.library.invalidate()
     assert [(state.notice, state.entries) for state in await setup.library.check()] == [("", 2), ("", 2)]
 
 
@@ -289,7 +291,7 @@ async def test_a_changed_file_is_seen_at_once(tmp_path: Path) -> None:
     index, ref = tmp_path / "index.yaml", tmp_path / "index.ref"
     galleries = [Gallery("f", f"file://{index}"), Gallery("r", f"file://{ref}")]
     fetcher = IndexFetcher(refuse, base_folder=tmp_path)
-    library = Library(galleries, fetcher, clock=ManualClock(), built_in=None)
+    library = BackendLibrary(galleries, fetcher.fetch, clock=ManualClock(), built_in=None)
 
     async def names() -> list[list[str]]:
         return [[entry.name for entry in index.entries] for index in (await library.catalogue()).indexes]
@@ -316,7 +318,7 @@ async def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path
     web = FakeWeb()
     web.pages = {(url := f"file://{index}"): ONE}
     web.holding[url] = asyncio.Event()
-    library = Library([Gallery("f", url)], web, clock=ManualClock(), built_in=None)
+    library = BackendLibrary([Gallery("f", url)], web.fetch, clock=ManualClock(), built_in=None)
     reading = asyncio.create_task(library.catalogue())
     await until(lambda: web.requests == [url])
     index.write_bytes(TWO)

@@ -12,21 +12,21 @@ import pytest
 
 from corral.contract.manifest import Needs, Placeholders, check_manifest, fill_command
 from corral.gallery.backends.builtin import backends_folder, read_built_in
-from corral.gallery.backends.catalogue import Catalogue
+from corral.gallery.backends.catalogue import BackendCatalogue
 from corral.gallery.backends.entries import BackendEntry
-from corral.gallery.backends.variants import Chosen, NoVariant, choose_variant
+from corral.gallery.backends.variants import ChosenVariant, NoVariant, choose_variant
 
 BACKENDS = Path(__file__).parents[3] / "backends"
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> Catalogue:
+def catalogue() -> BackendCatalogue:
     index = read_built_in()
     assert not index.problems
-    return Catalogue([index])
+    return BackendCatalogue([index])
 
 
-def entry(catalogue: Catalogue, name: str) -> BackendEntry:
+def entry(catalogue: BackendCatalogue, name: str) -> BackendEntry:
     found = catalogue.find(name)
     assert isinstance(found, BackendEntry)
     return found
@@ -46,10 +46,10 @@ def entry(catalogue: Catalogue, name: str) -> BackendEntry:
     ],
 )
 def test_which_build_a_machine_gets(
-    catalogue: Catalogue, name: str, capability: str, platform: str, build: str
+    catalogue: BackendCatalogue, name: str, capability: str, platform: str, build: str
 ) -> None:
     choice = choose_variant(entry(catalogue, name), catalogue, capability=capability, platform=platform, platforms={})
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert choice.entry.name == build
 
 
@@ -61,12 +61,12 @@ def test_which_build_a_machine_gets(
         ("mlx-lm", "darwin-x86", "darwin/amd64"),
     ],
 )
-def test_who_gets_none(catalogue: Catalogue, name: str, capability: str, platform: str) -> None:
+def test_who_gets_none(catalogue: BackendCatalogue, name: str, capability: str, platform: str) -> None:
     choice = choose_variant(entry(catalogue, name), catalogue, capability=capability, platform=platform, platforms={})
     assert isinstance(choice, NoVariant)
 
 
-def test_every_gpu_of_the_contract_has_localais_build(catalogue: Catalogue) -> None:
+def test_every_gpu_of_the_contract_has_localais_build(catalogue: BackendCatalogue) -> None:
     mapped = entry(catalogue, "llama-cpp").capabilities
     for key in (
         "nvidia-cuda-12",
@@ -80,7 +80,7 @@ def test_every_gpu_of_the_contract_has_localais_build(catalogue: Catalogue) -> N
         assert mapped[key].startswith("localai@")
 
 
-def test_manifests_can_be_run(catalogue: Catalogue) -> None:
+def test_manifests_can_be_run(catalogue: BackendCatalogue) -> None:
     here = Placeholders(
         host="127.0.0.1", port=20001, model_name="m", model_file="/d/m.gguf", model_dir="/d", slots=1, device_count=1
     )
@@ -91,7 +91,7 @@ def test_manifests_can_be_run(catalogue: Catalogue) -> None:
             assert any("20001" in word for word in words)
 
 
-def test_our_backends_come_whole(catalogue: Catalogue) -> None:
+def test_our_backends_come_whole(catalogue: BackendCatalogue) -> None:
     mock = {file.path: file for file in entry(catalogue, "mock").files}
     assert {"mock.py", "run.sh", "VERSION"} <= set(mock)
     assert mock["run.sh"].executable
@@ -102,13 +102,13 @@ def test_our_backends_come_whole(catalogue: Catalogue) -> None:
     assert (serve.path, serve.text) == ("serve.py", (BACKENDS / "llama_cpp" / "serve.py").read_text())
 
 
-def test_the_llama_cpp_wheel_declares_the_library_it_does_not_bring(catalogue: Catalogue) -> None:
+def test_the_llama_cpp_wheel_declares_the_library_it_does_not_bring(catalogue: BackendCatalogue) -> None:
     manifest = entry(catalogue, "llama-cpp-pypi").manifest
     assert manifest is not None
     assert manifest.needs == Needs(("libgomp.so.1",), ("libgomp1",))
 
 
-def test_the_mock_speaks_both_protocols(catalogue: Catalogue) -> None:
+def test_the_mock_speaks_both_protocols(catalogue: BackendCatalogue) -> None:
     manifest = entry(catalogue, "mock").manifest
     assert manifest is not None
     assert manifest.protocol == "openai"
@@ -134,7 +134,7 @@ def params() -> SimpleNamespace:
     return SimpleNamespace(model=SimpleNamespace(path=""), mmproj=SimpleNamespace(path=""), cpuparams=SimpleNamespace())
 
 
-def arguments_of(serve: ModuleType, catalogue: Catalogue, here: Placeholders) -> argparse.Namespace:
+def arguments_of(serve: ModuleType, catalogue: BackendCatalogue, here: Placeholders) -> argparse.Namespace:
     manifest = entry(catalogue, "llama-cpp-pypi").manifest
     assert manifest is not None
     words = fill_command(manifest.command, here)
@@ -144,7 +144,7 @@ def arguments_of(serve: ModuleType, catalogue: Catalogue, here: Placeholders) ->
     return parsed
 
 
-def test_llama_cpp_understands_its_manifest(serve: ModuleType, catalogue: Catalogue) -> None:
+def test_llama_cpp_understands_its_manifest(serve: ModuleType, catalogue: BackendCatalogue) -> None:
     here = Placeholders(
         host="127.0.0.1", port=20001, model_name="m", model_file="/d/m.gguf", context_size=2048, slots=4
     )
@@ -174,7 +174,9 @@ def test_llama_cpp_knows_how_many_cpus_it_may_use(
     assert serve.fewer_cpus(8, 8) == 0
 
 
-def test_llama_cpp_takes_the_models_own_context_when_nobody_says(serve: ModuleType, catalogue: Catalogue) -> None:
+def test_llama_cpp_takes_the_models_own_context_when_nobody_says(
+    serve: ModuleType, catalogue: BackendCatalogue
+) -> None:
     here = Placeholders(host="127.0.0.1", port=20001, model_file="/d/m.gguf", slots=1)
     into = params()
     serve.fill_params(into, arguments_of(serve, catalogue, here))

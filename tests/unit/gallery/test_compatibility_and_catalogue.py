@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.gallery.backends.catalogue import AliasGroup, Catalogue, Unknown
+from corral.gallery.backends.catalogue import AliasGroup, BackendCatalogue, UnknownBackend
 from corral.gallery.backends.compatibility import (
     capability_chain,
     is_hardware_specific,
@@ -120,13 +120,13 @@ THEIRS = """
 """
 
 
-def catalogue(unread: dict[str, str] | None = None) -> Catalogue:
+def catalogue(unread: dict[str, str] | None = None) -> BackendCatalogue:
     indexes = [
         read_index(Gallery("ours", "o"), OURS.encode()),
         read_index(Gallery("There", "t"), THEIRS.encode()),
     ]
     assert not any(index.problems for index in indexes)
-    return Catalogue(indexes, unread or {})
+    return BackendCatalogue(indexes, unread or {})
 
 
 def found(query: str) -> BackendEntry:
@@ -150,7 +150,7 @@ def test_an_alias_is_found_when_no_entry_has_the_name() -> None:
 
 def test_unknown_names_come_with_near_ones() -> None:
     got = catalogue({"gone": "timed out"}).find("vlm")
-    assert isinstance(got, Unknown)
+    assert isinstance(got, UnknownBackend)
     assert got.nearest[0] == "vllm"
     assert got.reason == (
         "no backend is called 'vlm'; the gallery gone could not be read (timed out)"
@@ -158,9 +158,9 @@ def test_unknown_names_come_with_near_ones() -> None:
     )
     assert catalogue().nearest("whisper")[0] == "whisper-large"
     assert catalogue().nearest("nightly") == ()  # development builds are not offered
-    assert isinstance(catalogue().find("../../etc/passwd"), Unknown)
-    assert isinstance(catalogue().find(""), Unknown)
-    assert isinstance(catalogue().find("nowhere@vllm"), Unknown)
+    assert isinstance(catalogue().find("../../etc/passwd"), UnknownBackend)
+    assert isinstance(catalogue().find(""), UnknownBackend)
+    assert isinstance(catalogue().find("nowhere@vllm"), UnknownBackend)
 
 
 def test_a_map_names_builds_of_its_own_gallery_or_of_another() -> None:
@@ -171,7 +171,7 @@ def test_a_map_names_builds_of_its_own_gallery_or_of_another() -> None:
     assert catalogue().build_of(meta, "here-build") == "there is no here-build in the gallery ours"
     assert catalogue().build_of(meta, "nowhere@x") == "there is no gallery nowhere"
     assert catalogue({"Nowhere": "down"}).build_of(meta, "nowhere@x") == "the gallery nowhere could not be read: down"
-    assert catalogue().build_of(meta, "vllm-meta") == "ours@vllm-meta is itself a choice of builds"
+    assert catalogue().build_of(meta, "vllm-meta") == "ours@vllm-meta is itself a meta entry"
     assert catalogue().build_of(meta, "cpu-voice") == "there is no cpu-voice in the gallery ours"
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from corral.contract.manifest import LOCALAI, Manifest, Needs, Ready
 from corral.contract.sources import TextFile
-from corral.gallery.backends.entries import Index, read_index
+from corral.gallery.backends.entries import BackendIndex, read_index
 from corral.gallery.galleries import BUILT_IN, DEFAULT_GALLERIES, Gallery, parse_galleries, write_galleries
 from corral.kit.errors import Invalid
 
 G = Gallery("g", "https://example.com/index.yaml")
 
 
-def read(text: str, gallery: Gallery = G) -> Index:
+def read(text: str, gallery: Gallery = G) -> BackendIndex:
     return read_index(gallery, text.encode())
 
 
@@ -113,14 +113,14 @@ def test_libraries_of_the_system_that_a_build_needs() -> None:
     [
         ("uri: https://example.com/a.tar", "has no name"),
         ("name: a", "neither a uri nor capabilities"),
-        ("name: ../a\n  uri: https://example.com/a.tar", "name of a folder"),
-        ("name: a/b\n  uri: https://example.com/a.tar", "name of a folder"),
-        ("name: a@b\n  uri: https://example.com/a.tar", "name of a folder"),
-        ("name: .hidden\n  uri: https://example.com/a.tar", "name of a folder"),
+        ("name: ../a\n  uri: https://example.com/a.tar", "a folder name"),
+        ("name: a/b\n  uri: https://example.com/a.tar", "a folder name"),
+        ("name: a@b\n  uri: https://example.com/a.tar", "a folder name"),
+        ("name: .hidden\n  uri: https://example.com/a.tar", "a folder name"),
         ("name: a\n  alias: ../x\n  uri: https://example.com/a.tar", "alias"),
         ("name: a\n  uri: just-text", "not a source"),
         ("name: a\n  uri: ollama://x", "names a model"),
-        ("name: a\n  uri: builtin://mock", "built-in gallery only"),
+        ("name: a\n  uri: builtin://mock", "only allowed in the built-in gallery"),
         ("name: a\n  uri: file:///etc/x.tar", "path on the machine"),
         ("name: a\n  uri: /etc", "path on the machine"),
         ("name: a\n  uri: https://example.com/a.tar\n  sha256: abc", "64 hexadecimal"),
@@ -160,13 +160,13 @@ def test_only_links_can_be_clicked() -> None:
 def test_of_two_entries_of_one_name_the_first_counts() -> None:
     index = read("- {name: A, uri: https://example.com/1}\n- {name: a, uri: https://example.com/2}\n")
     assert [entry.uri for entry in index.entries] == ["https://example.com/1"]
-    assert "'a' (line 2): there is an entry of this name above; that one counts" in str(index.problems[0])
+    assert "'a' (line 2): an earlier entry has the same name; this one is ignored" in str(index.problems[0])
 
 
 def test_a_mirror_nobody_can_read_costs_the_mirror_only() -> None:
     index = read("- {name: a, uri: https://example.com/1, mirrors: [nonsense, https://example.com/2]}")
     assert index.entries[0].mirrors == ("https://example.com/2",)
-    assert "mirror is not used" in index.problems[0].reason
+    assert "mirror is ignored" in index.problems[0].reason
 
 
 def test_a_gallery_that_is_a_file_may_name_files() -> None:
@@ -190,7 +190,7 @@ def test_galleries_as_the_setting_has_them() -> None:
     )
     assert galleries[0].candidates == ("https://a", "https://b")
     assert galleries[0].verification is not None
-    assert galleries[0].verification.demands
+    assert galleries[0].verification.requires_signature
     assert parse_galleries("") == parse_galleries("null") == parse_galleries("[]") == ()
     assert parse_galleries(write_galleries((BUILT_IN, *galleries))) == galleries
 

@@ -13,7 +13,7 @@ from corral.gallery.models.private_networks import refuse_private
 from corral.gallery.models.variants import FleetMachine
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable, Unreachable
-from tests.support.model_catalogue import Shelf, model_library
+from tests.support.model_catalogue import FakeDocuments, model_library
 
 INDEX = """
 - name: SmolLM2-135M
@@ -30,12 +30,14 @@ BASE = "config_file: |\n  backend: llama-cpp\n  context_size: 512\n"
 
 
 async def test_what_is_built_in_wins_and_waits_for_nobody() -> None:
-    shelf = Shelf({})
+    documents = FakeDocuments({})
     library = ModelLibrary(
-        [Gallery("a", "https://a.test/index.yaml")], Fetchers(shelf, shelf, shelf), clock=SystemClock()
+        [Gallery("a", "https://a.test/index.yaml")],
+        Fetchers(documents.fetch, documents.fetch, documents.fetch),
+        clock=SystemClock(),
     )
     assert (await library.find("smollm2-135M")).id == "corral@smollm2-135m"
-    assert shelf.asked == []
+    assert documents.requests == []
     with pytest.raises(
         NotFound, match=r"^no gallery has a model 'big'\nthe gallery a could not be read: there is no https://a.test"
     ):
@@ -55,9 +57,11 @@ async def test_names_are_found_in_any_case_and_in_the_gallery_that_is_named() ->
 
 
 async def test_a_base_document_is_fetched_once() -> None:
-    shelf = Shelf({"https://a.test/index.yaml": INDEX, "https://a.test/base.yaml": BASE})
+    documents = FakeDocuments({"https://a.test/index.yaml": INDEX, "https://a.test/base.yaml": BASE})
     library = ModelLibrary(
-        [Gallery("a", "https://a.test/index.yaml")], Fetchers(shelf, shelf, shelf), clock=SystemClock()
+        [Gallery("a", "https://a.test/index.yaml")],
+        Fetchers(documents.fetch, documents.fetch, documents.fetch),
+        clock=SystemClock(),
     )
     big = await library.find("org/big")
     for _ in range(2):
@@ -68,10 +72,10 @@ async def test_a_base_document_is_fetched_once() -> None:
             512,
             "big.gguf",
         )
-    assert shelf.asked.count("https://a.test/base.yaml") == 1
-    library.forget()
+    assert documents.requests.count("https://a.test/base.yaml") == 1
+    library.invalidate()
     await library.define(await library.find("org/big"))
-    assert shelf.asked.count("https://a.test/base.yaml") == 2
+    assert documents.requests.count("https://a.test/base.yaml") == 2
 
 
 async def test_a_fault_in_a_base_document_names_the_entry_and_the_document() -> None:
@@ -106,9 +110,9 @@ async def test_a_variant_goes_by_the_name_that_was_asked_for() -> None:
     ],
 )
 async def test_who_may_send_us_where(gallery: str, url: str, used: str) -> None:
-    ways = {name: Shelf({url: BASE}) for name in ("beside", "elsewhere")}
-    index = Shelf({gallery: f"- {{name: m, url: '{url}'}}"})
-    fetchers = Fetchers(index, ways["beside"], ways["elsewhere"])
+    servers = {name: FakeDocuments({url: BASE}) for name in ("beside", "elsewhere")}
+    index = FakeDocuments({gallery: f"- {{name: m, url: '{url}'}}"})
+    fetchers = Fetchers(index.fetch, servers["beside"].fetch, servers["elsewhere"].fetch)
     library = ModelLibrary([Gallery("a", gallery)], fetchers, clock=SystemClock())
     entry = await library.find("m")
     if not used:
@@ -116,7 +120,7 @@ async def test_who_may_send_us_where(gallery: str, url: str, used: str) -> None:
             await library.define(entry)
         return
     await library.define(entry)
-    assert [name for name, shelf in ways.items() if shelf.asked] == [used]
+    assert [name for name, documents in servers.items() if documents.requests] == [used]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,9 @@ async def test_a_changed_base_document_that_is_a_file_is_seen_at_once(tmp_path: 
     base.write_text(BASE)
     fetcher = IndexFetcher(refuse, base_folder=tmp_path)
     library = ModelLibrary(
-        [Gallery("f", f"file://{tmp_path}/index.yaml")], Fetchers(fetcher, fetcher, fetcher), clock=SystemClock()
+        [Gallery("f", f"file://{tmp_path}/index.yaml")],
+        Fetchers(fetcher.fetch, fetcher.fetch, fetcher.fetch),
+        clock=SystemClock(),
     )
     assert (await library.define(await library.find("mine"))).context_size == 512
     base.write_text(BASE.replace("512", "1024"))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from corral.contract.codec import encode
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.gallery.backends.catalogue import Catalogue
+from corral.gallery.backends.catalogue import BackendCatalogue
 from corral.gallery.backends.entries import read_index
-from corral.gallery.backends.machine import Machine
-from corral.gallery.backends.upgrades import Available, NodeInventory, digests_to_look_up, is_proven, upgrades
+from corral.gallery.backends.resolution import Machine
+from corral.gallery.backends.upgrades import AvailableBuild, NodeInventory, digests_to_look_up, is_proven, upgrades
 from corral.gallery.galleries import Gallery
 
 INDEX = """
@@ -26,10 +26,10 @@ INDEX = """
 OTHER = """
 - {name: imaged, uri: "oci://r.example/other:latest"}
 """
-CATALOGUE = Catalogue(
+CATALOGUE = BackendCatalogue(
     [read_index(Gallery("g", "https://g"), INDEX.encode()), read_index(Gallery("h", "https://h"), OTHER.encode())]
 )
-NOW = {("g@imaged", ""): Available("sha256:new")}
+NOW = {("g@imaged", ""): AvailableBuild("sha256:new")}
 AMD = Machine("default", "linux/amd64", "3.11")
 ARM = Machine("default", "linux/arm64", "3.11")
 
@@ -42,7 +42,7 @@ def row(name: str = "imaged", digest: str = "", version: str = "", **more: objec
     return NodeBackend(name=name, digest=digest, version=version, **more)  # type: ignore[arg-type]
 
 
-def names(*nodes: NodeInventory, digests: dict[tuple[str, str], Available] | None = None) -> list[str]:
+def names(*nodes: NodeInventory, digests: dict[tuple[str, str], AvailableBuild] | None = None) -> list[str]:
     return list(upgrades(nodes, CATALOGUE, NOW if digests is None else digests))
 
 
@@ -69,7 +69,7 @@ def test_a_registry_that_does_not_answer_is_no_news() -> None:
 
 @pytest.mark.parametrize(("installed", "expected"), [("1", True), ("2", False), ("3", True), ("", True)])
 def test_versions_decide_where_the_gallery_has_one(installed: str, expected: bool) -> None:
-    digests = {("g@versioned", ""): Available("sha256:new")}
+    digests = {("g@versioned", ""): AvailableBuild("sha256:new")}
     found = names(node(1, row("versioned", "sha256:old", installed)), digests=digests)
     assert found == (["versioned"] if expected else [])
 
@@ -95,7 +95,7 @@ def test_rows_that_are_left_alone(skipped: NodeBackend) -> None:
 
 def test_the_release_is_left_alone_where_its_development_build_is() -> None:
     dev = row("imaged-development", "sha256:dev")
-    digests = {**NOW, ("g@imaged-development", ""): Available("sha256:dev")}
+    digests = {**NOW, ("g@imaged-development", ""): AvailableBuild("sha256:dev")}
     assert names(node(1, row(digest="sha256:old"), dev), digests=digests) == []
     assert names(node(1, row(digest="sha256:old"), dev), node(2, row(digest="sha256:old")), digests=digests) == [
         "imaged"
@@ -105,7 +105,7 @@ def test_the_release_is_left_alone_where_its_development_build_is() -> None:
 
 
 def test_a_row_is_compared_with_the_gallery_it_came_from() -> None:
-    digests = {**NOW, ("h@imaged", ""): Available("sha256:theirs")}
+    digests = {**NOW, ("h@imaged", ""): AvailableBuild("sha256:theirs")}
     theirs = row(digest="sha256:theirs", gallery_url="https://h")
     assert names(node(1, theirs), digests=digests) == []
     assert names(node(1, row(digest="sha256:theirs", gallery_url="https://g")), digests=digests) == ["imaged"]
@@ -146,8 +146,8 @@ def test_in_a_tie_those_who_have_the_newest_are_not_the_outliers() -> None:
 
 def test_wheels_of_different_machines_are_no_drift() -> None:
     digests = {
-        ("g@wheels", "linux/amd64 python3.11"): Available("sha256:amd", "1.1"),
-        ("g@wheels", "linux/arm64 python3.11"): Available("sha256:arm", "1.1"),
+        ("g@wheels", "linux/amd64 python3.11"): AvailableBuild("sha256:amd", "1.1"),
+        ("g@wheels", "linux/arm64 python3.11"): AvailableBuild("sha256:arm", "1.1"),
     }
     fleet = [node(1, row("wheels", "sha256:amd", "1.1")), node(2, row("wheels", "sha256:arm", "1.1"), machine=ARM)]
     assert names(*fleet, digests=digests) == []
@@ -234,7 +234,10 @@ def test_without_versions_the_digests_that_are_reported_prove_it(digests: list[s
 
 
 def test_wheels_of_one_machine_that_are_old_are_told_before_a_digest_that_is_missing() -> None:
-    now = {("g@wheels", AMD.runtime): Available("sha256:a", "2"), ("g@wheels", ARM.runtime): Available("sha256:b", "2")}
+    now = {
+        ("g@wheels", AMD.runtime): AvailableBuild("sha256:a", "2"),
+        ("g@wheels", ARM.runtime): AvailableBuild("sha256:b", "2"),
+    }
     amd = [node(1, row("wheels", "sha256:a", "2")), node(2, row("wheels", "", "2"))]
     arm = node(3, row("wheels", "sha256:old", "1"), machine=ARM)
     found = upgrades([*amd, arm], CATALOGUE, now)["wheels"]

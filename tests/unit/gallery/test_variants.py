@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gallery.backends.catalogue import AliasGroup, Catalogue
+from corral.gallery.backends.catalogue import AliasGroup, BackendCatalogue
 from corral.gallery.backends.compatibility import capability_chain, why_incompatible
 from corral.gallery.backends.direct import direct_entry
 from corral.gallery.backends.entries import BackendEntry, read_index
-from corral.gallery.backends.variants import Chosen, NoVariant, choose_variant
+from corral.gallery.backends.variants import ChosenVariant, NoVariant, choose_variant
 from corral.gallery.galleries import Gallery
 
 INDEX = """
@@ -38,7 +38,7 @@ INDEX = """
 - {name: cuda12-voice, alias: voice, uri: "oci://r.example/v:cuda12"}
 - {name: cuda12-voice-development, alias: voice, uri: "oci://r.example/v:dev"}
 """
-CATALOGUE = Catalogue([read_index(Gallery("g", "u"), INDEX.encode())])
+CATALOGUE = BackendCatalogue([read_index(Gallery("g", "u"), INDEX.encode())])
 
 
 def choose(
@@ -47,7 +47,7 @@ def choose(
     platform: str = "linux/amd64",
     platforms: dict[str, list[str]] | None = None,
     missing: dict[str, str] | None = None,
-) -> Chosen | NoVariant:
+) -> ChosenVariant | NoVariant:
     wanted = CATALOGUE.find(name)
     assert isinstance(wanted, BackendEntry | AliasGroup)
     return choose_variant(
@@ -90,7 +90,7 @@ def choose(
 )
 def test_choices(name: str, capability: str, platform: str, build: str) -> None:
     choice = choose(name, capability, platform)
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert choice.entry.name == build
     assert choice.tried[-1].outcome == "chosen"
 
@@ -127,7 +127,7 @@ def test_the_reason_and_the_chain() -> None:
 def test_a_build_that_is_not_there_for_the_platform_is_passed_over() -> None:
     platforms = {"g@cuda12-engine": ["linux/amd64"], "g@cpu-engine": ["linux/amd64", "linux/arm64"]}
     choice = choose("engine", "nvidia", "linux/arm64", platforms)
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert [str(step) for step in choice.tried] == [
         "nvidia → cuda12-engine: no linux/arm64 build",
         "default → cpu-engine: chosen",
@@ -144,13 +144,13 @@ def test_an_index_without_any_image_is_built_for_nobody() -> None:
 
 def test_a_source_that_does_not_exist_is_passed_over_with_its_reason() -> None:
     choice = choose("engine", "amd", missing={"g@rocm-engine": "no such image"})
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert str(choice.tried[0]) == "amd → rocm-engine: no such image"
 
 
 def test_development_builds_come_after_releases() -> None:
     choice = choose("voice", "nvidia", platforms={"g@cuda12-voice": []})
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert choice.entry.name == "cpu-voice"
 
 
@@ -164,23 +164,23 @@ KEYS = ["default", "cpu", "nvidia", "nvidia-cuda-12", "nvidia-l4t", "amd", "inte
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[BackendEntry, Catalogue, dict[str, list[str]]]:
+def worlds(draw: st.DrawFn) -> tuple[BackendEntry, BackendCatalogue, dict[str, list[str]]]:
     mapped = draw(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(BUILDS), min_size=1))
     text = "- {name: x, capabilities: {" + ", ".join(f"{k}: {v}" for k, v in mapped.items()) + "}}\n"
     text += "".join(f'- {{name: {name}, uri: "oci://r.example/e:{name}"}}\n' for name in BUILDS if name != "not-there")
     index = read_index(Gallery("g", "u"), text.encode())
     known = st.lists(st.sampled_from(["linux/amd64", "linux/arm64", "darwin/arm64"]), unique=True)
     platforms = draw(st.dictionaries(st.sampled_from([f"g@{name}" for name in BUILDS]), known))
-    return index.entries[0], Catalogue([index]), platforms
+    return index.entries[0], BackendCatalogue([index]), platforms
 
 
 @given(worlds(), CAPABILITIES, PLATFORMS)
 def test_what_is_chosen_fits(
-    world: tuple[BackendEntry, Catalogue, dict[str, list[str]]], capability: str, platform: str
+    world: tuple[BackendEntry, BackendCatalogue, dict[str, list[str]]], capability: str, platform: str
 ) -> None:
     meta, catalogue, platforms = world
     choice = choose_variant(meta, catalogue, capability=capability, platform=platform, platforms=platforms)
-    if isinstance(choice, Chosen):
+    if isinstance(choice, ChosenVariant):
         assert not choice.entry.is_meta
         assert why_incompatible(choice.entry, capability) == ""
         assert not platform or platform in platforms.get(choice.entry.id, [platform])
@@ -192,7 +192,7 @@ def test_what_is_chosen_fits(
 
 @given(worlds(), CAPABILITIES, PLATFORMS)
 def test_nothing_earlier_in_the_chain_would_have_fitted(
-    world: tuple[BackendEntry, Catalogue, dict[str, list[str]]], capability: str, platform: str
+    world: tuple[BackendEntry, BackendCatalogue, dict[str, list[str]]], capability: str, platform: str
 ) -> None:
     meta, catalogue, platforms = world
     choice = choose_variant(meta, catalogue, capability=capability, platform=platform, platforms=platforms)
@@ -205,7 +205,7 @@ def test_nothing_earlier_in_the_chain_would_have_fitted(
 
 @given(worlds(), CAPABILITIES, PLATFORMS)
 def test_learning_that_the_choice_is_not_built_ends_in_another_or_in_a_refusal(
-    world: tuple[BackendEntry, Catalogue, dict[str, list[str]]], capability: str, platform: str
+    world: tuple[BackendEntry, BackendCatalogue, dict[str, list[str]]], capability: str, platform: str
 ) -> None:
     meta, catalogue, platforms = world
     seen: set[str] = set()
@@ -214,7 +214,7 @@ def test_learning_that_the_choice_is_not_built_ends_in_another_or_in_a_refusal(
         choice := choose_variant(
             meta, catalogue, capability=capability, platform=platform, platforms=platforms, missing=missing
         ),
-        Chosen,
+        ChosenVariant,
     ):
         assert choice.entry.id not in seen
         seen.add(choice.entry.id)
@@ -238,7 +238,7 @@ def test_learning_that_the_choice_is_not_built_ends_in_another_or_in_a_refusal(
 )
 def test_a_machine_with_a_gpu_that_gets_another_build_is_told_why(name: str, capability: str, note: str) -> None:
     choice = choose(name, capability)
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)
     assert choice.note == note
 
 
@@ -247,4 +247,4 @@ def test_what_is_named_by_its_uri_is_trusted_whatever_words_are_in_it(uri: str) 
     choice = choose_variant(
         direct_entry(uri, name="mine"), CATALOGUE, capability="default", platform="linux/amd64", platforms={}
     )
-    assert isinstance(choice, Chosen)
+    assert isinstance(choice, ChosenVariant)

@@ -147,7 +147,7 @@ def test_who_relies_on_a_broken_item_is_told_so() -> None:
     assert [item.value["name"] for item in got.items] == ["fine"]
     assert [str(problem) for problem in got.problems] == [
         "(line 1): found unexpected end of stream",
-        "'heir' (line 4): refers to *base, which is not there",
+        "'heir' (line 4): refers to *base, which is not defined",
     ]
 
 
@@ -258,8 +258,8 @@ def test_a_mapping_by_itself_is_whole_or_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", r"the key 'a' is there twice \(line 3\)"),
-        ("x: {a: 1, a: 1}\n", "the key 'a' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", r"the key 'a' is repeated \(line 3\)"),
+        ("x: {a: 1, a: 1}\n", "the key 'a' is repeated"),
         ("a: 1\n---\nb: 2\n", "a second document begins in line 2"),
         ("---\n---\nb: 2\n", "a second document begins in line 2"),
     ],
@@ -275,4 +275,4 @@ def test_what_is_said_once_is_exact() -> None:
     assert read_items(text, single=True, exact=True).items[0].value == {"a": {"b": "1"}, "c": {"b": "2"}}
     kept = read_items(b"- {a: 1}\n- {b: 1, b: 2}\n- {c: 1}\n", single=True, exact=True)
     assert [item.value for item in kept.items] == [{"a": "1"}, {"c": "1"}]
-    assert [str(problem) for problem in kept.problems] == ["(line 2): the key 'b' is there twice"]
+    assert [str(problem) for problem in kept.problems] == ["(line 2): the key 'b' is repeated"]

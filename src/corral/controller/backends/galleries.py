@@ -26,14 +26,13 @@ from corral.controller.backends.catalogue import Listed, MachineKind, NodeInvent
 from corral.controller.backends.plan import NoBuild
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
 from corral.gallery.backends import upgrades as rules
-from corral.gallery.backends.catalogue import AliasGroup, Unknown, split_query
+from corral.gallery.backends.catalogue import AliasGroup, UnknownBackend, split_query
 from corral.gallery.backends.compatibility import is_hardware_specific
 from corral.gallery.backends.direct import direct_entry, why_not_for_localai
 from corral.gallery.backends.entries import BackendEntry
 from corral.gallery.backends.factory import GalleryOptions, make_resolver
-from corral.gallery.backends.library import Library
-from corral.gallery.backends.machine import Machine
-from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.library import BackendLibrary
+from corral.gallery.backends.resolution import Machine, ResolvedBackend, Unresolved
 from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
 from corral.kit.clock import Clock
@@ -62,7 +61,7 @@ class Galleries:
         found, catalogue = await self._resolver_for(asked).library.find(_query(asked))
         gallery = asked.gallery or split_query(asked.backend)[0]
         match found:
-            case Unknown():
+            case UnknownBackend():
                 raise _not_found(found, gallery)
             case AliasGroup(alias=alias):
                 return Listed(alias, asked=msgspec.structs.replace(asked, backend=alias, gallery=gallery))
@@ -85,7 +84,7 @@ class Galleries:
             found = await resolver.resolve(_query(asked), machine)
         else:
             found = await self._resolve_for_peer(asked, resolver, machine)
-        if isinstance(found, Resolved):
+        if isinstance(found, ResolvedBackend):
             return _build(found)
         if found.permanent:
             return NoBuild(found.reason)
@@ -126,11 +125,11 @@ class Galleries:
 
     async def refresh(self) -> None:
         self._others.clear()
-        self._resolver.forget()
+        self._resolver.invalidate()
 
     def forget_sources(self) -> None:
         for resolver in (self._resolver, *self._others.values()):
-            resolver.forget()
+            resolver.invalidate()
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Without ours, which nobody else could read."""
@@ -142,7 +141,7 @@ class Galleries:
 
     async def _resolve_for_peer(
         self, asked: BackendRequest, resolver: Resolver, machine: Machine
-    ) -> Resolved | Refused:
+    ) -> ResolvedBackend | Unresolved:
         """A LocalAI worker looks the entry up itself, in galleries that it can read: not in the built-in one."""
         has, unread = await self._peer_galleries(asked, resolver)
         if has is not None:
@@ -153,7 +152,7 @@ class Galleries:
             reason += "".join(
                 f"; the gallery {each.name} could not be read ({why.get(each.name, '')})" for each in unread
             )
-        return Refused(reason, permanent=not unread)
+        return Unresolved(reason, permanent=not unread)
 
     async def _peer_galleries(self, asked: BackendRequest, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
         """The first gallery that has the entry, and those that could not be read. An entry's own name wins over an
@@ -172,7 +171,7 @@ class Galleries:
                     return gallery, unread
                 case AliasGroup():
                     by_alias = by_alias or gallery
-                case Unknown():
+                case UnknownBackend():
                     pass
         return by_alias, unread
 
@@ -181,7 +180,7 @@ class Galleries:
         return self._resolver.library.unread()
 
     @property
-    def library(self) -> Library:
+    def library(self) -> BackendLibrary:
         return self._resolver.library
 
     def _resolver_for(self, asked: BackendRequest) -> Resolver:
@@ -227,7 +226,7 @@ def _machine(kind: MachineKind) -> Machine:
     return Machine(kind.capability or DEFAULT, kind.platform, kind.python)
 
 
-def _build(found: Resolved) -> TargetBuild:
+def _build(found: ResolvedBackend) -> TargetBuild:
     return TargetBuild(
         variant=found.variant,
         digest=found.digest,
@@ -241,7 +240,7 @@ def _build(found: Resolved) -> TargetBuild:
     )
 
 
-def _not_found(unknown: Unknown, gallery: str) -> NotFound | Unavailable:
+def _not_found(unknown: UnknownBackend, gallery: str) -> NotFound | Unavailable:
     """Where a gallery could not be read and nothing we know comes near, it may well be in there."""
     hopeful = unknown.unread and (gallery or not unknown.nearest)
     return Unavailable(unknown.reason) if hopeful else NotFound(unknown.reason)

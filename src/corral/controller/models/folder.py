@@ -25,7 +25,7 @@ import msgspec
 from corral.contract.models import Definition, read_definition
 from corral.controller.models.edits import Origin
 from corral.controller.models.service import COUNTER, Changes, Models
-from corral.gallery.models.documents import MOST_BYTES, read_document
+from corral.gallery.models.documents import MAX_DEFINITION_BYTES, read_document
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid
 from corral.kit.log import get_log
@@ -209,8 +209,8 @@ def _read_file(path: Path, mark: Print, before: _File | None) -> _File:
     """One that cannot be read as YAML keeps what it said before."""
     kept = before.definitions if before is not None else ()
     try:
-        if mark[1] > MOST_BYTES:
-            raise Invalid(f"has more than {MOST_BYTES} bytes")
+        if mark[1] > MAX_DEFINITION_BYTES:
+            raise Invalid(f"has more than {MAX_DEFINITION_BYTES} bytes")
         text = path.read_bytes()
         if not text.strip():  # as a full disk leaves it, or a slip of the hand; nothing at all is not what `[]` says
             raise Invalid("is empty, and what it said before holds: to end its models, delete it or write [] into it")

@@ -47,7 +47,7 @@ class ModelGalleries:
         return await self._library.define(entry, machines, variant=variant, name=name, overrides=overrides)
 
     async def refresh(self) -> None:
-        self._library.forget()
+        self._library.invalidate()
 
     @property
     def library(self) -> ModelLibrary:

@@ -27,7 +27,7 @@ from corral.controller.wiring.access import Trust
 from corral.controller.wiring.runtime import Part, Runtime
 from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.pip import own_platform, own_python
-from corral.gallery.pypi.sizes import WheelSizes
+from corral.gallery.pypi.wheel_sizes import WheelSizes
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The gallery that comes with Corral (docs/explanation/design.md#built-in-parts): its index is package data, and so are
-our own backends' files."""
+"""The built-in gallery (docs/explanation/design.md#built-in-parts): its index and the files of Corral's own backends
+are package data."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 
 import corral
 from corral.contract.sources import TextFile
-from corral.gallery.backends.entries import BUILTIN_SCHEME, BackendEntry, Index, read_index
+from corral.gallery.backends.entries import BUILTIN_SCHEME, BackendEntry, BackendIndex, read_index
 from corral.gallery.galleries import BUILT_IN
+from corral.gallery.index import Index
 from corral.kit.errors import NotFound
 
 _IN_A_CHECKOUT = Path(corral.__file__).parents[2] / "backends"
-_IN_A_WHEEL = "_backends"  # pyproject.toml puts them there
-_LEFT_OUT = ("__pycache__",)
+_IN_A_WHEEL = "_backends"  # see pyproject.toml
+_IGNORED = ("__pycache__",)
 
 
-def read_built_in() -> Index:
-    """Raises if the package itself is damaged: there is no use going on then."""
+def read_built_in() -> BackendIndex:
+    """Raises if the installed package is damaged."""
     body = files("corral.gallery.backends").joinpath("builtin.yaml").read_bytes()
     index = read_index(BUILT_IN, body)
     backends = backends_folder()
@@ -28,7 +29,7 @@ def read_built_in() -> Index:
 
 
 def backends_folder() -> Traversable:
-    """Where our own backends' files are."""
+    """The folder of Corral's own backends."""
     packaged = files("corral").joinpath(_IN_A_WHEEL)
     return packaged if packaged.is_dir() else _IN_A_CHECKOUT
 
@@ -51,16 +52,16 @@ def _replace_text(file: TextFile, source: Traversable) -> TextFile:
 
 
 def read_folder(folder: Traversable, prefix: str = "") -> list[TextFile]:
-    """Every text below it, in a fixed order."""
+    """Every text file in the folder and its sub-folders, in a fixed order."""
     found: list[TextFile] = []
     for each in sorted(folder.iterdir(), key=lambda child: child.name):
-        if each.name.startswith(".") or each.name in _LEFT_OUT:
+        if each.name.startswith(".") or each.name in _IGNORED:
             continue
         if each.is_dir():
             found += read_folder(each, f"{prefix}{each.name}/")
         else:
             text = each.read_text(encoding="utf-8")
-            # Not by its mode: a wheel does not keep that.
+            # Not by the file's mode: a wheel does not keep it.
             found.append(TextFile(f"{prefix}{each.name}", text, executable=text.startswith("#!")))
     return found
 

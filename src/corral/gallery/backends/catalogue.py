@@ -1,4 +1,4 @@
-"""Several galleries as one: finding entries by name, searching, nearest names
+"""Several galleries as one catalogue: finds entries by name, searches, suggests similar names
 (docs/reference/wire/gallery.md#gallery-sources). Pure."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from corral.contract.capability import DISABLED
 from corral.gallery.backends.compatibility import is_listed
-from corral.gallery.backends.entries import BackendEntry, Index
+from corral.gallery.backends.entries import BackendEntry, BackendIndex
 from corral.kit.suggest import format_suggestions, suggest_names
 
 _NEAREST = 5
@@ -25,8 +25,8 @@ class AliasGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
-    """Nothing is called so. `unread` has the galleries that could not be asked, and why."""
+class UnknownBackend:
+    """No backend has this name. `unread`: galleries that could not be read, and why."""
 
     query: str
     nearest: tuple[str, ...] = ()
@@ -42,10 +42,10 @@ class Unknown:
         return f"no backend is called {self.query!r}{unread}{hint}"
 
 
-class Catalogue:
-    """Indexes in their order: where two have the same name, the first wins and the other is `gallery@name`."""
+class BackendCatalogue:
+    """Indexes in their order: of two entries with one name the first wins; the other is found as `gallery@name`."""
 
-    def __init__(self, indexes: Sequence[Index], unread: Mapping[str, str] = _NONE) -> None:
+    def __init__(self, indexes: Sequence[BackendIndex], unread: Mapping[str, str] = _NONE) -> None:
         self.indexes = tuple(indexes)
         self.unread = unread
         self._by_gallery = {
@@ -56,26 +56,28 @@ class Catalogue:
     def entries(self) -> tuple[BackendEntry, ...]:
         return tuple(entry for index in self.indexes for entry in index.entries)
 
-    def find(self, query: str) -> BackendEntry | AliasGroup | Unknown:
-        """By name, by `gallery@name`, else by alias; case does not matter."""
+    def find(self, query: str) -> BackendEntry | AliasGroup | UnknownBackend:
+        """Find by name or `gallery@name`, otherwise by alias; without case."""
         gallery, name = split_query(query)
-        shelves = [shelf for key, shelf in self._by_gallery.items() if gallery in ("", key)]
-        for shelf in shelves:
-            if name in shelf:
-                return shelf[name]
-        builds = [entry for shelf in shelves for entry in shelf.values() if entry.alias.lower() == name and entry.uri]
+        indexes = [entries for key, entries in self._by_gallery.items() if gallery in ("", key)]
+        for entries in indexes:
+            if name in entries:
+                return entries[name]
+        builds = [
+            entry for entries in indexes for entry in entries.values() if entry.alias.lower() == name and entry.uri
+        ]
         if name and builds:
             return AliasGroup(name, tuple(builds))
-        return Unknown(query, self.nearest(name), self.unread)
+        return UnknownBackend(query, self.nearest(name), self.unread)
 
     def build_of(self, meta: BackendEntry, value: str) -> BackendEntry | str:
-        """The concrete entry a capability map names: in the meta's own gallery, unless it says `gallery@name`.
-        Else why there is none."""
+        """The concrete entry that a value of a capability map names: in the meta's own gallery, or as `gallery@name`. A
+        text tells why there is none."""
         gallery, name = split_query(value)
         gallery = gallery or meta.gallery.name.lower()
         found = self._by_gallery.get(gallery, {}).get(name)
         if found is not None:
-            return found if not found.is_meta else f"{found.id} is itself a choice of builds"
+            return found if not found.is_meta else f"{found.id} is itself a meta entry"
         why = {name.lower(): reason for name, reason in self.unread.items()}.get(gallery)
         if why is not None:
             return f"the gallery {gallery} could not be read: {why}"
@@ -84,7 +86,7 @@ class Catalogue:
         return f"there is no {name} in the gallery {gallery}"
 
     def meta_of(self, build: BackendEntry) -> BackendEntry | None:
-        """The choice of builds this one is part of: what to ask for instead when every node shall have it."""
+        """The meta entry that lists this build: the one to install if every node should have the backend."""
         for meta in self.entries:
             if meta.is_meta and any(self.build_of(meta, value) == build for value in meta.capabilities.values()):
                 return meta
@@ -103,8 +105,8 @@ class Catalogue:
         capabilities: Collection[tuple[str, str]] = ((DISABLED, ""),),
         development: bool = True,
     ) -> tuple[BackendEntry, ...]:
-        """Entries with the term in name, description, tags or gallery, that a machine with one of the (capability,
-        platform) pairs is shown. In the order of the galleries."""
+        """Entries with the term in their name, description, tags or gallery, that suit one of the (capability,
+        platform) pairs. In the order of the galleries."""
         return tuple(
             entry
             for entry in self.entries
@@ -116,7 +118,7 @@ class Catalogue:
 
 
 def split_query(query: str) -> tuple[str, str]:
-    """`gallery@name` in lower case; a path separator could never be in a name, so it is read as `__`."""
+    """Split `gallery@name`, in lower case; a path separator is read as `__`, because names contain none."""
     gallery, at, name = query.strip().rpartition("@")
     return (gallery.lower() if at else ""), name.replace("/", "__").replace("\\", "__").lower()
 

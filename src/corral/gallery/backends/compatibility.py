@@ -1,9 +1,9 @@
-"""Which builds run on which machines, judged by names (docs/reference/wire/gallery.md#compatibility-filter). Pure.
+"""Tells by names which builds run on which machines (docs/reference/wire/gallery.md#compatibility-filter). Pure.
 
-Four differences from LocalAI's filter. Words are compared as words: a `chip` is no `hip`, and `amd64` is no AMD GPU.
-`mlx` means Apple only where the name says nothing else, so that the CPU and CUDA builds of mlx can be installed. A
-capability falls back along its own prefixes before it falls back to `default`. And a build for a newer CUDA than the
-machine has is not chosen for it, whatever key it stands under.
+Four differences from LocalAI's filter. Whole words are compared: `chip` does not contain `hip`, and `amd64` is no AMD
+GPU. `mlx` means Apple only if the name contains no other hardware, so that CPU and CUDA builds of mlx can be installed.
+A capability falls back along its own prefixes before it falls back to `default`. And a build for a newer CUDA than the
+machine's is never chosen, whatever its key.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _WORDS = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of hardware: the words that mean it in a build's name, the capabilities that have it."""
+    """A kind of hardware: the words for it in a build's name, and the capabilities that have it."""
 
     words: re.Pattern[str]
     prefixes: tuple[str, ...]
     needs: str
 
-    def is_meant(self, words: Iterable[str]) -> bool:
+    def matches(self, words: Iterable[str]) -> bool:
         return any(self.words.fullmatch(word) for word in words)
 
-    def is_had(self, capability: str) -> bool:
+    def is_present(self, capability: str) -> bool:
         return any(capability == prefix or capability.startswith(f"{prefix}-") for prefix in self.prefixes)
 
 
-# In this order; the first that is meant decides.
+# In this order; the first match decides.
 _KINDS = (
     _Kind(re.compile(r"darwin|metal"), ("metal", "darwin-x86"), "a Mac"),
     _Kind(re.compile(r"l4t"), ("nvidia-l4t",), "an NVIDIA Jetson"),
@@ -44,7 +44,7 @@ _KINDS = (
 _APPLE = _KINDS[0]
 _CUDA = re.compile(r"cuda-?(\d{1,2})(?!\d)|cuda(\d{2})\d")  # cuda13, cuda-13, cuda128
 _ANYWHERE = re.compile(r"cpu|vulkan")
-# Which of several builds with one alias is best, by what their names contain.
+# The ranking of builds with the same alias, by words in their names.
 _PREFERENCES = (
     ("nvidia", ("cuda", "vulkan", "cpu")),
     ("amd", ("rocm", "hip", "vulkan", "cpu")),
@@ -58,8 +58,8 @@ _PREFERENCES = (
 def capability_chain(capability: str, platform: str = "") -> tuple[str, ...]:
     """The keys to look for, in order: nvidia-cuda-12, nvidia, default, cpu.
 
-    Directly after the word itself comes the word with the platform: some metas say `metal-darwin-arm64` and no host
-    ever says that of itself.
+    The second key is the capability with the platform: some metas have the key `metal-darwin-arm64`, which no host
+    reports as its capability.
     """
     parts = capability.split("-")
     prefixes = ["-".join(parts[:length]) for length in range(len(parts), 0, -1)]
@@ -69,18 +69,18 @@ def capability_chain(capability: str, platform: str = "") -> tuple[str, ...]:
 
 
 def contract_chain(capability: str) -> tuple[str, ...]:
-    """The keys a LocalAI worker looks for: it knows no prefixes."""
+    """The keys that a LocalAI worker looks for: it does not use prefixes."""
     return tuple(dict.fromkeys(key for key in (capability, DEFAULT, "cpu") if key))
 
 
 def why_incompatible(entry: BackendEntry, capability: str) -> str:
-    """Empty when the build can run there, as far as its name tells."""
+    """Empty if the build can run there, as far as its name tells."""
     if capability == DISABLED:
         return ""
     kind = _kind(_words(entry))
     if kind is None:
         return ""
-    if not kind.is_had(capability):
+    if not kind.is_present(capability):
         return f"needs {kind.needs}, the machine has capability {capability or DEFAULT}"
     needed, had = _cuda_major(_named(entry)), _cuda_major(capability)
     if needed is not None and had is not None and needed > had:
@@ -89,7 +89,7 @@ def why_incompatible(entry: BackendEntry, capability: str) -> str:
 
 
 def is_listed(entry: BackendEntry, capability: str, platform: str = "") -> bool:
-    """Whether a catalogue for such machines shows it. A meta is shown when there is a key for it."""
+    """Whether a catalogue for such machines shows the entry. A meta entry is shown if it has a matching key."""
     if capability == DISABLED:
         return True
     if entry.is_meta:
@@ -98,12 +98,12 @@ def is_listed(entry: BackendEntry, capability: str, platform: str = "") -> bool:
 
 
 def is_hardware_specific(entry: BackendEntry) -> bool:
-    """Whether a concrete build is for one kind of machine only, so that "on every node" makes no sense for it."""
+    """Whether a concrete build is for one kind of machine only, so that it cannot be installed on every node."""
     return not entry.is_meta and _kind(_words(entry)) is not None
 
 
 def preference(name: str, capability: str) -> int:
-    """Rank among builds that share an alias; lower is better. Builds nothing is known of come last."""
+    """Rank among builds that share an alias; lower is better. Builds without a known word come last."""
     tokens = next((tokens for prefix, tokens in _PREFERENCES if capability.startswith(prefix)), ("cpu",))
     found = (rank for rank, token in enumerate(tokens) if token in name.lower())
     return next(found, len(tokens))
@@ -114,18 +114,18 @@ def _words(entry: BackendEntry) -> list[str]:
 
 
 def _named(entry: BackendEntry) -> str:
-    """Of the URI only what names the build: the host and the owner may be called anything."""
+    """The name and the last part of the URI: its host and owner say nothing about the build."""
     return f"{entry.name} {entry.uri.rsplit('/', 1)[-1]}".lower()
 
 
 def _cuda_major(text: str) -> int | None:
-    """The newest that a name speaks of; None where it speaks of none."""
+    """The newest CUDA version in the text; None if it contains none."""
     found = [int(match[1] or match[2]) for match in _CUDA.finditer(text)]
     return max(found, default=None)
 
 
 def _kind(words: list[str]) -> _Kind | None:
     for kind in _KINDS:
-        if kind.is_meant(words):
+        if kind.matches(words):
             return kind
     return _APPLE if "mlx" in words and not any(_ANYWHERE.fullmatch(word) for word in words) else None

@@ -1,4 +1,4 @@
-"""Installs from a URI of somebody's own, without a gallery (docs/reference/wire/gallery.md#direct-installs). Pure."""
+"""Installs from a user's own URI, without a gallery (docs/reference/wire/gallery.md#direct-installs). Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from corral.gallery.backends.entries import BackendEntry
 from corral.gallery.galleries import Gallery
 from corral.kit.errors import Invalid
 
-NOWHERE = Gallery("", "")  # what such an entry is from
+NO_GALLERY = Gallery("", "")  # the gallery of such an entry
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")
 _ARCHIVE = re.compile(r"\.(?:tar(?:\.[a-z0-9]+)?|t[gxbz]z\d?|zip)\Z", re.IGNORECASE)
 
 
 def direct_entry(uri: str, *, name: str = "", alias: str = "") -> BackendEntry:
-    """The entry a gallery would have for it. Raises Invalid with what is missing."""
+    """The entry that a gallery would have for the URI. Raises Invalid with what is missing."""
     source = parse_uri(uri)
     if source.kind == PYPI:
-        raise Invalid("a package does not say how it is run; write an entry with a corral: manifest in a gallery")
+        raise Invalid("a package does not tell how to start it; write a gallery entry with a corral: manifest")
     name = name or _name_of(source)
     if not name:
-        raise Invalid(f"what is installed from {uri[:200]} needs a name")
+        raise Invalid(f"the backend from {uri[:200]} needs a name")
     for each in (name, alias):
         if each and not _NAME.match(each):
-            raise Invalid(f"{each[:64]!r} cannot be the name of a folder")
-    return BackendEntry(gallery=NOWHERE, name=name, alias=alias, uri=uri.strip())
+            raise Invalid(f"{each[:64]!r} cannot be a folder name")
+    return BackendEntry(gallery=NO_GALLERY, name=name, alias=alias, uri=uri.strip())
 
 
 def why_not_for_localai(uri: str) -> str:
-    """Why a LocalAI worker cannot be sent this URI; empty: it can. The contract has forms for images and folders only;
-    the worker would take anything else for the name of a gallery entry."""
+    """Why a LocalAI worker cannot install this URI; empty: it can. LocalAI supports images and folders only; its worker
+    would take anything else for the name of a gallery entry."""
     source = parse_uri(uri)
     if source.kind in (OCI, OCIFILE) or (source.kind == DIRECTORY and not _ARCHIVE.search(source.uri)):
         return ""
@@ -43,7 +43,7 @@ def why_not_for_localai(uri: str) -> str:
 
 
 def _name_of(source: Source) -> str:
-    """An image's last part is often shared by many builds, so an image must be named."""
+    """Empty for an image: the last part of its reference is often shared by many builds, so the user must name it."""
     match source.kind:
         case kind if kind == OCI:
             return ""

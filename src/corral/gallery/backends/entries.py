@@ -1,6 +1,6 @@
-"""A backend as an index has it, and reading an index (docs/reference/wire/gallery.md#backend-entry). Pure.
+"""Entries of backends, and parsing an index (docs/reference/wire/gallery.md#backend-entry). Pure.
 
-An entry is *meta* when it has capabilities and no URI: it only says which concrete build suits which machine.
+An entry is *meta* if it has capabilities and no URI: it only maps capabilities to concrete builds.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from corral.contract.codec import Message
 from corral.contract.manifest import LOCALAI, Manifest, Needs, check_manifest
 from corral.contract.sources import DIRECTORY, FILE, OCI, OCIFILE, Source, TextFile, is_safe_path, parse_uri
 from corral.gallery.galleries import BUILT_IN, Gallery
-from corral.gallery.yaml_items import LIMITS, Item, Limits, Problem, read_items
+from corral.gallery.index import Index, is_web_link, make_index
+from corral.gallery.yaml_items import LIMITS, Item, Limits, read_items
 from corral.kit.errors import Invalid
 
 DEVELOPMENT_SUFFIX = "development"
 BUILTIN_SCHEME = "builtin://"
-MOST_FILE_BYTES = 256 << 10
+MAX_FILES_BYTES = 256 << 10
 
-# It becomes a folder's name, and a part of `gallery@name`.
+# The name becomes a folder's name, and a part of `gallery@name`.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+\Z")
 _Strings: TypeAlias = "tuple[str, ...]"
 
 
-class _Corral(Message, frozen=True):
-    """The `corral:` extension as it is written: the manifest, and what only choosing needs."""
+class _RawExtension(Message, frozen=True):
+    """The `corral:` extension as written: the manifest, and fields for choosing a build."""
 
     protocol: str = ""
     command: _Strings = ()
@@ -44,7 +45,7 @@ class _Corral(Message, frozen=True):
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class _Written(Message, frozen=True):
+class _RawBackendEntry(Message, frozen=True):
     name: str = ""
     alias: str = ""
     uri: str = ""
@@ -58,7 +59,7 @@ class _Written(Message, frozen=True):
     urls: _Strings = ()
     tags: _Strings = ()
     size: str = ""
-    corral: _Corral | None = None
+    corral: _RawExtension | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,8 @@ class BackendEntry:
     tags: tuple[str, ...] = ()
     size: str = ""
     manifest: Manifest | None = None  # None: LocalAI's run.sh
-    platforms: tuple[str, ...] = ()  # os/arch this build exists for; empty: the source itself says
-    files: tuple[TextFile, ...] = ()  # written beside what the URI brings
+    platforms: tuple[str, ...] = ()  # os/arch of this build; empty: the source tells
+    files: tuple[TextFile, ...] = ()  # written next to the content of the URI
 
     @property
     def id(self) -> str:
@@ -93,51 +94,29 @@ class BackendEntry:
         return self.name.endswith(f"-{suffix}")
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """One gallery, read."""
-
-    gallery: Gallery
-    entries: tuple[BackendEntry, ...]
-    problems: tuple[Problem, ...] = ()
+BackendIndex = Index[BackendEntry]
 
 
-def read_index(gallery: Gallery, body: bytes, limits: Limits = LIMITS) -> Index:
-    """Every entry that can be used, and a reason for each that cannot. Raises Invalid when there is no list at all."""
-    read = read_items(body, limits)
-    problems = list(read.problems)
-    entries: dict[str, BackendEntry] = {}
-    for item in read.items:
-        name = item.value.get("name")
-        label = name[:200] if isinstance(name, str) else ""
-        try:
-            entry, notes = _entry(gallery, item)
-        except Invalid as error:
-            problems.append(Problem(item.line, error.message, label))
-            continue
-        problems += (Problem(item.line, note, label) for note in notes)
-        if entry.name.lower() in entries:
-            problems.append(Problem(item.line, "there is an entry of this name above; that one counts", label))
-        else:
-            entries[entry.name.lower()] = entry
-    return Index(gallery, tuple(entries.values()), tuple(sorted(problems, key=lambda problem: problem.line)))
+def read_index(gallery: Gallery, body: bytes, limits: Limits = LIMITS) -> BackendIndex:
+    """Every usable entry, and a reason for each that is not. Raises Invalid if the body is not a list at all."""
+    return make_index(gallery, read_items(body, limits), _parse_entry)
 
 
-def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
-    """The entry, and what of it is not used. Raises Invalid when nothing of it can be."""
+def _parse_entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
+    """The entry, and notes on what of it is ignored. Raises Invalid if the entry cannot be used."""
     written = _convert(item.value)
     if not written.name:
-        raise Invalid("has no name")
+        raise Invalid("the entry has no name")
     if not _NAME.match(written.name):
-        raise Invalid(f"{written.name[:64]!r} cannot be the name of a folder")
+        raise Invalid(f"{written.name[:64]!r} cannot be a folder name")
     if written.alias and not _NAME.match(written.alias):
-        raise Invalid(f"alias {written.alias[:64]!r} cannot be the name of a folder")
+        raise Invalid(f"alias {written.alias[:64]!r} cannot be a folder name")
     if not written.uri and not written.capabilities:
-        raise Invalid("has neither a uri nor capabilities")
+        raise Invalid("the entry has neither a uri nor capabilities")
     if written.uri and not written.uri.startswith(BUILTIN_SCHEME):
         _check_source(gallery, parse_uri(written.uri))
     elif written.uri and gallery != BUILT_IN:
-        raise Invalid("builtin:// is for the built-in gallery only")
+        raise Invalid("builtin:// is only allowed in the built-in gallery")
     if written.sha256 and not _SHA256.match(written.sha256.lower()):
         raise Invalid(f"sha256 {written.sha256[:80]!r} is not 64 hexadecimal digits")
     extension = written.corral
@@ -147,8 +126,8 @@ def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
         mirrors=mirrors,
         capabilities=MappingProxyType(written.capabilities),
         sha256=written.sha256.lower(),
-        icon=written.icon if _is_link(written.icon) else "",
-        urls=tuple(filter(_is_link, written.urls)),
+        icon=written.icon if is_web_link(written.icon) else "",
+        urls=tuple(filter(is_web_link, written.urls)),
         manifest=_manifest(extension) if extension is not None else None,
         platforms=_platforms(extension) if extension is not None else (),
         files=_files(extension) if extension is not None else (),
@@ -160,42 +139,38 @@ def _entry(gallery: Gallery, item: Item) -> tuple[BackendEntry, list[str]]:
 _COPIED = ("name", "alias", "uri", "version", "description", "license", "tags", "size")
 
 
-def _convert(value: object) -> _Written:
+def _convert(value: object) -> _RawBackendEntry:
     try:
-        # Every scalar was read as text; numbers are made where numbers belong.
-        return msgspec.convert(value, type=_Written, strict=False)
+        # Every scalar was read as text; msgspec converts numbers.
+        return msgspec.convert(value, type=_RawBackendEntry, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(str(error)) from error
 
 
 def _check_source(gallery: Gallery, source: Source) -> None:
     if source.kind in (FILE, DIRECTORY, OCIFILE) and not gallery.url.startswith("file://"):
-        # Somebody else's index has no business with the files on our machines.
-        raise Invalid(f"names a path on the machine ({source.uri[:200]}); only a gallery that is a file itself may")
+        # An index from elsewhere must not refer to files of our machines.
+        what = f"the entry names a path on the machine ({source.uri[:200]})"
+        raise Invalid(f"{what}; only a gallery that is a local file may do that")
 
 
-def _mirrors(gallery: Gallery, written: _Written) -> tuple[tuple[str, ...], list[str]]:
+def _mirrors(gallery: Gallery, written: _RawBackendEntry) -> tuple[tuple[str, ...], list[str]]:
     usable, notes = [], []
     for mirror in written.mirrors:
         try:
             _check_source(gallery, parse_uri(mirror, image=_is_image(written.uri)))
             usable.append(mirror)
         except Invalid as error:
-            notes.append(f"a mirror is not used: {error.message}")
+            notes.append(f"a mirror is ignored: {error.message}")
     return tuple(usable), notes
-
-
-def _is_link(text: str) -> bool:
-    """People click on it; a page must not run it."""
-    return text.startswith(("https://", "http://"))
 
 
 def _is_image(uri: str) -> bool:
     return bool(uri) and not uri.startswith(BUILTIN_SCHEME) and parse_uri(uri).kind == OCI
 
 
-def _manifest(extension: _Corral) -> Manifest | None:
-    """None: a build that is run LocalAI's way and declares nothing."""
+def _manifest(extension: _RawExtension) -> Manifest | None:
+    """None: a build that is started like LocalAI's (`run.sh`) and declares nothing."""
     if extension.protocol:
         wanted: dict[str, Any] = {
             key: getattr(extension, key) for key in ("protocol", "command", "env", "slots", "devices", "needs", "ready")
@@ -215,15 +190,15 @@ def _manifest(extension: _Corral) -> Manifest | None:
     return manifest
 
 
-def _platforms(extension: _Corral) -> tuple[str, ...]:
+def _platforms(extension: _RawExtension) -> tuple[str, ...]:
     if bad := [platform for platform in extension.platforms if not _PLATFORM.match(platform)]:
-        raise Invalid(f"corral: {bad[0][:64]!r} is not a platform; write os/arch, such as linux/amd64")
+        raise Invalid(f"corral: {bad[0][:64]!r} is not a platform: write os/arch, such as linux/amd64")
     return extension.platforms
 
 
-def _files(extension: _Corral) -> tuple[TextFile, ...]:
+def _files(extension: _RawExtension) -> tuple[TextFile, ...]:
     if bad := [path for path in extension.files if not is_safe_path(path)]:
         raise Invalid(f"corral: the file {bad[0][:64]!r} would be outside the build's folder")
-    if sum(len(text) for text in extension.files.values()) > MOST_FILE_BYTES:
-        raise Invalid(f"corral: files are for glue, at most {MOST_FILE_BYTES} bytes")
+    if sum(len(text) for text in extension.files.values()) > MAX_FILES_BYTES:
+        raise Invalid(f"corral: the files have more than {MAX_FILES_BYTES} bytes")
     return tuple(TextFile(path, text) for path, text in sorted(extension.files.items()))

@@ -1,4 +1,4 @@
-"""A gallery put together for a process: its own HTTP session, the cache folder, the tools this machine has."""
+"""Builds a resolver for a process: its HTTP session, its cache folder, the tools of this machine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import aiohttp
 
 from corral.contract.sources import Registry
 from corral.gallery.backends.builtin import read_built_in
-from corral.gallery.backends.library import Library, LibraryOptions
-from corral.gallery.backends.locator import LocatingOptions, Locator
+from corral.gallery.backends.library import BackendLibrary, LibraryOptions
+from corral.gallery.backends.locator import BuildLocator, LocatorOptions
 from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery
-from corral.gallery.index_fetcher import HttpDownload, IndexFetcher
+from corral.gallery.index_fetcher import HttpDownloader, IndexFetcher
 from corral.gallery.pypi.find_locker import find_locker
 from corral.gallery.pypi.lock import WheelLocker
 from corral.gallery.pypi.pip import own_python
-from corral.gallery.pypi.sizes import WheelSizes
-from corral.gallery.pypi.tags import Floor
+from corral.gallery.pypi.wheel_sizes import WheelSizes
+from corral.gallery.pypi.wheel_tags import MinimumSystem
 from corral.kit.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GalleryOptions:
     galleries: Sequence[Gallery] = ()
-    built_in: bool = True  # False for orders of a LocalAI controller: its names mean its own builds
+    built_in: bool = True  # False for orders of a LocalAI controller: its names refer to its own builds
     base_folder: Path | None = None  # file:// galleries must be inside
     cache_folder: Path | None = None  # last good copies and uv's cache
     library: LibraryOptions = field(default_factory=LibraryOptions)
-    locating: LocatingOptions = field(default_factory=LocatingOptions)
-    floor: Floor = field(default_factory=Floor)
+    locating: LocatorOptions = field(default_factory=LocatorOptions)
+    minimum: MinimumSystem = field(default_factory=MinimumSystem)
     connect_s: float = 10.0
-    silence_s: float = 60.0  # without a byte
+    silence_s: float = 60.0  # timeout without a received byte
     lock_s: float = 300.0
 
 
@@ -61,11 +61,11 @@ def make_resolver(
     env: Mapping[str, str],
     locker: WheelLocker | None = None,
 ) -> Resolver:
-    """For whoever has a session already, or needs several resolvers."""
-    fetcher = IndexFetcher(HttpDownload(session), base_folder=options.base_folder)
-    library = Library(
+    """For a caller that has a session already, or needs several resolvers."""
+    fetcher = IndexFetcher(HttpDownloader(session), base_folder=options.base_folder)
+    library = BackendLibrary(
         options.galleries,
-        fetcher,
+        fetcher.fetch,
         clock=clock,
         cache_folder=options.cache_folder,
         options=options.library,
@@ -73,11 +73,11 @@ def make_resolver(
     )
     uv_cache = options.cache_folder / "uv" if options.cache_folder is not None else None
     locating = replace(options.locating, own_python=options.locating.own_python or own_python())
-    locator = Locator(
+    locator = BuildLocator(
         registry,
-        locker or find_locker(env, floor=options.floor, timeout_s=options.lock_s, cache_folder=uv_cache),
+        locker or find_locker(env, minimum=options.minimum, timeout_s=options.lock_s, cache_folder=uv_cache),
         clock=clock,
-        measure=WheelSizes(session),
+        fill_sizes=WheelSizes(session).fill,
         options=locating,
     )
     return Resolver(library, locator)

@@ -1,7 +1,6 @@
-"""Which concrete build of a backend suits a node (docs/reference/wire/gallery.md#choosing-a-build). Pure.
+"""Chooses the concrete build of a backend for a node (docs/reference/wire/gallery.md#choosing-a-build). Pure.
 
-A refusal carries what was tried, one step per candidate: people will ask. So does a choice, because a GPU machine that
-gets the CPU build should be able to say why.
+Both a choice and a refusal list the tried builds, so that users can see why a GPU machine gets the CPU build.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from corral.contract.capability import DEFAULT, DISABLED
-from corral.gallery.backends.catalogue import AliasGroup, Catalogue
+from corral.gallery.backends.catalogue import AliasGroup, BackendCatalogue
 from corral.gallery.backends.compatibility import capability_chain, contract_chain, preference, why_incompatible
-from corral.gallery.backends.direct import NOWHERE
+from corral.gallery.backends.direct import NO_GALLERY
 from corral.gallery.backends.entries import BackendEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One candidate: the capability key it stands under (empty when it was named directly), and what came of it."""
+class TriedBuild:
+    """One candidate: its capability key (empty if it was named directly), and the result."""
 
     key: str
     build: str
@@ -31,81 +30,81 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenVariant:
     entry: BackendEntry
     reason: str
-    tried: tuple[Step, ...]
-    note: str = ""  # what people should know: the machine's own kind of build was not to be had
+    tried: tuple[TriedBuild, ...]
+    note: str = ""  # for users: why it is not the build for the machine's own hardware
 
 
 @dataclass(frozen=True, slots=True)
 class NoVariant:
     reason: str
-    tried: tuple[Step, ...]
+    tried: tuple[TriedBuild, ...]
 
 
-PLAIN = (DEFAULT, "cpu")  # keys under which builds for machines without a GPU stand
+CPU_KEYS = (DEFAULT, "cpu")  # keys of builds for machines without a GPU
 _NONE: Mapping[str, str] = MappingProxyType({})
-Platforms = Mapping[str, Collection[str]]  # entry id → the os/arch its source has; an absent id: nobody knows yet
+Platforms = Mapping[str, Collection[str]]  # entry id → the os/arch of its source; an absent id: unknown
 
 
 def choose_variant(
     wanted: BackendEntry | AliasGroup,
-    catalogue: Catalogue,
+    catalogue: BackendCatalogue,
     *,
     capability: str,
     platform: str,
     platforms: Platforms,
     missing: Mapping[str, str] = _NONE,
-) -> Chosen | NoVariant:
-    """The first build along the chain that exists, can run there and is built for the platform.
+) -> ChosenVariant | NoVariant:
+    """The first build along the capability chain that exists, is compatible and is built for the platform.
 
-    A build whose platforms nobody knows yet counts as built: look them up and ask again. `missing` has the entry ids
-    whose source turned out not to exist, and why.
+    A build with unknown platforms counts as built: the caller looks them up and calls again. `missing`: entry ids
+    whose source does not exist, and why.
     """
     candidates = _candidates(wanted, catalogue, capability or DEFAULT, platform)
-    tried: list[Step] = []
+    tried: list[TriedBuild] = []
     for key, build in candidates:
         if isinstance(build, str):
-            tried.append(Step(key, wanted.capabilities[key] if isinstance(wanted, BackendEntry) else "", build))
+            tried.append(TriedBuild(key, wanted.capabilities[key] if isinstance(wanted, BackendEntry) else "", build))
         elif why := (
             _why_not_by_name(build, capability) or missing.get(build.id) or _why_not_built(build, platform, platforms)
         ):
-            tried.append(Step(key, build.name, why))
+            tried.append(TriedBuild(key, build.name, why))
         else:
             reason = _reason(wanted, key, capability or DEFAULT, tried)
-            second_best = bool(tried) or (key in PLAIN and (capability or DEFAULT) not in (*PLAIN, DISABLED))
+            second_best = bool(tried) or (key in CPU_KEYS and (capability or DEFAULT) not in (*CPU_KEYS, DISABLED))
             note = f"{build.name}: {reason}" if second_best else ""
-            return Chosen(build, reason, (*tried, Step(key, build.name, "chosen")), note)
+            return ChosenVariant(build, reason, (*tried, TriedBuild(key, build.name, "chosen")), note)
     return NoVariant(_refusal(wanted, capability or DEFAULT, platform, tried), tuple(tried))
 
 
 def no_build(platform: str) -> str:
-    """The words a node's row shows."""
+    """The reason that a node's row shows."""
     return f"no {platform} build"
 
 
 def _candidates(
-    wanted: BackendEntry | AliasGroup, catalogue: Catalogue, capability: str, platform: str
+    wanted: BackendEntry | AliasGroup, catalogue: BackendCatalogue, capability: str, platform: str
 ) -> list[tuple[str, BackendEntry | str]]:
     if isinstance(wanted, AliasGroup):
-        # Releases before development builds; `sorted` keeps the galleries' order among equals.
+        # Releases before development builds; `sorted` is stable, so equal ones keep the order of the galleries.
         ranked = sorted(wanted.builds, key=lambda build: (build.is_development(), preference(build.name, capability)))
         return [("", build) for build in ranked]
     if not wanted.is_meta:
         return [("", wanted)]
-    # A worker that does not say its platform is LocalAI's and chooses for itself, by the contract's rule.
+    # A worker that does not report its platform is LocalAI's and chooses for itself, by LocalAI's rule.
     chain = capability_chain(capability, platform) if platform else contract_chain(capability)
     keys = [key for key in chain if key in wanted.capabilities]
     found: dict[str, tuple[str, BackendEntry | str]] = {}
-    for key in keys:  # two keys may name one build; it need not be tried twice
+    for key in keys:  # two keys may name one build, which is tried once
         found.setdefault(wanted.capabilities[key].lower(), (key, catalogue.build_of(wanted, wanted.capabilities[key])))
     return list(found.values())
 
 
 def _why_not_by_name(build: BackendEntry, capability: str) -> str:
-    """What somebody named by its URI is trusted: a path may contain any word."""
-    return "" if build.gallery == NOWHERE else why_incompatible(build, capability)
+    """A build given by its URI is not checked by its name: a path may contain any word."""
+    return "" if build.gallery == NO_GALLERY else why_incompatible(build, capability)
 
 
 def _why_not_built(build: BackendEntry, platform: str, platforms: Platforms) -> str:
@@ -114,7 +113,7 @@ def _why_not_built(build: BackendEntry, platform: str, platforms: Platforms) -> 
     return "" if not platform or (declared and found) else no_build(platform)
 
 
-def _reason(wanted: BackendEntry | AliasGroup, key: str, capability: str, tried: list[Step]) -> str:
+def _reason(wanted: BackendEntry | AliasGroup, key: str, capability: str, tried: list[TriedBuild]) -> str:
     missed = f"; {tried[-1]}" if tried else ""
     if isinstance(wanted, AliasGroup):
         return f"best of the builds called {wanted.alias} for {capability}{missed}"
@@ -125,7 +124,7 @@ def _reason(wanted: BackendEntry | AliasGroup, key: str, capability: str, tried:
     return f"no build for {capability} itself, {key} is the nearest{missed}"
 
 
-def _refusal(wanted: BackendEntry | AliasGroup, capability: str, platform: str, tried: list[Step]) -> str:
+def _refusal(wanted: BackendEntry | AliasGroup, capability: str, platform: str, tried: list[TriedBuild]) -> str:
     if not tried and isinstance(wanted, BackendEntry):
         return f"{wanted.name} has no build for capability {capability} (there are {', '.join(wanted.capabilities)})"
     if any(step.outcome == no_build(platform) for step in tried):

@@ -1,4 +1,4 @@
-"""Models in galleries: what an entry says, the definition it comes to, which of its variants suits a fleet.
+"""Models in galleries: their entries, the definition that an entry results in, the variant that suits a fleet.
 
-Leaves fetching the files to `blobs`, keeping definitions to the controller.
+`blobs` fetches the files, the controller stores definitions.
 """

@@ -1,7 +1,7 @@
-"""From an entry and its base document to a definition (docs/reference/wire/gallery.md#model-entry). Pure.
+"""Makes a definition from an entry and its base document (docs/reference/wire/gallery.md#model-entry). Pure.
 
-Ours keeps in the definition what LocalAI puts beside it on a disk: files go into `download_files`, templates are
-written out where they are named. So a definition is all there is to know, on any controller.
+LocalAI stores files and templates next to the definition on a disk. Corral puts them into the definition: files into
+`download_files`, templates in place of their names. So a definition is complete on any controller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corral.gallery.models.documents import read_mapping
 from corral.gallery.models.entries import File, ModelEntry
 from corral.kit.errors import Invalid
 
-_SHOWN = ("description", "license", "icon", "urls", "tags")
+_DISPLAY_KEYS = ("description", "license", "icon", "urls", "tags")
 
 
 class PromptTemplate(Message, frozen=True):
@@ -26,7 +26,7 @@ class PromptTemplate(Message, frozen=True):
     content: str = ""
 
 
-class _WrittenBase(Message, frozen=True):
+class _RawBase(Message, frozen=True):
     name: str = ""
     description: str = ""
     license: str = ""
@@ -39,50 +39,50 @@ class _WrittenBase(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What an entry is laid over."""
+    """A base document, which an entry extends and overrides."""
 
     config: Mapping[str, Any]
     files: tuple[File, ...] = ()
     templates: tuple[PromptTemplate, ...] = ()
-    shown: Mapping[str, Any] | None = None
+    display: Mapping[str, Any] | None = None
 
 
 def read_base(body: bytes) -> Base:
-    """A base document. Raises Invalid."""
+    """Parse a base document. Raises Invalid."""
     whole = read_mapping(body)
     try:
-        written = msgspec.convert(whole, type=_WrittenBase, strict=False)
+        written = msgspec.convert(whole, type=_RawBase, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the base document is not one: {error}") from error
+        raise Invalid(f"the base document is not valid: {error}") from error
     config = written.config_file
     return Base(
         config=read_mapping(config.encode()) if isinstance(config, str) else config,
         files=written.files,
         templates=written.prompt_templates,
-        shown={key: whole[key] for key in _SHOWN if whole.get(key)},
+        display={key: whole[key] for key in _DISPLAY_KEYS if whole.get(key)},
     )
 
 
 def make_definition(
     entry: ModelEntry, base: Base | None, *, name: str = "", overrides: Mapping[str, Any] | None = None
 ) -> Definition:
-    """`name`: what it shall be called here, when not as in the gallery. Raises Invalid where nothing can come of it."""
-    whole: dict[str, Any] = dict(base.shown or {}) if base is not None else {}
-    whole |= {key: value for key in _SHOWN if (value := _plain(getattr(entry, key)))}
+    """`name`: the model's name, if it differs from the gallery's. Raises Invalid if the result is not valid."""
+    whole: dict[str, Any] = dict(base.display or {}) if base is not None else {}
+    whole |= {key: value for key in _DISPLAY_KEYS if (value := _plain(getattr(entry, key)))}
     for layer in (base.config if base is not None else {}, {} if entry.url else entry.config_file, entry.overrides):
         whole = merged(whole, layer)
     files = _files((*(base.files if base is not None else ()), *entry.files))
     if files:
         whole["download_files"] = _joined(whole.get("download_files"), files)
     if base is not None and base.templates:
-        _write_out(whole, base.templates)
+        _inline_templates(whole, base.templates)
     whole = merged(whole, overrides or {})
     whole["name"] = name or entry.name
     return read_definition(whole)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings within mappings are merged, everything else is replaced; None takes a key away."""
+    """Nested mappings are merged, all other values are replaced; None removes a key."""
     result = dict(under)
     for key, value in over.items():
         below = result.get(key)
@@ -104,7 +104,7 @@ def _files(files: Sequence[File]) -> list[dict[str, Any]]:
 
 
 def _joined(there: object, more: list[dict[str, Any]]) -> list[Any]:
-    """A later file of the same name is the one that counts."""
+    """Of two files with one name the later one counts."""
     named = {file.get("filename") for file in more}
     kept = (
         [file for file in there if not (isinstance(file, Mapping) and file.get("filename") in named)]
@@ -115,8 +115,8 @@ def _joined(there: object, more: list[dict[str, Any]]) -> list[Any]:
     return [*kept, *unique.values()]
 
 
-def _write_out(whole: dict[str, Any], templates: Sequence[PromptTemplate]) -> None:
-    """`template: {chat: name}` becomes the template itself: there is no file of that name beside us."""
+def _inline_templates(whole: dict[str, Any], templates: Sequence[PromptTemplate]) -> None:
+    """Replace the names in `template: {chat: name}` by the templates: there are no template files."""
     texts = {template.name: template.content for template in templates if template.name}
     named = whole.get("template")
     if isinstance(named, Mapping):

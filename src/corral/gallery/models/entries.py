@@ -1,9 +1,10 @@
-"""A model as an index has it, and reading an index (docs/reference/wire/gallery.md#model-entry). Pure."""
+"""Entries of models, parsing an index, and the built-in models (docs/reference/wire/gallery.md#model-entry). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -11,8 +12,9 @@ import msgspec
 
 from corral.contract.codec import Message
 from corral.contract.models import check_model_name
-from corral.gallery.galleries import Gallery
-from corral.gallery.yaml_items import LIMITS, Item, Limits, Problem, read_items
+from corral.gallery.galleries import BUILT_IN, Gallery
+from corral.gallery.index import Index, is_web_link, make_index
+from corral.gallery.yaml_items import LIMITS, Item, Limits, read_items
 from corral.kit.errors import Invalid
 
 _Strings: TypeAlias = "tuple[str, ...]"
@@ -24,14 +26,14 @@ class File(Message, frozen=True):
     filename: str = ""
     uri: str = ""
     sha256: str = ""
-    size: int = 0  # ours: bytes, so that placement need not ask
+    size: int = 0  # Corral's addition: bytes, for placement
 
 
 class Variant(Message, frozen=True):
     model: str = ""
 
 
-class _Written(Message, frozen=True):
+class _RawModelEntry(Message, frozen=True):
     name: str = ""
     description: str = ""
     license: str = ""
@@ -55,12 +57,12 @@ class ModelEntry:
     icon: str = ""
     urls: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    size: str = ""  # as it is written: 4.5GB
-    url: str = ""  # of its base document; empty: `config_file` is the base
+    size: str = ""  # as written: 4.5GB
+    url: str = ""  # of the base document; empty: `config_file` is the base
     config_file: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     overrides: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     files: tuple[File, ...] = ()
-    variants: tuple[str, ...] = ()  # names of entries of the same gallery that may stand in for it
+    variants: tuple[str, ...] = ()  # names of alternative entries of the same gallery
 
     @property
     def id(self) -> str:
@@ -68,7 +70,7 @@ class ModelEntry:
 
     @property
     def backend(self) -> str:
-        """As far as the entry itself says; its base document may know more."""
+        """The backend, as far as the entry itself names it; the base document may name another."""
         for source in (self.overrides, self.config_file):
             if isinstance(named := source.get("backend"), str) and named:
                 return named
@@ -76,51 +78,32 @@ class ModelEntry:
         return "llama-cpp" if any(name.lower().endswith(".gguf") for name in weights) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelIndex:
-    """One gallery, read."""
-
-    gallery: Gallery
-    entries: tuple[ModelEntry, ...]
-    problems: tuple[Problem, ...] = ()
+ModelIndex = Index[ModelEntry]
 
 
 def read_model_index(gallery: Gallery, body: bytes, limits: Limits = LIMITS) -> ModelIndex:
-    """Every entry that can be used, and a reason for each that cannot. Raises Invalid when there is no list at all."""
-    read = read_items(body, limits, typed=True)
-    problems = list(read.problems)
-    entries: dict[str, ModelEntry] = {}
-    for item in read.items:
-        name = item.value.get("name")
-        label = name[:200] if isinstance(name, str) else ""
-        try:
-            entry = _entry(gallery, item)
-        except Invalid as error:
-            problems.append(Problem(item.line, error.message, label))
-            continue
-        if entry.name.lower() in entries:
-            problems.append(Problem(item.line, "there is an entry of this name above; that one counts", label))
-        else:
-            entries[entry.name.lower()] = entry
-    return ModelIndex(gallery, tuple(entries.values()), tuple(sorted(problems, key=lambda problem: problem.line)))
+    """Every usable entry, and a reason for each that is not. Raises Invalid if the body is not a list at all."""
+    return make_index(
+        gallery, read_items(body, limits, typed=True), lambda gallery, item: (_parse_entry(gallery, item), ())
+    )
 
 
-def _entry(gallery: Gallery, item: Item) -> ModelEntry:
+def _parse_entry(gallery: Gallery, item: Item) -> ModelEntry:
     try:
-        # Texts that look like numbers were read as numbers: `license: 1.0`, `tags: [7]`.
-        written = msgspec.convert(_texts(item.value), type=_Written, strict=False)
+        # Texts that look like numbers were parsed as numbers: `license: 1.0`, `tags: [7]`.
+        written = msgspec.convert(_texts(item.value), type=_RawModelEntry, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(str(error)) from error
     check_model_name(written.name)
     if "@" in written.name:
-        raise Invalid(f"{written.name[:64]!r}: @ parts a gallery from a name")
+        raise Invalid(f"{written.name[:64]!r}: a name must not contain @")
     return ModelEntry(
         gallery=gallery,
         name=written.name,
         description=written.description.strip(),
         license=written.license,
-        icon=written.icon if _is_link(written.icon) else "",
-        urls=tuple(filter(_is_link, written.urls)),
+        icon=written.icon if is_web_link(written.icon) else "",
+        urls=tuple(filter(is_web_link, written.urls)),
         tags=written.tags,
         size=str(written.size),
         url=written.url.strip(),
@@ -136,19 +119,19 @@ _LIST_KEYS = ("urls", "tags")
 
 
 def _texts(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What people read is text, whatever it looks like."""
-    told = dict(value)
+    """Convert the values of text fields to text."""
+    converted = dict(value)
     for key in _TEXT_KEYS:
-        if isinstance(told.get(key), int | float):
-            told[key] = str(told[key])
+        if isinstance(converted.get(key), int | float):
+            converted[key] = str(converted[key])
     for key in _LIST_KEYS:
-        if isinstance(told.get(key), list):
-            told[key] = [str(item) for item in told[key] if isinstance(item, str | int | float)]
-        elif isinstance(told.get(key), str):
-            told[key] = [told[key]]
-    return told
+        if isinstance(converted.get(key), list):
+            converted[key] = [str(item) for item in converted[key] if isinstance(item, str | int | float)]
+        elif isinstance(converted.get(key), str):
+            converted[key] = [converted[key]]
+    return converted
 
 
-def _is_link(text: str) -> bool:
-    """People click on it; a page must not run it."""
-    return text.startswith(("https://", "http://"))
+def read_built_in_models() -> ModelIndex:
+    """The models of the built-in gallery. Raises if the installed package is damaged."""
+    return read_model_index(BUILT_IN, files("corral.gallery.models").joinpath("builtin.yaml").read_bytes())

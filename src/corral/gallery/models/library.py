@@ -1,4 +1,5 @@
-"""The galleries of models in use: entries by name, and what one comes to with its base document and variants."""
+"""The configured galleries of models: entries by name, and the definition of an entry with its base document and
+variant."""
 
 from __future__ import annotations
 
@@ -14,26 +15,25 @@ import aiohttp
 from corral.contract.models import Definition
 from corral.contract.sources import github_url
 from corral.gallery.galleries import Gallery
-from corral.gallery.index_cache import OPTIONS, Fetch, GalleryState, LibraryOptions, Shelves, stamps_of
-from corral.gallery.index_fetcher import HttpDownload, IndexFetcher, Stamp, shown_url
-from corral.gallery.models.builtin import read_built_in_models
+from corral.gallery.index_cache import OPTIONS, Fetch, GalleryState, IndexCache, LibraryOptions, stamps_of
+from corral.gallery.index_fetcher import HttpDownloader, IndexFetcher, Stamp, display_url
 from corral.gallery.models.definition import Base, make_definition, read_base
-from corral.gallery.models.entries import ModelEntry, ModelIndex, read_model_index
+from corral.gallery.models.entries import ModelEntry, ModelIndex, read_built_in_models, read_model_index
 from corral.gallery.models.private_networks import refuse_private, same_host
 from corral.gallery.models.variants import FleetMachine, choose_variant
 from corral.kit.clock import Clock
 from corral.kit.errors import Failed, Invalid, NotFound, Unavailable
 
-_MOST_BASES = 64
+_MAX_BASES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Fetchers:
-    """Three ways to a document, by how far whoever names it is trusted."""
+    """Three functions that fetch documents, by how far the source of the URL is trusted."""
 
-    index: Fetch  # where a gallery is: a person configured that
-    beside: Fetch  # on the host, or in the folder, of the index itself
-    elsewhere: Fetch  # anywhere but in our own network
+    index: Fetch  # the URL of a gallery, which an administrator configured
+    beside: Fetch  # a URL on the host, or in the folder, of the index itself
+    elsewhere: Fetch  # any other URL, except in private networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ModelLibrary:
         options: LibraryOptions = OPTIONS,
         built_in: Callable[[], ModelIndex] = read_built_in_models,
     ) -> None:
-        self._shelves = Shelves(
+        self._cache = IndexCache(
             galleries,
             fetchers.index,
             read_model_index,
@@ -70,16 +70,16 @@ class ModelLibrary:
 
     @property
     def galleries(self) -> tuple[Gallery, ...]:
-        return self._shelves.galleries
+        return self._cache.galleries
 
     async def entries(self) -> list[ModelEntry]:
-        """All that can be read, in the order of the galleries; of two of one name both are there."""
-        read = await self._shelves.read(self.galleries)
+        """All entries that can be read, in the order of the galleries. Entries of the same name are all included."""
+        read = await self._cache.read(self.galleries)
         return [entry for index in read if not isinstance(index, str) for entry in index.entries]
 
     async def find(self, query: str) -> ModelEntry:
-        """By name or gallery@name, case does not matter; the first gallery wins. Galleries are read in their order and
-        no further than needed: what is built in waits for nobody's server."""
+        """Find an entry by name or gallery@name, without case; the first gallery wins. Galleries are read in their
+        order and no further than needed: a built-in model waits for no server."""
         gallery, name = split_model_query(query)
         wanted = [each for each in self.galleries if gallery in ("", each.name.lower())]
         if not wanted:
@@ -87,7 +87,7 @@ class ModelLibrary:
             raise NotFound(f"no gallery of models is called {gallery!r}; there are {there}")
         unread: dict[str, str] = {}
         for each in wanted:
-            [index] = await self._shelves.read([each])
+            [index] = await self._cache.read([each])
             if isinstance(index, str):
                 unread[each.name] = index
             elif (entry := _named(index, name)) is not None:
@@ -104,7 +104,7 @@ class ModelLibrary:
         name: str = "",
         overrides: Mapping[str, Any] | None = None,
     ) -> Definition:
-        """A variant goes by the name of what was asked for: clients need not know which it became."""
+        """A variant keeps the name of the requested entry: clients need not know which variant was chosen."""
         chosen = await self._variant(entry, machines, variant)
         try:
             base = await self._base(chosen) if chosen.url else None
@@ -112,26 +112,26 @@ class ModelLibrary:
         except Invalid as error:
             raise Invalid(f"{chosen.id}: {error.message}") from error
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         self._bases.clear()
-        self._shelves.forget()
+        self._cache.invalidate()
 
     def unread(self) -> dict[str, str]:
-        return self._shelves.unread()
+        return self._cache.unread()
 
     def states(self) -> list[GalleryState]:
-        return self._shelves.states()
+        return self._cache.states()
 
     async def check(self) -> list[GalleryState]:
-        """How reading each gallery went, after those that are due were read."""
-        return await self._shelves.check()
+        """The state of each gallery, after those that are due were read."""
+        return await self._cache.check()
 
     async def _variant(self, entry: ModelEntry, machines: Sequence[FleetMachine], wanted: str) -> ModelEntry:
         if not entry.variants or wanted.lower() == entry.name.lower():
             if wanted and wanted.lower() != entry.name.lower():
                 raise NotFound(f"{entry.id} has no variants")
             return entry
-        index = await self._shelves.index(entry.gallery)
+        index = await self._cache.index(entry.gallery)
         variants = [found for name in entry.variants if (found := _named(index, name.lower())) is not None]
         if not wanted:
             return choose_variant(entry, variants, machines)
@@ -147,15 +147,15 @@ class ModelLibrary:
             return known.base
         try:
             async with asyncio.timeout(self._options.candidate_s):
-                body = await self._fetcher(entry).fetch(entry.url)
+                body = await self._fetcher(entry)(entry.url)
         except TimeoutError as error:
             raise Failed(f"{entry.url} took longer than {self._options.candidate_s:g} s") from error
         try:
             base = read_base(body)
         except Invalid as error:
-            raise Invalid(f"its base document {shown_url(entry.url)}: {error.message}") from error
+            raise Invalid(f"its base document {display_url(entry.url)}: {error.message}") from error
         self._bases[entry.url] = _ReadBase(base, now, stamps)
-        while len(self._bases) > _MOST_BASES:
+        while len(self._bases) > _MAX_BASES:
             self._bases.popitem(last=False)
         return base
 
@@ -163,14 +163,16 @@ class ModelLibrary:
         home = [_as_url(place) for place in entry.gallery.candidates]
         if entry.url.startswith("file://"):
             if not any(place.startswith("file://") for place in home):
-                raise Invalid(f"{entry.id} names a path on this machine; only a gallery that is a file itself may")
+                raise Invalid(
+                    f"{entry.id} names a path on this machine; only a gallery that is a local file may do that"
+                )
             return self._fetchers.beside
         at_home = any(same_host(_as_url(entry.url), place) for place in home)
         return self._fetchers.beside if at_home else self._fetchers.elsewhere
 
 
 class NotInGalleries(NotFound):
-    """With what galleries could not be asked, and why: it may be in there."""
+    """`unread`: galleries that could not be read, and why. They may contain the model."""
 
     def __init__(self, message: str, unread: Mapping[str, str]) -> None:
         super().__init__(with_unread(message, unread))
@@ -178,7 +180,7 @@ class NotInGalleries(NotFound):
 
 
 def with_unread(message: str, unread: Mapping[str, str]) -> str:
-    """What it comes to in the first line; the causes, which are long, in lines of their own."""
+    """The message in the first line; each cause, which is long, in a line of its own."""
     return "\n".join((message, *(f"the gallery {name} could not be read: {why}" for name, why in unread.items())))
 
 
@@ -191,11 +193,11 @@ def make_model_library(
     cache_folder: Path | None = None,
     options: LibraryOptions = OPTIONS,
 ) -> ModelLibrary:
-    trusted = IndexFetcher(HttpDownload(session), base_folder=base_folder)
-    careful = IndexFetcher(HttpDownload(session, check=refuse_private))
+    trusted = IndexFetcher(HttpDownloader(session), base_folder=base_folder)
+    restricted = IndexFetcher(HttpDownloader(session, check=refuse_private))
     return ModelLibrary(
         galleries,
-        Fetchers(trusted, trusted, careful),
+        Fetchers(trusted.fetch, trusted.fetch, restricted.fetch),
         clock=clock,
         cache_folder=cache_folder / "models" if cache_folder is not None else None,
         options=options,
@@ -203,13 +205,13 @@ def make_model_library(
 
 
 def split_model_query(query: str) -> tuple[str, str]:
-    """`gallery@name` in lower case. Only what stands before the first @ can be a gallery."""
+    """Split `gallery@name`, in lower case, at the first @."""
     gallery, at, name = query.strip().partition("@")
     return (gallery.lower(), name.lower()) if at else ("", query.strip().lower())
 
 
 def _named(index: ModelIndex, name: str) -> ModelEntry | None:
-    # A name with a slash may be written as the file it would be kept in.
+    # A name with a slash may be written as its file name.
     return next((each for each in index.entries if name in (low := each.name.lower(), low.replace("/", "__"))), None)
 
 

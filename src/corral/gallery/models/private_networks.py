@@ -1,5 +1,4 @@
-"""Whom an index written by somebody else may send us to: not into our own network
-(docs/reference/wire/gallery.md#model-entry)."""
+"""Keeps URLs in untrusted indexes out of private networks (docs/reference/wire/gallery.md#model-entry)."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from corral.kit.errors import Invalid
 
 
 async def refuse_private(url: str) -> None:
-    """Raises Invalid for a host that is, or resolves to, an address that is not everybody's.
+    """Raises Invalid for a host that is, or resolves to, an address that is not global.
 
-    A name could resolve to something else a moment later; whoever can do that already has an index that was configured
-    by hand. A name nobody here can resolve may be one for a proxy: whoever asks for it finds out."""
+    A name could resolve to another address a moment later; only the owner of a configured index could make use of that.
+    A name that cannot be resolved here is accepted: a proxy may resolve it."""
     host = urlsplit(url).hostname or ""
     try:
         addresses = [host] if _is_address(host) else await _resolve(host)
     except OSError:
         return
     if any(not ipaddress.ip_address(address.partition("%")[0]).is_global for address in addresses):
-        raise Invalid(f"{host} is in a private network: a gallery elsewhere may not send us there")
+        raise Invalid(f"{host} is in a private network: a gallery on another host must not refer to it")
 
 
 def same_host(url: str, other: str) -> bool:
-    """Whoever serves the index may serve what it refers to."""
+    """Whether both URLs have the same host: the host of an index may serve its documents."""
     return bool(urlsplit(url).hostname) and urlsplit(url).hostname == urlsplit(other).hostname
 
 

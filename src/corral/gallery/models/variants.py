@@ -1,7 +1,7 @@
-"""Which of an entry's variants suits a fleet (docs/reference/wire/gallery.md#model-entry). Pure.
+"""Chooses the variant of a model that suits a fleet (docs/reference/wire/gallery.md#model-entry). Pure.
 
-LocalAI chooses for the one machine it runs on. Here a model is for the whole fleet, so a variant fits when there is a
-machine that can hold it, and is preferred as the best such machine prefers it.
+LocalAI chooses for the one machine it runs on. In Corral a model is for the whole fleet, so a variant fits if one
+machine has enough memory for it, and its rank is that of the best such machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from corral.contract.budget import Amount, parse_budget
 from corral.contract.capability import DEFAULT
 from corral.gallery.models.entries import ModelEntry
 
-# In the order of the contract; what is not named comes last.
+# In LocalAI's order; other engines come last.
 _GPU = ("vllm", "sglang", "llama-cpp")
 _ENGINES = {
     "nvidia": _GPU,
@@ -22,19 +22,19 @@ _ENGINES = {
     "metal": ("mlx", "llama-cpp"),
     "vulkan": ("llama-cpp",),
 }
-_OTHERWISE = ("llama-cpp", "vllm", "sglang")
+_DEFAULT_ENGINES = ("llama-cpp", "vllm", "sglang")
 _SERVING_TAGS = frozenset({"dflash", "mtp"})
-_OVERHEAD = 1.2  # of what lies on the disk
+_OVERHEAD = 1.2  # memory relative to the size on disk
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMachine:
     capability: str = DEFAULT
-    memory_bytes: int = 0  # of its accelerators, or RAM where it has none; 0: it does not say
+    memory_bytes: int = 0  # of its accelerators, or RAM if it has none; 0: unknown
 
 
 def choose_variant(entry: ModelEntry, variants: Sequence[ModelEntry], machines: Sequence[FleetMachine]) -> ModelEntry:
-    """The entry itself when there is nothing to choose, or nobody to choose for."""
+    """The entry itself if there are no variants or no machines."""
     if not variants or not machines:
         return entry
     ranked = [(rank, candidate) for candidate in variants if (rank := _rank(candidate, machines)) is not None]
@@ -45,7 +45,7 @@ def choose_variant(entry: ModelEntry, variants: Sequence[ModelEntry], machines: 
 
 
 def needed_bytes(entry: ModelEntry) -> int:
-    """What it takes in memory, as far as the entry says; 0: nobody can say."""
+    """The memory that the entry needs; 0: unknown."""
     try:
         written = parse_budget(entry.size) if entry.size else None
     except ValueError:
@@ -55,23 +55,23 @@ def needed_bytes(entry: ModelEntry) -> int:
 
 
 def _rank(entry: ModelEntry, machines: Sequence[FleetMachine]) -> tuple[int, int, int] | None:
-    """Smaller is better; None where no machine can hold it."""
+    """Smaller is better; None if no machine has enough memory."""
     need = needed_bytes(entry)
-    places = [
-        place
+    ranks = [
+        rank
         for machine in machines
         if (not machine.memory_bytes or need <= machine.memory_bytes)
-        and (place := _preference(entry.backend, machine.capability)) is not None
+        and (rank := _preference(entry.backend, machine.capability)) is not None
     ]
-    if not places:
+    if not ranks:
         return None
-    return min(places), 0 if _SERVING_TAGS & {tag.lower() for tag in entry.tags} else 1, -need
+    return min(ranks), 0 if _SERVING_TAGS & {tag.lower() for tag in entry.tags} else 1, -need
 
 
 def _preference(backend: str, capability: str) -> int | None:
-    """How far down this engine is on the machine's list; None where it cannot run at all."""
+    """Position of the engine in the machine's list; None if it cannot run there."""
     family = capability.partition("-")[0]
     if backend.startswith("mlx") and family != "metal":
         return None
-    order = _ENGINES.get(family, _OTHERWISE)
+    order = _ENGINES.get(family, _DEFAULT_ENGINES)
     return next((at for at, name in enumerate(order) if name in backend), len(order))

@@ -1,1 +1,1 @@
-"""`pypi://` sources: a package and all it needs, as a list of wheels with hashes, chosen for one kind of machine."""
+"""`pypi://` sources: a package and its dependencies as a list of wheels with hashes, for one kind of machine."""

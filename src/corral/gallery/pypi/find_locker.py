@@ -1,4 +1,4 @@
-"""Which tool this machine has for locking wheels."""
+"""Finds the tool for locking wheels on this machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from corral.gallery.pypi.lock import Lock, WheelLocker
 from corral.gallery.pypi.pip import PipLocker
-from corral.gallery.pypi.tags import FLOOR, Floor
 from corral.gallery.pypi.uv import UvLocker
+from corral.gallery.pypi.wheel_tags import MINIMUM_SYSTEM, MinimumSystem
 from corral.kit.errors import Failed
 
 
 class NoLocker:
-    """Stands where no tool is: everything but pypi:// works without one."""
+    """Used if there is no tool: only pypi:// sources need one."""
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
         raise Failed(f"{requirement} cannot be locked for {platform}: the controller has neither uv nor pip")
@@ -25,17 +25,17 @@ class NoLocker:
 def find_locker(
     env: Mapping[str, str],
     *,
-    floor: Floor = FLOOR,
+    minimum: MinimumSystem = MINIMUM_SYSTEM,
     timeout_s: float = 300.0,
     cache_folder: Path | None = None,
     alone: bool = False,
 ) -> WheelLocker:
-    """uv if it is on PATH or beside our Python, else pip, else the pip Python carries to seed environments with.
-    `alone`: without what the package needs."""
+    """uv, if it is on PATH or beside this Python; otherwise pip; otherwise the pip that Python bundles for ensurepip.
+    `alone`: without the package's dependencies."""
     beside = Path(sys.executable).parent
     uv = shutil.which("uv", path=env.get("PATH")) or shutil.which("uv", path=str(beside))
     if uv is not None:
-        return UvLocker(uv, env=env, floor=floor, timeout_s=timeout_s, cache_folder=cache_folder, alone=alone)
+        return UvLocker(uv, env=env, minimum=minimum, timeout_s=timeout_s, cache_folder=cache_folder, alone=alone)
     if importlib.util.find_spec("pip") is not None:
         return PipLocker([sys.executable, "-m", "pip"], env=env, timeout_s=timeout_s, alone=alone)
     if (bundled := _bundled_pip()) is not None:

@@ -1,11 +1,16 @@
-"""What locking is: a requirement and a machine in, a list of wheels out. Nothing is built from source, ever."""
+"""Locks: a requirement and a kind of machine in, a list of wheels with hashes out. Nothing is built from source.
+
+`uv.py` and `pip.py` make locks; `find_locker.py` selects one of them.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from corral.contract.sources import Wheel
+from corral.contract.sources import TextFile, Wheel
 from corral.kit.errors import CorralError
 
 
@@ -18,7 +23,7 @@ class Lock:
 
 
 class NoWheels(CorralError):
-    """The package exists, but not as wheels for such a machine. Time will hardly cure it."""
+    """The package exists, but has no wheels for such a machine. A retry will hardly help."""
 
     code = "no_wheels"
 
@@ -26,3 +31,25 @@ class NoWheels(CorralError):
 class WheelLocker(Protocol):
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
         """Raises NoWheels, NotFound (no such package or version), Unreachable (the index does not answer), Failed."""
+
+
+def digest_of_lock(wheels: Sequence[Wheel], files: Sequence[TextFile] = ()) -> str:
+    """The digest that inventories show for such a build. It does not depend on the order or the servers of the
+    wheels."""
+    lines = sorted(f"{wheel.project}=={wheel.version} {wheel.name} sha256:{wheel.sha256}" for wheel in wheels)
+    return _digest([*lines, *_file_lines(files)])
+
+
+def digest_of_files(files: Sequence[TextFile]) -> str:
+    return _digest(_file_lines(files))
+
+
+def _file_lines(files: Sequence[TextFile]) -> list[str]:
+    return sorted(
+        f"{'+' if file.executable else '-'} {file.path} sha256:{hashlib.sha256(file.text.encode()).hexdigest()}"
+        for file in files
+    )
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return f"sha256:{hashlib.sha256(''.join(line + chr(10) for line in lines).encode()).hexdigest()}"

@@ -1,5 +1,5 @@
-"""Locks with `pip install --dry-run --report`, where there is no uv. For machines like ours only: pip judges a
-dependency's conditions by the system it runs on, so its answer for another would be wrong without anybody noticing."""
+"""Locks with `pip install --dry-run --report`, if there is no uv. Only for machines like this one: pip evaluates the
+markers of dependencies for the system it runs on, so a lock for another system would silently be wrong."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
 
 _ARCHES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-_FOREIGN = "without uv only wheels for machines like the controller's can be locked; install uv there"
+_FOREIGN = "without uv the controller can lock wheels only for machines like its own: install uv there"
 
 
 class PipLocker:
     def __init__(
         self, program: Sequence[str], *, env: Mapping[str, str], timeout_s: float = 600.0, alone: bool = False
     ) -> None:
-        """`alone`: the package itself and nothing it needs."""
+        """`alone`: without the package's dependencies."""
         self._program = tuple(program)
         self._alone = ("--no-deps",) if alone else ()
         self._env = environment_without_secrets(env)
@@ -51,7 +51,7 @@ class PipLocker:
 
 
 def read_report(body: bytes, requirement: str, python: str) -> Lock:
-    """pip's report names exactly one file for each package."""
+    """Read pip's report, which names exactly one file for each package."""
     try:
         written: Any = msgspec.json.decode(body)
         wheels = tuple(sorted(map(_wheel, written["install"]), key=lambda wheel: wheel.project))
@@ -65,14 +65,14 @@ def read_report(body: bytes, requirement: str, python: str) -> Lock:
 
 
 def explain(requirement: str, platform: str, ran: CapturedOutput) -> CorralError:
-    said = " ".join(ran.stderr.split())
-    if "Connection" in said or "connection" in said or "timed out" in said:
-        return Unreachable(f"{requirement} could not be looked up: {said[-500:]}")
-    if "No matching distribution" in said and "from versions: none" not in said:
-        return NotFound(f"{requirement} cannot be had: {said[-300:]}")
-    if "No matching distribution" in said:
-        return NoWheels(f"{requirement} has no wheels for {platform}, or there is no such package: {said[-300:]}")
-    return Failed(f"pip could not resolve {requirement}: {said[-500:]}")
+    output = " ".join(ran.stderr.split())
+    if "Connection" in output or "connection" in output or "timed out" in output:
+        return Unreachable(f"{requirement} could not be resolved: {output[-500:]}")
+    if "No matching distribution" in output and "from versions: none" not in output:
+        return NotFound(f"{requirement} was not found: {output[-300:]}")
+    if "No matching distribution" in output:
+        return NoWheels(f"{requirement} has no wheels for {platform}, or there is no such package: {output[-300:]}")
+    return Failed(f"pip could not resolve {requirement}: {output[-500:]}")
 
 
 def own_platform() -> str:
@@ -89,7 +89,7 @@ def _wheel(written: Mapping[str, Any]) -> Wheel:
     hashes = download["archive_info"].get("hashes") or {}
     name = unquote(urlsplit(download["url"]).path.rpartition("/")[2])
     if urlsplit(download["url"]).scheme not in ("http", "https"):
-        raise Failed(f"{name} is a file on the controller, which nodes cannot fetch")
+        raise Failed(f"{name} is a file of the controller, which nodes cannot fetch")
     return Wheel(
         name, download["url"], hashes["sha256"], project=normal_name(metadata["name"]), version=metadata["version"]
     )

@@ -1,4 +1,4 @@
-"""Locks with `uv pip compile`, which resolves for other machines than its own and knows every file's hash."""
+"""Locks with `uv pip compile`, which resolves for other machines and knows the hash of every file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.tags import Tag
+
 from corral.contract.sources import Wheel, normal_name
 from corral.gallery.pypi.lock import Lock, NoWheels
-from corral.gallery.pypi.tags import FLOOR, Floor, supported_tags
-from corral.gallery.pypi.wheels import choose_wheel
+from corral.gallery.pypi.wheel_tags import MINIMUM_SYSTEM, MinimumSystem, choose_wheel, supported_tags
 from corral.kit.errors import CorralError, Failed, NotFound, Unreachable
 from corral.kit.subprocesses import CapturedOutput, capture_program, environment_without_secrets
 
@@ -25,53 +26,53 @@ _MACS = {"darwin/amd64": "x86_64-apple-darwin", "darwin/arm64": "aarch64-apple-d
 
 
 class UvLocker:
-    """Which index it asks is uv's own configuration: environment, uv.toml of user or system, netrc."""
+    """uv's own configuration selects the index: environment, uv.toml of user or system, netrc."""
 
     def __init__(
         self,
         program: str,
         *,
         env: Mapping[str, str],
-        floor: Floor = FLOOR,
+        minimum: MinimumSystem = MINIMUM_SYSTEM,
         timeout_s: float = 300.0,
         cache_folder: Path | None = None,
         alone: bool = False,
     ) -> None:
-        """`alone`: the package itself and nothing it needs, for who only wants a file out of it."""
+        """`alone`: without the package's dependencies, for callers that only need a file of the package."""
         self._program = program
         self._alone = ("--no-deps",) if alone else ()
         self._env = environment_without_secrets(env) | {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-        self._floor = floor
+        self._minimum = minimum
         self._timeout_s = timeout_s
         if cache_folder is not None:
             self._env["UV_CACHE_DIR"] = str(cache_folder)
 
     async def lock(self, requirement: str, *, platform: str, python: str) -> Lock:
-        ranks = supported_tags(platform, python, self._floor)
-        # In an empty folder: uv would take settings from a project it happens to be in.
+        ranks = supported_tags(platform, python, self._minimum)
+        # In an empty folder: uv reads the settings of a project in the current folder.
         with tempfile.TemporaryDirectory(prefix="corral-lock-") as folder:
-            words = [
+            command = [
                 *(self._program, "pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml"),
                 *("--only-binary", ":all:", "--python", sys.executable, "--python-version", python),
-                *("--python-platform", uv_platform(platform, self._floor), *self._alone),
+                *("--python-platform", uv_platform(platform, self._minimum), *self._alone),
             ]
             ran = await capture_program(
-                words, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirement + "\n"
+                command, env=self._env, folder=Path(folder), timeout_s=self._timeout_s, stdin=requirement + "\n"
             )
         if ran.status != 0:
             raise explain(requirement, platform, python, ran)
         return read_pylock(ran.stdout, requirement, python, ranks)
 
 
-def uv_platform(platform: str, floor: Floor) -> str:
-    """uv's word for os/arch; `supported_tags` has refused what is not here."""
+def uv_platform(platform: str, minimum: MinimumSystem) -> str:
+    """uv's name for os/arch; `supported_tags` has refused other platforms."""
     if platform in _MACS:
         return _MACS[platform]
-    return f"{_MACHINES[platform]}-manylinux_{floor.glibc[0]}_{floor.glibc[1]}"
+    return f"{_MACHINES[platform]}-manylinux_{minimum.glibc[0]}_{minimum.glibc[1]}"
 
 
-def read_pylock(text: str, requirement: str, python: str, ranks: Mapping[str, int]) -> Lock:
-    """A PEP 751 lock made for one machine: every package in it is wanted, of its files the best one."""
+def read_pylock(text: str, requirement: str, python: str, ranks: Mapping[Tag, int]) -> Lock:
+    """Read a PEP 751 lock made for one machine: the best wheel of each package."""
     try:
         packages = tomllib.loads(text).get("packages", [])
     except tomllib.TOMLDecodeError as error:
@@ -85,29 +86,29 @@ def read_pylock(text: str, requirement: str, python: str, ranks: Mapping[str, in
 
 
 def explain(requirement: str, platform: str, python: str, ran: CapturedOutput) -> CorralError:
-    """uv's many words as one of our errors."""
-    said = " ".join(ran.stderr.split())
+    """Translate uv's output into one of our errors."""
+    output = " ".join(ran.stderr.split())
     if ran.status != _NO_SOLUTION:
-        return Unreachable(f"{requirement} could not be looked up: {said[:500]}")
-    if "wheels" in said:
-        return NoWheels(f"{requirement} has no wheels for {platform} and Python {python}: {_because(said)}")
-    return NotFound(f"{requirement} cannot be had: {_because(said)}")
+        return Unreachable(f"{requirement} could not be resolved: {output[:500]}")
+    if "wheels" in output:
+        return NoWheels(f"{requirement} has no wheels for {platform} and Python {python}: {_cause(output)}")
+    return NotFound(f"{requirement} was not found: {_cause(output)}")
 
 
-def _because(said: str) -> str:
-    found = re.search(r"[Bb]ecause (.*?)(?:, we can conclude|\. |$)", said)
-    return (found[1] if found is not None else said)[:300]
+def _cause(output: str) -> str:
+    found = re.search(r"[Bb]ecause (.*?)(?:, we can conclude|\. |$)", output)
+    return (found[1] if found is not None else output)[:300]
 
 
-def _best(package: Mapping[str, Any], ranks: Mapping[str, int]) -> Wheel:
+def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> Wheel:
     name, version = normal_name(str(package.get("name", ""))), str(package.get("version", ""))
     found = choose_wheel((_wheel(name, version, each) for each in package.get("wheels", ())), ranks)
     if found is None:
-        raise NoWheels(f"{name} {version} has no wheel this machine can use")
+        raise NoWheels(f"{name} {version} has no wheel for this machine")
     if urlsplit(found.url).scheme not in ("http", "https"):
-        raise Failed(f"{found.name} is a file on the controller ({found.url[:200]}), which nodes cannot fetch")
+        raise Failed(f"{found.name} is a file of the controller ({found.url[:200]}), which nodes cannot fetch")
     if not _SHA256.match(found.sha256):
-        raise Failed(f"the index gives no sha256 for {found.name}")
+        raise Failed(f"the package index has no sha256 for {found.name}")
     return found
 
 

@@ -13,8 +13,7 @@ import msgspec
 from corral.contract.messages.backends import InstallBackend, UpgradeBackend
 from corral.contract.sources import Registry, parse_uri
 from corral.gallery.backends.factory import GalleryOptions, open_resolver
-from corral.gallery.backends.machine import Machine
-from corral.gallery.backends.resolution import Refused, Resolved
+from corral.gallery.backends.resolution import Machine, ResolvedBackend, Unresolved
 from corral.gallery.backends.resolver import Resolver
 from corral.gallery.galleries import Gallery, parse_galleries
 from corral.kit.clock import Clock
@@ -32,7 +31,7 @@ class NotResolved(Failed):
 
     code = "not_resolved"
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: Unresolved) -> None:
         hint = format_suggestions(refused.nearest)
         super().__init__(f"{refused.reason}{hint}")
         self.permanent = refused.permanent
@@ -73,13 +72,13 @@ class Resolving:
             return request_of(order)
         async with self._resolver(order.backend_galleries, built_in) as resolver:
             if isinstance(order, UpgradeBackend) or order.force:
-                resolver.forget()  # whoever orders this has seen something newer
+                resolver.invalidate()  # whoever orders this has seen something newer
             found = await self._look_up(resolver, order)
-        if isinstance(found, Refused):
+        if isinstance(found, Unresolved):
             raise NotResolved(found)
         return _request(order, found)
 
-    async def _look_up(self, resolver: Resolver, order: Order) -> Resolved | Refused:
+    async def _look_up(self, resolver: Resolver, order: Order) -> ResolvedBackend | Unresolved:
         machine = self._machine()
         if not order.uri:
             return await resolver.resolve(order.backend, machine)
@@ -119,7 +118,7 @@ class Resolving:
         return parse_galleries(galleries) or self._options.galleries
 
 
-def _request(order: Order, found: Resolved) -> InstallRequest:
+def _request(order: Order, found: ResolvedBackend) -> InstallRequest:
     asked_as = order.backend if order.backend not in ("", found.variant) else ""
     request = InstallRequest(
         name=check_name(found.variant),

@@ -1,4 +1,4 @@
-"""How big locked wheels are, where the index did not say: people want to see it before they agree."""
+"""The sizes of locked wheels that the package index does not state: users see them before they install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corral.contract.sources import Wheel
 
 
 class WheelSizes:
-    """Asks each file's server. What it does not tell stays 0: a size is good to know, nothing depends on it."""
+    """Queries the server of each file. An unknown size stays 0: nothing depends on it."""
 
     def __init__(self, session: aiohttp.ClientSession, *, at_once: int = 16, timeout_s: float = 20.0) -> None:
         self._session = session
@@ -23,7 +23,7 @@ class WheelSizes:
         turn = asyncio.Semaphore(self._at_once)
         sizes: dict[str, int] = {}
 
-        async def ask(wheel: Wheel) -> None:
+        async def query(wheel: Wheel) -> None:
             async with turn:
                 sizes[wheel.name] = await self._size(wheel.url)
 
@@ -31,9 +31,9 @@ class WheelSizes:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as tasks:
                 for wheel in wheels:
                     if not wheel.size:
-                        tasks.create_task(ask(wheel))
+                        tasks.create_task(query(wheel))
         except TimeoutError:
-            pass  # what was told until now is used
+            pass  # the sizes received so far are used
         return tuple(msgspec.structs.replace(each, size=each.size or sizes.get(each.name, 0)) for each in wheels)
 
     async def _size(self, url: str) -> int:
