@@ -79,7 +79,7 @@ def our_way(root: Path, upstream: int) -> Iterator[tuple[int, psutil.Process, ps
     """The gateway's port, its process, and the ingress's."""
     ingress_port, port = free_port(), free_port()
     ingress = [sys.executable, str(HERE / "ingress_door.py"), str(ingress_port), f"127.0.0.1:{upstream}"]
-    gateway = [sys.executable, str(HERE / "gateway_door.py"), str(port), f"127.0.0.1:{ingress_port}", KEY, token()]
+    gateway = [sys.executable, str(HERE / "gateway_process.py"), str(port), f"127.0.0.1:{ingress_port}", KEY, token()]
     with (
         running(ingress, ingress_port, root / "ingress.log") as behind,
         running(gateway, port, root / "gateway.log") as front,

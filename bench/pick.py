@@ -13,8 +13,8 @@ import time
 import timeit
 from collections.abc import Callable
 
-from corral.gateway.pick import Policy, Warm, pick, pick_warm, rank
-from corral.gateway.prefixes import PrefixIndex, chain_of
+from corral.gateway.routing.pick import Policy, PrefixMatch, pick, pick_by_prefix, rank
+from corral.gateway.routing.prefixes import PrefixIndex, hash_blocks
 
 COUNTS = (1, 2, 10, 100, 1000)
 ROUNDS, TIMES = 7, 500
@@ -33,8 +33,8 @@ def measure(count: int, chain: list[int], dice: random.Random) -> tuple[float, f
 
     def warm() -> object:
         found = index.match(chain, places, 1.0)
-        hot = None if found is None else Warm(places[found[0]], found[1] / len(chain))
-        return pick_warm(ranks, 0, Policy(), hot, lambda place: index.weight(names[place], 1.0))
+        hot = None if found is None else PrefixMatch(places[found[0]], found[1] / len(chain))
+        return pick_by_prefix(ranks, 0, Policy(), hot, lambda place: index.weight(names[place], 1.0))
 
     return best_us(lambda: pick(ranks, 0)), best_us(warm)
 
@@ -42,11 +42,11 @@ def measure(count: int, chain: list[int], dice: random.Random) -> tuple[float, f
 def main() -> None:
     dice = random.Random(1)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a b c d " * 2500}]}).encode()
-    print(f"hashing a prompt of {len(body):,} bytes: {best_us(lambda: chain_of(body)):.1f} µs\n")
+    print(f"hashing a prompt of {len(body):,} bytes: {best_us(lambda: hash_blocks(body)):.1f} µs\n")
     print("| replicas | least to do | and its cache |")
     print("|---:|---:|---:|")
     for count in COUNTS:
-        plain_us, warm_us = measure(count, chain_of(body), dice)
+        plain_us, warm_us = measure(count, hash_blocks(body), dice)
         print(f"| {count:,} | {plain_us:.1f} µs | {warm_us:.1f} µs |")
 
 

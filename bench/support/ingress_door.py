@@ -57,7 +57,7 @@ async def serve(port: int, upstream: int) -> None:
         standing = Standing("boot", "bench", node_id=NODE)
         processes = OneProcess(upstream)
         door = Door(standing, tokens, WorkerMetrics(), processes, LocalFiles(Path(folder)))
-        server = RelayServer(door, pool=UpstreamPool(), shortcut=door.shortcut)
+        server = RelayServer(door, pool=UpstreamPool(), fast_path=door.fast_path)
         await server.listen("127.0.0.1", port)
         await asyncio.Event().wait()
 

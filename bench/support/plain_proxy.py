@@ -7,39 +7,41 @@ import sys
 
 import uvloop
 
-from corral.contract.http import Errand, KnownHead, Request, Responder, Target
+from corral.contract.http import KnownHead, PreparedForward, Request, Responder, Target
 from corral.relay import Limits, RelayServer, UpstreamPool
 
 
 class PlainProxy:
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._errands: dict[KnownHead, Errand] = {}
+        self._forwards: dict[KnownHead, PreparedForward] = {}
 
     async def handle(self, request: Request, responder: Responder) -> None:
         await responder.relay(self._target)
 
-    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
-        errand = self._errands.get(head)
-        if errand is None:
-            errand = self._errands[head] = head.errand(self._target)
-        return errand
+    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+        forward = self._forwards.get(head)
+        if forward is None:
+            forward = self._forwards[head] = head.prepare_forward(self._target)
+        return forward
 
-    def done(self, *told: object) -> None:
+    def on_response(self, *_report: object) -> None:
         """Nothing is counted here."""
 
-    streamed = done
+    on_stream_end = on_response
 
-    def tap(self, errand: Errand) -> None:
+    def new_tap(self, forward: PreparedForward) -> None:
         """Nothing is looked at."""
 
-    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+    async def handle_prepared(
+        self, forward: PreparedForward, request: Request, responder: Responder, elapsed_s: float
+    ) -> None:
         await responder.relay(self._target)
 
 
 async def serve(port: int, target: Target) -> None:
     proxy = PlainProxy(target)
-    server = RelayServer(proxy, Limits(), pool=UpstreamPool(), shortcut=proxy)
+    server = RelayServer(proxy, Limits(), pool=UpstreamPool(), fast_path=proxy)
     await server.listen("127.0.0.1", port)
     await asyncio.Event().wait()
 

@@ -139,7 +139,7 @@ def systems(root: Path, upstream: int, choice: Choice) -> Iterator[list[System]]
         inside = PROXY.format(port=port, upstream=upstream)
         relay = [sys.executable, str(HERE / "plain_proxy.py"), "{port}", "{upstream}"]
         bare = [sys.executable, str(HERE / "bare_relay.py"), "{port}", "{upstream}"]
-        door = [sys.executable, str(HERE / "gateway_door.py"), "{port}", "{upstream}", "{key}"]
+        door = [sys.executable, str(HERE / "gateway_process.py"), "{port}", "{upstream}", "{key}"]
         found = [
             System("direct", upstream, None),
             System("nginx", port, stack.enter_context(nginx(root / "proxy", inside, port))),

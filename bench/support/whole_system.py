@@ -104,7 +104,7 @@ def two_doors(root: Path) -> Iterator[Whole]:
         upstream, serving = stack.enter_context(engine(root))
         behind, port = free_port(), free_port()
         ingress = [sys.executable, str(HERE / "ingress_door.py"), str(behind), f"127.0.0.1:{upstream}"]
-        gateway = [sys.executable, str(HERE / "gateway_door.py"), str(port), f"127.0.0.1:{behind}", KEY, token()]
+        gateway = [sys.executable, str(HERE / "gateway_process.py"), str(port), f"127.0.0.1:{behind}", KEY, token()]
         inner = stack.enter_context(running(ingress, behind, root / "ingress.log"))
         outer = stack.enter_context(running(gateway, port, root / "gateway.log"))
         yield Whole("gateway + ingress", port, KEY, {"gateway": outer, "ingress": inner, ENGINE: serving})

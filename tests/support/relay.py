@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from corral.contract.http import Errand, Handler, KnownHead, RelayResult, Request, Responder, Tap, Target
+from corral.contract.http import Handler, KnownHead, PreparedForward, RelayResult, Request, Responder, Tap, Target
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
-from corral.relay.wheel import Wheel
+from corral.relay.loop.ticker import Ticker
 from tests.support.waiting import until
 
-QUICK = False  # whether rigs have a shortcut: set by the suite's conftest
+FAST_PATH_ON = False  # whether rigs have a fast_path: set by the suite's conftest
 WAIT_S = 30.0  # far beyond what anything here takes; only a hang reaches it
 
 
@@ -235,38 +235,38 @@ class Everything:
         self.options: dict[str, Any] = {}
         self.results: list[RelayResult] = []
         self.requests: list[Any] = []
-        self.flights = 0  # requests that went the short way from end to end
+        self.fast_path_requests = 0  # requests that took the fast path from end to end
 
     async def handle(self, request: Request, responder: Responder) -> None:
         self.requests.append(request)
         self.results.append(await responder.relay(self.target, **self.options))
 
-    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
         if not self.options.keys() <= {"path", "strip", "add", "patience"}:
             return None
-        return head.errand(self.target, **self.options)
+        return head.prepare_forward(self.target, **self.options)
 
-    def done(
+    def on_response(
         self,
-        errand: Errand,
+        forward: PreparedForward,
         request_id: bytes,
         status: int,
         started: float,
         ended: float,
         bytes_sent: int,
-        answer: bytes,
+        response: bytes,
     ) -> None:
-        self.flights += 1
+        self.fast_path_requests += 1
         seconds = ended - started
-        self.requests.append(errand.head)
+        self.requests.append(forward.head)
         self.results.append(RelayResult(status, True, False, seconds, seconds, bytes_sent))
 
-    def tap(self, errand: Errand) -> None:
+    def new_tap(self, forward: PreparedForward) -> None:
         """Nothing is looked at."""
 
-    def streamed(
+    def on_stream_end(
         self,
-        errand: Errand,
+        forward: PreparedForward,
         request_id: bytes,
         status: int,
         started: float,
@@ -274,28 +274,32 @@ class Everything:
         bytes_sent: int,
         tap: Tap | None,
     ) -> None:
-        self.done(errand, request_id, status, started, ended, bytes_sent, b"")
+        self.on_response(forward, request_id, status, started, ended, bytes_sent, b"")
 
-    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
-        assert waited_s >= 0
+    async def handle_prepared(
+        self, forward: PreparedForward, request: Request, responder: Responder, elapsed_s: float
+    ) -> None:
+        assert elapsed_s >= 0
         await self.handle(request, responder)
 
 
 class Undecided:
-    """A shortcut that never knows."""
+    """A fast path that decides nothing."""
 
-    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
         return None
 
-    def done(self, *told: object) -> None:
+    def on_response(self, *_report: object) -> None:
         raise AssertionError("nothing was decided")
 
-    def tap(self, errand: Errand) -> None:
+    def new_tap(self, forward: PreparedForward) -> None:
         raise AssertionError("nothing was decided")
 
-    streamed = done
+    on_stream_end = on_response
 
-    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
+    async def handle_prepared(
+        self, forward: PreparedForward, request: Request, responder: Responder, elapsed_s: float
+    ) -> None:
         raise AssertionError("nothing was decided")
 
 
@@ -361,18 +365,18 @@ class HeldClock:
         """So much later all at once, as for a process that stood still."""
         self._at += seconds
 
-    async def forward(self, seconds: float, wheel: Wheel) -> None:
-        """So much later, as those on that wheel have seen."""
+    async def forward(self, seconds: float, ticker: Ticker) -> None:
+        """So much later, as those on that ticker have seen."""
         self._at += seconds
-        wheel.now = self._at - 0.000_001  # it was awake all the time
-        await until(lambda: wheel.now >= self._at, "tick")
+        ticker.now = self._at - 0.000_001  # it was awake all the time
+        await until(lambda: ticker.now >= self._at, "tick")
 
 
 def hold_clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
     """Held from the start: relays made in the test go by it."""
     clock = HeldClock()
-    monkeypatch.setattr("corral.relay.wheel.time", clock)
-    monkeypatch.setattr("corral.relay.quick._monotonic", clock.monotonic)
+    monkeypatch.setattr("corral.relay.loop.ticker.time", clock)
+    monkeypatch.setattr("corral.relay.fast_path._monotonic", clock.monotonic)
     return clock
 
 
@@ -394,20 +398,20 @@ async def rig(
     upstream_tls: ssl.SSLContext | None = None,
     upstream_path: str = "",
     server_name: str = "",
-    quick_way: bool | None = None,
+    fast_path_on: bool | None = None,
 ) -> AsyncIterator[Rig]:
-    """A relay, and behind it an upstream that runs `script`. The default handler relays everything, also on the short
-    way where that is on."""
+    """A relay, and behind it an upstream that runs `script`. The default handler relays everything, also on the fast
+    path where that is on."""
     upstream = Upstream(script)
     await upstream.start(tls=upstream_tls, unix_path=upstream_path, name=server_name)
     chosen: Any = handler or Everything()
     if isinstance(chosen, Everything):
         chosen.target = upstream.target
     pool = UpstreamPool(pool_limits, tls=client_tls)
-    shortcut = chosen if isinstance(chosen, Everything) else Undecided()
-    on = QUICK if quick_way is None else quick_way
+    fast_path = chosen if isinstance(chosen, Everything) else Undecided()
+    on = FAST_PATH_ON if fast_path_on is None else fast_path_on
     server = RelayServer(
-        chosen, limits or Limits(timeouts=quick()), pool=pool, ssl=server_tls, shortcut=shortcut if on else None
+        chosen, limits or Limits(timeouts=quick()), pool=pool, ssl=server_tls, fast_path=fast_path if on else None
     )
     pool.counters = server.counters
     made = Rig(server, pool, upstream, chosen, await server.listen("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from unittest import mock
 
 import httptools
 
-from corral.contract.http import Errand, KnownHead, Patience, Request, Responder, Target, UpstreamFailed
+from corral.contract.http import KnownHead, Patience, PreparedForward, Request, Responder, Target, UpstreamFailed
 from corral.relay import Limits, PoolLimits, RelayServer, Timeouts, UpstreamPool
 from tests.support.step_loop import Dial, StepLoop, StepSocket
 
@@ -21,7 +21,7 @@ TARGET = Target("upstream", 80)
 SPAN_S = 4.0  # every deadline of the relay
 SETTLED = 1000  # as `gap`: turns until nothing is left to do
 _TICK_S = 1.0
-_CLOCKED = ("wheel", "exchange", "upstream", "pool")
+_CLOCKED = ("loop.ticker", "exchange", "response_reader", "upstream", "pool")
 _TIMEOUTS = ("head_s", "keep_alive_s", "body_idle_s", "body_grace_s", "write_stall_s", "tunnel_idle_s", "linger_s")
 
 
@@ -94,7 +94,7 @@ def parse(data: bytes, *, requests: bool) -> list[Message]:
 
 
 class RelayAll:
-    """A handler and shortcut that relay every request, and ask a second time where that is certainly safe."""
+    """A handler and fast path that relay every request, and ask a second time where that is certainly safe."""
 
     def __init__(self, *, patience: Patience | None) -> None:
         self.patience = patience
@@ -121,20 +121,22 @@ class RelayAll:
         finally:
             self.ended += 1
 
-    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
+    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
         self.begun += 1
-        return head.errand(TARGET, patience=self.patience)
+        return head.prepare_forward(TARGET, patience=self.patience)
 
-    def done(self, *_report: object) -> None:
+    def on_response(self, *_report: object) -> None:
         self.fast += 1
         self.ended += 1
 
-    streamed = done
+    on_stream_end = on_response
 
-    def tap(self, _errand: Errand) -> None:
+    def new_tap(self, _forward: PreparedForward) -> None:
         """Nothing is looked at."""
 
-    async def carry_on(self, _errand: Errand, request: Request, responder: Responder, _waited_s: float) -> None:
+    async def handle_prepared(
+        self, _forward: PreparedForward, request: Request, responder: Responder, _elapsed_s: float
+    ) -> None:
         await self._relay(request, responder)
 
 
@@ -151,7 +153,7 @@ class Steps:
             PoolLimits(connect_s=SPAN_S, send_stall_s=SPAN_S, idle_s=SPAN_S, max_age_s=60, tunnel_idle_s=SPAN_S)
         )
         self.handler = RelayAll(patience=Patience(SPAN_S, SPAN_S))
-        self.server = RelayServer(self.handler, limits, pool=self.pool, shortcut=self.handler if fast else None)
+        self.server = RelayServer(self.handler, limits, pool=self.pool, fast_path=self.handler if fast else None)
         self.pool.counters = self.server.counters
         self.client = StepSocket(loop)
         self.connection = self.server._new_connection()
@@ -309,7 +311,7 @@ class Steps:
             "client connections": counters.connections_open,
             "upstream connections": counters.upstream_open,
             "open sockets": [sock.fileno() for sock in (self.client, *self.sockets) if not sock.closed],
-            "timers": len(self.server.wheel._members) + len(self.pool.wheel._members),
+            "timers": len(self.server.ticker._members) + len(self.pool.ticker._members),
             "tasks": len(self.pool._connecting),
             "errors": self.loop.errors,
         }
@@ -339,7 +341,7 @@ def relay_clock() -> Iterator[Callable[[StepLoop], None]]:
     with contextlib.ExitStack() as stack:
         for module in _CLOCKED:
             stack.enter_context(mock.patch(f"corral.relay.{module}.time", clock))
-        stack.enter_context(mock.patch("corral.relay.quick._monotonic", clock.monotonic))
+        stack.enter_context(mock.patch("corral.relay.fast_path._monotonic", clock.monotonic))
         yield clock.follow
 
 

@@ -1,7 +1,7 @@
 """What the relay hands to a handler, and what a handler may do with it. Bytes in, bytes out; no model is known here.
 
 The relay owns sockets, parsing, framing and backpressure; a `Handler` owns the decision. `inference/`,
-`gateway/door.py` and `worker/ingress` are handlers; so is anything a test writes in ten lines.
+`gateway/http/handler.py` and `worker/ingress` are handlers; so is anything a test writes in ten lines.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Handler(Protocol):
 
 
 class KnownHead(Protocol):
-    """A request's head that the relay has read before: all requests that say the same, lengths apart, share it. It is
-    itself the key under which a shortcut may keep what it means."""
+    """A request head that the relay has parsed before. All requests with the same head, except for Content-Length and
+    request id, share this object, so a fast path may use it as the key of a cache."""
 
     @property
     def method(self) -> bytes: ...
@@ -174,7 +174,7 @@ class KnownHead(Protocol):
     @property
     def headers(self) -> Headers: ...
 
-    def errand(
+    def prepare_forward(
         self,
         target: Target,
         *,
@@ -182,12 +182,13 @@ class KnownHead(Protocol):
         strip: Strip | None = None,
         add: Headers = (),
         patience: Patience | None = None,
-    ) -> Errand:
-        """What `Responder.relay` would be told with these arguments, prepared."""
+    ) -> PreparedForward:
+        """The same as `Responder.relay` with these arguments, prepared for any number of requests."""
 
 
-class Errand:
-    """Where requests with one head go, written out as far as it is the same for all of them. Made by `KnownHead`."""
+class PreparedForward:
+    """Where requests with one head are forwarded to, with the part of the upstream's head that is the same for all of
+    them. Made by `KnownHead`."""
 
     __slots__ = ("add", "head", "path", "patience", "strip", "tag", "target", "wire")
 
@@ -207,39 +208,39 @@ class Errand:
         self.strip = strip
         self.add = add
         self.patience = patience
-        self.wire = wire  # the upstream's head up to the digits of its length
-        self.tag: object = None  # the shortcut's own
+        self.wire = wire  # the upstream's head up to the digits of Content-Length
+        self.tag: object = None  # belongs to the fast path that prepared it
 
 
-class Shortcut(Protocol):
-    """What a handler offers besides `handle`, for requests about which there is nothing to wait for.
+class FastPath(Protocol):
+    """Offered by a handler besides `handle`, for requests that need no wait before they are forwarded.
 
-    `decide` is asked first. Once it has named an errand, exactly one of `done`, `streamed` and `carry_on` follows:
-    `done` when a whole answer below 400 came at once and was passed on, `streamed` when a chunked one was, to its end,
-    and `carry_on` in every other case.
+    The relay calls `decide` first. After `decide` has returned a forward, the relay calls exactly one of these:
+    `on_response` when a whole response below 400 arrived in one piece and was passed on, `on_stream_end` when a chunked
+    response was passed on to its end, and `handle_prepared` in every other case.
     """
 
-    def decide(self, head: KnownHead, body: bytes) -> Errand | None:
-        """Where this request goes; None leaves it to `handle`. Must not wait, and must not change anything else."""
+    def decide(self, head: KnownHead, body: bytes) -> PreparedForward | None:
+        """Where this request goes; None leaves it to `handle`. Must not wait, and None must have no side effects."""
 
-    def done(
+    def on_response(
         self,
-        errand: Errand,
+        forward: PreparedForward,
         request_id: bytes,
         status: int,
         started: float,
         ended: float,
         bytes_sent: int,
-        answer: bytes,
+        response: bytes,
     ) -> None:
-        """`started` and `ended` on the monotonic clock; `answer` as it came, head and body."""
+        """`started` and `ended` are monotonic times; `response` is head and body as received."""
 
-    def tap(self, errand: Errand) -> Tap | None:
-        """What is to look at a chunked answer; it gets the bytes with their framing. None: nothing."""
+    def new_tap(self, forward: PreparedForward) -> Tap | None:
+        """A tap for a chunked response; it receives the bytes with their framing. None: no tap."""
 
-    def streamed(
+    def on_stream_end(
         self,
-        errand: Errand,
+        forward: PreparedForward,
         request_id: bytes,
         status: int,
         started: float,
@@ -247,12 +248,14 @@ class Shortcut(Protocol):
         bytes_sent: int,
         tap: Tap | None,
     ) -> None:
-        """`tap`: the one that `tap` made, or None if it failed."""
+        """`tap`: the tap that `new_tap` returned, or None if the tap failed."""
 
-    async def carry_on(self, errand: Errand, request: Request, responder: Responder, waited_s: float) -> None:
-        """As `handle`, from where the decision was made, `waited_s` ago. Where a chunked answer has begun, its tap is
-        `request.extra["tap"]`, and goes on looking at it. Calls `responder.relay` for the errand's
-        target before it waits for anything else: the request may have been sent already, and then it is joined."""
+    async def handle_prepared(
+        self, forward: PreparedForward, request: Request, responder: Responder, elapsed_s: float
+    ) -> None:
+        """As `handle`, for a request that `decide` accepted `elapsed_s` ago and that fell back from the fast path.
+        Where a chunked response has begun, `request.extra["tap"]` is its tap. Must call `responder.relay` with the
+        forward's target before any other wait: the request may have been sent already, and then `relay` joins it."""
 
 
 class RelayError(Exception):

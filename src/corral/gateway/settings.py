@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.gateway.link import parse_controller
+from corral.gateway.view.controller_link import parse_controller
 from corral.kit.settings import BadSettings, Seconds, setting
 
 MIB = 1024 * 1024

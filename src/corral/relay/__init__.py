@@ -1,4 +1,5 @@
-"""The HTTP/1.1 byte relay that gateway and ingress share: parsing, pools, backpressure, timeouts. Knows no model."""
+"""The HTTP/1.1 byte relay that gateway and ingress share: parsing, pools, backpressure, timeouts. It knows nothing of
+models."""
 
 from corral.relay.counters import Counters
 from corral.relay.limits import Limits, PoolLimits, Timeouts

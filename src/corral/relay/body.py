@@ -1,4 +1,4 @@
-"""A request body on its way: decoded as it arrives, then read whole, read in pieces, or passed on to an upstream."""
+"""A request body: decoded as it arrives, then read whole, read in pieces, or streamed to an upstream."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from corral.contract.http import BodyTooLarge
-from corral.relay.chunked import ChunkedDecoder
-from corral.relay.runner import Park, Runner
+from corral.relay.http1.chunked import ChunkedDecoder
+from corral.relay.loop.runner import Park, Runner
 
 _BYTES = Park()
-_SMALL = 4096  # bytes that are kept together: a body that comes byte by byte would take fifty times its size in memory
+_SMALL = 4096  # bytes: smaller pieces are joined, or a body that arrives byte by byte would take fifty times its size
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """The connection a body comes from."""
 
     def want_body(self) -> None:
-        """Somebody waits: read on, and mind the clock."""
+        """A reader waits for bytes: continue reading, and watch the client's deadline."""
 
     def runner(self) -> Runner | None: ...
 
 
-class Sink(Protocol):
-    """Where a body is passed on to."""
+class BodySink(Protocol):
+    """An upstream that a body is streamed to."""
 
     def send_body(self, piece: bytes) -> None: ...
 
@@ -50,20 +50,20 @@ class RequestBody:
         "wanted",
     )
 
-    def __init__(self, source: Source, length: int | None) -> None:
+    def __init__(self, source: BodySource, length: int | None) -> None:
         self._source = source
         self._length = length
         self._left = length or 0
         self._decoder = ChunkedDecoder() if length is None else None
         self._pieces: deque[bytes] = deque()
         self._whole: bytes | None = None
-        self._sink: Sink | None = None
+        self._sink: BodySink | None = None
         self._error: Exception | None = None
-        self._spent = False  # pieces have left that are not kept here
+        self._spent = False  # pieces have been handed out and are not kept here
         self.buffered = 0
         self.received = 0
         self.complete = False
-        self.wanted = False  # somebody waits for the next bytes
+        self.wanted = False  # a reader waits for the next bytes
 
     @property
     def length(self) -> int | None:
@@ -72,7 +72,7 @@ class RequestBody:
     # From the connection.
 
     def feed(self, data: bytes) -> bytes:
-        """Take what belongs to the body, give back what follows it. Raises `Malformed`."""
+        """Take the bytes of the body and return the bytes after its end. Raises `Malformed`."""
         self.received += len(data)
         if self._decoder is None:
             piece, rest = data[: self._left], data[self._left :]
@@ -101,14 +101,14 @@ class RequestBody:
             self.buffered += len(piece)
 
     def notify(self) -> None:
-        """Bytes have come. Last thing the connection does with them: the handler may run to its end in here."""
+        """Bytes have arrived. The connection's last step: the handler may run to its end in here."""
         if self.wanted and self._sink is None:
             runner = self._source.runner()
             if runner is not None:
                 runner.wake(_BYTES)
 
     def fail(self, error: Exception) -> None:
-        """No more will come. Whoever waits, or asks later, is told why."""
+        """No more bytes will arrive. Present and later readers get `error`."""
         self._error = error
         runner = self._source.runner()
         if runner is not None:
@@ -130,7 +130,7 @@ class RequestBody:
 
     async def _collect(self, limit: int) -> bytes:
         if self._spent:
-            raise RuntimeError("the body has been taken in pieces already")
+            raise RuntimeError("the body has already been read in pieces")
         if self._length is not None and self._length > limit:
             raise BodyTooLarge(f"the body is over {limit} bytes")
         while not self.complete and self.buffered <= limit:
@@ -171,7 +171,7 @@ class RequestBody:
     # For the relay.
 
     def whole(self) -> bytes | None:
-        """All of it, where all of it is here and can be sent more than once."""
+        """The whole body, if it is complete and can be sent more than once."""
         if self._whole is None and self.complete and not self._spent:
             self._whole = b"".join(self._pieces)
             self._pieces.clear()
@@ -181,8 +181,8 @@ class RequestBody:
     def spent(self) -> bool:
         return self._spent
 
-    def attach(self, sink: Sink) -> list[bytes]:
-        """From now on pieces go to `sink` as they come; those already here are handed over."""
+    def attach(self, sink: BodySink) -> list[bytes]:
+        """Send later pieces to `sink` as they arrive; return the pieces that are here already."""
         self._sink = sink
         pieces = list(self._pieces)
         self._spent = self._spent or bool(pieces)
@@ -202,7 +202,7 @@ class RequestBody:
 
 
 class WholeBody:
-    """Implements `Body` for one that came along with its head: there is nothing to wait for."""
+    """Implements `Body` for a body that arrived with its head: there is no wait."""
 
     __slots__ = ("_data", "length")
 
@@ -226,7 +226,7 @@ class WholeBody:
 
 
 class NoBody:
-    """Implements `Body` for requests without one. Holds nothing, so one serves all."""
+    """Implements `Body` for requests without one. It has no state, so one instance is enough."""
 
     __slots__ = ()
     length = 0

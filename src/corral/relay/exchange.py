@@ -1,4 +1,4 @@
-"""One request from its head to the handler's return: runs the handler, relays where it says, cleans up after it."""
+"""One request from its head to the handler's return: runs the handler, relays to the target it names, cleans up."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from corral.contract.http import (
     UpstreamFailed,
 )
 from corral.kit.log import get_log
-from corral.relay.answer import BEGUN, COMPLETE, OPEN, Answer
 from corral.relay.body import AnyBody, RequestBody
-from corral.relay.fields import HOP_BY_HOP, write_fields
-from corral.relay.head import AnswerHead, RequestHead
-from corral.relay.runner import Park
-from corral.relay.upstream import Upstream
+from corral.relay.http1.fields import HOP_BY_HOP, write_fields
+from corral.relay.http1.head import RequestHead, ResponseHead
+from corral.relay.loop.runner import Park
+from corral.relay.response_writer import BEGUN, COMPLETE, OPEN, ResponseWriter
+from corral.relay.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from corral.relay.connection import ClientConnection
@@ -39,13 +39,13 @@ _OUTCOME = Park()
 _new_result = tuple.__new__  # of RelayResult: a third of what the class's own constructor takes
 
 
-class Exchange(Answer):
-    """What a handler holds as `Responder`."""
+class Exchange(ResponseWriter):
+    """The `Responder` of a handler."""
 
     relaying = False
-    _upstream: Upstream | None = None
-    _connecting: asyncio.Task[Upstream] | None = None
-    # Of the relay under way.
+    _upstream: UpstreamConnection | None = None
+    _connecting: asyncio.Task[UpstreamConnection] | None = None
+    # Of the current call of `relay`.
     tap: Tap | None
     unwanted: Unwanted | None
     reads_unwanted: bool
@@ -53,14 +53,14 @@ class Exchange(Answer):
     sent_method: bytes
     sends_chunks = False
     tunnels = False
-    first_byte_s: float  # negative until one has come
+    first_byte_s: float  # negative before the first byte
     _target: Target
-    _wire: bytes  # the request, as far as it is in hand
-    _rest: memoryview | None = None  # what follows it, written as it is
-    _whole: bool  # all of it is
-    _joins: tuple[Upstream, float] | None = None  # where this request was sent already, and when
-    _replaced: Headers = ()  # headers of the answer that are ours
-    _added = b""  # the same, written
+    _wire: bytes  # the head of the request, and the body where it is complete
+    _rest: memoryview | None = None  # a large body, written without a copy
+    _whole: bool  # the request is complete and can be sent again
+    _sent_request: tuple[UpstreamConnection, float] | None = None  # on the fast path: the connection, and when
+    _replaced: Headers = ()  # response headers that the handler sets
+    _added = b""  # the same as bytes
 
     def __init__(self, conn: ClientConnection, head: RequestHead, body: AnyBody, request_id: bytes) -> None:
         self.loop = conn.loop
@@ -70,9 +70,9 @@ class Exchange(Answer):
         self.request_id = request_id
         self.keep = head.keep
 
-    # The handler's life.
+    # The end of the handler.
 
-    def finished(self, failure: BaseException | None) -> None:
+    def on_finished(self, failure: BaseException | None) -> None:
         progress = self.progress
         if self.gone:
             if progress < COMPLETE or failure is not None:
@@ -80,16 +80,16 @@ class Exchange(Answer):
             if failure is not None and not isinstance(failure, ClientGone | asyncio.CancelledError):
                 self._log_failure(failure)
         elif progress == OPEN:
-            self._answer_for(failure)
+            self._respond_to(failure)
         elif progress == BEGUN:
             self._log_failure(failure)
             self.cut()
         elif failure is not None:
             self._log_failure(failure)
-        self.conn.exchange_done()
+        self.conn.on_exchange_done()
 
-    def _answer_for(self, failure: BaseException | None) -> None:
-        """What the handler left unsaid. Never what it raised: that may name anything."""
+    def _respond_to(self, failure: BaseException | None) -> None:
+        """The response where the handler sent none. It never contains the exception's text, which may name anything."""
         match failure:
             case BodyTooLarge():
                 self.send_error(413, "the body is too large")
@@ -106,21 +106,21 @@ class Exchange(Answer):
     def _log_failure(self, failure: BaseException | None) -> None:
         self.conn.server.counters.handler_failures += 1
         if failure is None:
-            log.error("a handler returned without an answer", request_id=self.request_id.decode())
+            log.error("a handler returned without a response", request_id=self.request_id.decode())
         else:
             log.error("a handler failed", request_id=self.request_id.decode(), exc_info=failure)
 
-    def client_left(self) -> None:
-        """Nobody will read the answer: stop what is under way for it, at once."""
+    def on_client_left(self) -> None:
+        """No client reads the response: stop the work for it at once."""
         if self.gone:
             return
         self.gone = True
-        if self.drains:
-            Answer.drained(self)
+        if self.is_draining:
+            ResponseWriter.on_drained(self)
         elif self.progress >= COMPLETE:
-            return  # the handler may finish its notes in peace
+            return  # the handler may finish
         elif self.relaying:
-            self._let_go()
+            self._release_upstream()
             self.wake(_OUTCOME)
         elif isinstance(self.body, RequestBody) and self.body.awaited:
             self.body.fail(ClientGone("the client left"))
@@ -146,7 +146,7 @@ class Exchange(Answer):
         unwanted: Unwanted | None = None,
         reads_unwanted: bool = False,
     ) -> RelayResult:
-        if (self.progress != OPEN and self._joins is None) or self.relaying:
+        if (self.progress != OPEN and self._sent_request is None) or self.relaying:
             raise RuntimeError("this request has been answered already")
         started = time.monotonic()
         pool = self.conn.server.pool
@@ -157,7 +157,7 @@ class Exchange(Answer):
         self.patience = patience or pool.limits.patience
         self.sent_method = method or request_head.method
         self.first_byte_s = -1.0
-        if response_headers or self._replaced:  # of an earlier try
+        if response_headers or self._replaced:  # of an earlier attempt
             self._added = pool.writer.write(response_headers)
             self._replaced = response_headers
         if upgrade and request_head.upgrade:
@@ -172,14 +172,14 @@ class Exchange(Answer):
         if not self.gone:
             self.relaying = True
             try:
-                # A body that cannot be sent twice gets a connection of its own: a kept one may be closed by now.
-                upstream = None if not self._whole or self._joins is not None else pool.take(target)
+                # A body that cannot be sent twice gets a new connection: an idle one may be closed by now.
+                upstream = None if not self._whole or self._sent_request is not None else pool.take(target)
                 if upstream is not None:
                     self._upstream = upstream
                     self._target = target
                     upstream.begin(self, self._wire, whole=True, rest=self._rest)
-                elif self._joins is not None:
-                    self._join(target, *self._joins)
+                elif self._sent_request is not None:
+                    self._join(target, *self._sent_request)
                 else:
                     self._connect(target)
                 failure = await (_OUTCOME if self.stepping else self.wait(_OUTCOME))
@@ -188,7 +188,7 @@ class Exchange(Answer):
                 self._wire = b""
                 self._rest = None
                 if self._upstream is not None or self._connecting is not None:
-                    self._give_up()
+                    self._stop_relaying()
             if failure is not None:
                 raise failure
         pool.counters.bytes_relayed += self.bytes_sent
@@ -205,29 +205,31 @@ class Exchange(Answer):
             ),
         )
 
-    # Requests that a shortcut has begun.
+    # Requests that fell back from the fast path.
 
-    def carry_on(self, upstream: Upstream, sent_at: float, coro: Coroutine[Any, Any, None], *, has_begun: bool) -> None:
-        """Run `coro`, which relays before it waits: the request has been sent on `upstream`, only the answer is due, or
-        the rest of one that `has_begun`."""
-        self._joins = upstream, sent_at
+    def resume(
+        self, upstream: UpstreamConnection, sent_at: float, coro: Coroutine[Any, Any, None], *, has_begun: bool
+    ) -> None:
+        """Run `coro`, which calls `relay` before it waits. The request has been sent on `upstream`; the response, or
+        the rest of a stream that `has_begun`, has not arrived."""
+        self._sent_request = upstream, sent_at
         if has_begun:
             self.progress = BEGUN
         self.run(coro)
-        if self._joins is not None:
-            # It is waited for elsewhere, or was answered without; sent a second time it must not be.
-            self._joins = None
+        if self._sent_request is not None:
+            # `coro` waited first, or sent a response of its own. The request must not be sent a second time.
+            self._sent_request = None
             upstream.discard()
             self.cancel()
 
-    def _join(self, target: Target, upstream: Upstream, sent_at: float) -> None:
-        self._joins = None
+    def _join(self, target: Target, upstream: UpstreamConnection, sent_at: float) -> None:
+        self._sent_request = None
         self._upstream = upstream
         self._target = target
         upstream.join(self, sent_at)
 
-    def begun(self, status: int, bytes_sent: int, first_byte_s: float, tap: Tap | None) -> None:
-        """Of the answer that is joined so much has been passed on. `tap` has seen it."""
+    def join_stream(self, status: int, bytes_sent: int, first_byte_s: float, tap: Tap | None) -> None:
+        """The stream has begun on the fast path: `bytes_sent` were passed on, and `tap` has seen them."""
         self.status = status
         self.bytes_sent = bytes_sent
         self.first_byte_s = first_byte_s
@@ -235,7 +237,7 @@ class Exchange(Answer):
 
     def _write_request(self, target: Target, path: bytes, headers: Headers | None, strip: Strip | None) -> bytes:
         fields = self.request_head.fields
-        host = fields.host or _host_of(target)  # HTTP/1.0 need not say it, HTTP/1.1 must
+        host = fields.host or _host_of(target)  # optional in HTTP/1.0, required in HTTP/1.1
         if headers is not None:
             lines = write_fields([pair for pair in headers if pair[0] not in _NOT_FROM_HANDLERS])
             if not any(name == b"host" for name, _ in headers):
@@ -276,7 +278,7 @@ class Exchange(Answer):
         if body.error is not None:
             raise body.error
         if body.spent:
-            raise UpstreamFailed("the body is spent", refused=True, resendable=False)
+            raise UpstreamFailed("the body was already sent", refused=True, resendable=False)
         self._whole = False
         length = body.length
         self.sends_chunks = length is None
@@ -287,21 +289,21 @@ class Exchange(Answer):
         self._connecting = self.conn.server.pool.start_connecting(target)
         self._connecting.add_done_callback(self._connected)
 
-    def _connected(self, task: asyncio.Task[Upstream]) -> None:
+    def _connected(self, task: asyncio.Task[UpstreamConnection]) -> None:
         error = None if task.cancelled() else task.exception()
-        if self._connecting is not task:  # nobody waits any more
+        if self._connecting is not task:  # the request has ended meanwhile
             if not task.cancelled() and error is None:
                 task.result().discard()
             return
         self._connecting = None
         if task.cancelled():
-            self.wake(_OUTCOME, UpstreamFailed("connecting was given up", refused=True))
+            self.wake(_OUTCOME, UpstreamFailed("connecting was cancelled", refused=True))
             return
         if error is not None:
             self.wake(_OUTCOME, error)
             return
         upstream = task.result()
-        if upstream.transport.is_closing():  # since it was made: nobody would report that again
+        if upstream.transport.is_closing():  # `connection_lost` has run already and is not called again
             self.wake(_OUTCOME, UpstreamFailed("the connection was closed at once", refused=True))
             return
         self._upstream = upstream
@@ -310,10 +312,10 @@ class Exchange(Answer):
             assert isinstance(self.body, RequestBody)
             for piece in self.body.attach(upstream):
                 upstream.send_body(piece)
-            if self.body.complete:  # while the connection was made: no byte will come that could say so
+            if self.body.complete:  # while connecting: no later byte will call `end_body`
                 upstream.end_body()
 
-    def _let_go(self) -> None:
+    def _release_upstream(self) -> None:
         if self._upstream is not None:
             self._upstream.abandon()
             self._upstream = None
@@ -322,36 +324,36 @@ class Exchange(Answer):
             self._connecting.cancel()
             self._connecting = None
 
-    def _give_up(self) -> None:
-        """The handler stopped waiting: a timeout of its own, or it was cancelled."""
-        self._let_go()
+    def _stop_relaying(self) -> None:
+        """The handler stopped waiting: its own timeout, or it was cancelled."""
+        self._release_upstream()
         if self.progress == BEGUN:
             self.cut()
 
     def _detach_body(self) -> None:
         if isinstance(self.body, RequestBody):
             self.body.detach()
-            self.conn.unhold_for_upstream()
+            self.conn.resume_for_upstream()
 
-    def hold_upstream(self) -> None:
+    def pause_upstream(self) -> None:
         if self._upstream is not None:
-            self._upstream.hold()
+            self._upstream.pause()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         if self._upstream is not None:
-            self._upstream.unhold()
+            self._upstream.resume()
         else:
-            Answer.drained(self)
+            ResponseWriter.on_drained(self)
 
-    # What becomes of the request, told by the upstream's connection and by the client's. Each is the last thing its
-    # caller does: the handler may run to its end in here.
+    # Events, called by the upstream's connection and by the client's. Each call is the last step of its caller: the
+    # handler may run to its end in here.
 
-    def pass_answer(self, head: AnswerHead, framing: bytes, body: bytes) -> None:
+    def pass_response(self, head: ResponseHead, framing: bytes, body: bytes) -> None:
         start = self._replace(head) if self._replaced else head.wire
         self.pass_on(self.write_head(head.status, start, framing, body))
 
-    def pass_whole(self, head: AnswerHead, length: int, body: bytes) -> None:
-        """The same, for an answer that is all here. What nearly every client gets is written in one go."""
+    def pass_whole(self, head: ResponseHead, length: int, body: bytes) -> None:
+        """`pass_response` for a response that is complete. The usual case is written in one step."""
         conn = self.conn
         if (
             not self.keep
@@ -360,23 +362,23 @@ class Exchange(Answer):
             or not self.body.complete
             or conn.server.draining
         ):
-            self.pass_answer(head, b"content-length: %d\r\n" % length, body)
+            self.pass_response(head, b"content-length: %d\r\n" % length, body)
             return
         self.status = head.status
         self.progress = BEGUN
         data = b"%bcontent-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (head.wire, length, self.request_id, body)
         self.bytes_sent += len(data)
-        conn.outbox.write(conn.transport, data)
+        conn.write_queue.write(conn.transport, data)
 
     def pass_on(self, data: bytes) -> None:
-        """Bytes that came from an upstream."""
+        """Write bytes from an upstream to the client."""
         self.bytes_sent += len(data)
-        self.conn.outbox.write(self.conn.transport, data)
+        self.conn.write_queue.write(self.conn.transport, data)
 
-    def _replace(self, head: AnswerHead) -> bytes:
+    def _replace(self, head: ResponseHead) -> bytes:
         return head.wire_without(frozenset([name for name, _ in self._replaced])) + self._added
 
-    def pass_tunnel_head(self, head: AnswerHead, rest: bytes) -> None:
+    def pass_tunnel_head(self, head: ResponseHead, rest: bytes) -> None:
         self.status = head.status
         self.progress = BEGUN
         self.keep = False
@@ -385,26 +387,26 @@ class Exchange(Answer):
         assert self._upstream is not None
         self.conn.start_tunnel(self._upstream)
 
-    def passed(self) -> None:
-        """The answer has been passed on, all of it."""
+    def on_passed(self) -> None:
+        """The whole response has been passed on."""
         self._upstream = None
         if not self._whole:
             self._detach_body()
         self.progress = COMPLETE
         if not self.keep or not self.body.complete:
-            self.conn.close_after_answer()
+            self.conn.close_after_response()
         self.wake(_OUTCOME)
 
-    def broke_off(self) -> None:
-        """The answer has begun, and there will be no more of it."""
+    def on_broken_off(self) -> None:
+        """The response has begun and will not be completed."""
         self._upstream = None
         self._detach_body()
         self.cut()
         self.wake(_OUTCOME)
 
-    def not_answered(self, why: str, *, timed_out: bool, stale: bool, unresponsive: bool) -> None:
-        """The upstream broke before its answer began. `stale`: as kept connections do when nobody uses them; then
-        nothing is lost, and a new one is tried. `unresponsive`: it was given up, because it stopped responding."""
+    def on_no_response(self, why: str, *, timed_out: bool, stale: bool, unresponsive: bool) -> None:
+        """The connection failed before the response began. `stale`: an idle connection that the upstream had closed;
+        the request is sent again on a new one. `unresponsive`: the upstream stopped responding and was given up."""
         self._upstream = None
         self._detach_body()
         if stale:
@@ -420,16 +422,16 @@ class Exchange(Answer):
             )
             self.wake(_OUTCOME, failure)
 
-    def is_unwanted(self, head: AnswerHead) -> bool:
+    def is_unwanted(self, head: ResponseHead) -> bool:
         assert self.unwanted is not None
         try:
             return self.unwanted(head.status, head.fields.headers)
         except Exception:
-            log.exception("whether an answer is wanted could not be told; it is passed on")
+            log.exception("the check for unwanted responses failed; the response is passed on")
             return False
 
-    def unwanted_answer(self, status: int, answer: bytes) -> None:
-        """The upstream has answered, and nobody is to see it."""
+    def on_unwanted(self, status: int, body: bytes) -> None:
+        """The upstream has responded, and the response is not for the client."""
         self._upstream = None
         self._detach_body()
         failure = UpstreamFailed(
@@ -437,16 +439,16 @@ class Exchange(Answer):
             refused=True,
             resendable=self._whole or not self.body.spent,
             status=status,
-            answer=answer,
+            answer=body,
         )
         self.wake(_OUTCOME, failure)
 
-    def body_broke(self, error: BodyBroken) -> None:
-        """The rest of the body will not come, or is no body."""
+    def on_body_broken(self, error: BodyBroken) -> None:
+        """The rest of the body is malformed or will not arrive."""
         assert isinstance(self.body, RequestBody)
         self.body.fail(error)
         if self.relaying and not self._whole:
-            self._let_go()
+            self._release_upstream()
             if self.progress == OPEN:
                 self.wake(_OUTCOME, error)
             else:

@@ -1,31 +1,31 @@
-"""How much and how long: every bound of the relay in one place, so that tests run with small ones."""
+"""All limits and timeouts of the relay in one place, so that tests can use small ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from corral.contract.http import Patience
-from corral.relay.sockets import DEAD_AFTER_S
+from corral.relay.loop.sockets import DEAD_AFTER_S
 
-TICK_SHARE = 4  # deadlines are looked at four times within the shortest of them
-LONGEST_TICK_S = 1.0
-SHORTEST_TICK_S = 0.01
+TICK_SHARE = 4  # deadlines are checked four times within the shortest timeout
+MAX_TICK_S = 1.0
+MIN_TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """What a client may take its time for. Deadlines are kept to within a quarter of the shortest one, 1 s at most."""
+    """Timeouts for clients. They are accurate to a quarter of the shortest one, at most 1 s."""
 
     handshake_s: float = 10.0  # TLS
     head_s: float = 15.0  # from the first byte of a head (or from connecting) to its last
     keep_alive_s: float = 75.0  # between two requests
-    body_idle_s: float = 30.0  # between two bytes of a body that somebody waits for
-    # A body may take this long plus one second for every `body_floor_bytes_per_s` received: a byte a second is cut off.
+    body_idle_s: float = 30.0  # between two bytes of a body while a handler waits for it
+    # A body may take this long plus one second per `body_floor_bytes_per_s` received: one byte a second is cut off.
     body_grace_s: float = 60.0
     body_floor_bytes_per_s: int = 128
-    write_stall_s: float = 60.0  # a peer that takes none of the bytes waiting for it
+    write_stall_s: float = 60.0  # a client that reads none of the written bytes
     tunnel_idle_s: float = 3600.0  # a WebSocket with no byte either way
-    linger_s: float = 2.0  # after an answer that leaves unread input: a close at once could destroy it on the way
+    linger_s: float = 2.0  # after a response with unread input: closing at once could lose the response
 
     def tick_s(self) -> float:
         spans = (self.head_s, self.keep_alive_s, self.body_idle_s, self.body_grace_s, self.write_stall_s, self.linger_s)
@@ -34,26 +34,26 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server accepts."""
+    """Limits of one server."""
 
     head_bytes: int = 64 * 1024
     header_count: int = 128
     connections: int = 10_000
-    refusals: int = 256  # connections over the limit that are told so; the rest are just closed
-    pipelined_bytes: int = 64 * 1024  # read ahead of the request being answered, so that a leaving client is noticed
-    body_window_bytes: int = 128 * 1024  # of a body nobody has asked for yet
+    refusals: int = 256  # connections over the limit that get a 503; the rest are closed without one
+    pipelined_bytes: int = 64 * 1024  # read ahead of the current request, so that the end of the stream is noticed
+    body_window_bytes: int = 128 * 1024  # of a body that no handler reads yet
     backlog: int = 2048
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """How connections to upstreams are made and kept."""
+    """Limits of connections to upstreams."""
 
     connect_s: float = 5.0  # TLS handshake included
     patience: Patience = field(default_factory=Patience)
-    dead_after_s: float = DEAD_AFTER_S  # a machine that does not even acknowledge
-    send_stall_s: float = 60.0  # an upstream that takes none of the request's bytes
+    dead_after_s: float = DEAD_AFTER_S  # a machine that acknowledges no packet
+    send_stall_s: float = 60.0  # an upstream that reads none of the request's bytes
     idle_per_target: int = 512
     idle_s: float = 30.0
     max_age_s: float = 600.0
@@ -68,4 +68,4 @@ class PoolLimits:
 
 
 def choose_tick_s(shortest_s: float) -> float:
-    return min(LONGEST_TICK_S, max(SHORTEST_TICK_S, shortest_s / TICK_SHARE))
+    return min(MAX_TICK_S, max(MIN_TICK_S, shortest_s / TICK_SHARE))

@@ -1,4 +1,4 @@
-"""Connections to upstreams: made on demand, kept while idle, never trusted beyond their age."""
+"""The pool of connections to upstreams: opened on demand, kept while idle, closed at their maximum age."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from collections.abc import Callable
 
 from corral.contract.http import Target, UpstreamFailed
 from corral.relay.counters import Counters
-from corral.relay.fields import FieldsWriter
-from corral.relay.head import AnswerHeads
+from corral.relay.fast_path import FastPathUpstream, is_fast_path_response
+from corral.relay.http1.fields import FieldsWriter
+from corral.relay.http1.head import ResponseHeads
+from corral.relay.http1.head_templates import HeadTemplates
 from corral.relay.limits import PoolLimits
-from corral.relay.quick import QuickUpstream, may_arrive
-from corral.relay.shapes import Shapes
-from corral.relay.sockets import unacknowledged_s
-from corral.relay.upstream import Upstream
-from corral.relay.wheel import Wheel
+from corral.relay.loop.sockets import unacknowledged_s
+from corral.relay.loop.ticker import Ticker
+from corral.relay.pooled_connection import PooledConnection
+from corral.relay.upstream import UpstreamConnection
 
 _REFUSED_AT_ONCE = (ConnectionRefusedError, ConnectionResetError)
 
 
-class Lane:
-    """The connections to one target: how many are open, and those that are idle, the one used last at the end."""
+class TargetPool:
+    """The connections to one target: the number of open ones, and the idle ones, the last used at the end."""
 
     __slots__ = ("idle", "open")
 
     def __init__(self) -> None:
-        self.idle: list[Upstream] = []
+        self.idle: list[PooledConnection] = []
         self.open = 0
 
 
 class UpstreamPool:
-    """One per process. `tls` gives the context for a target with `tls`; without it the system's trust is used."""
+    """One per process. `tls` is the context for targets with TLS, or returns it; default: the system's CAs."""
 
     def __init__(
         self,
@@ -44,78 +45,80 @@ class UpstreamPool:
     ) -> None:
         self.limits = limits or PoolLimits()
         self.counters = counters or Counters()
-        self.heads = AnswerHeads(self.limits.header_count)
-        self.shapes = Shapes(self.heads, may_arrive, head_bytes=self.limits.head_bytes, twice=False)
+        self.heads = ResponseHeads(self.limits.header_count)
+        self.templates = HeadTemplates(
+            self.heads, is_fast_path_response, head_bytes=self.limits.head_bytes, twice=False
+        )
         self.writer = FieldsWriter()
-        self.wheel = Wheel(self.limits.tick_s())
+        self.ticker = Ticker(self.limits.tick_s())
         self._tls = tls
         self._system_tls: ssl.SSLContext | None = None
-        self._lanes: dict[Target, Lane] = {}
-        self._open: set[Upstream] = set()
-        self._connecting: dict[asyncio.Task[Upstream], tuple[Target, float]] = {}  # where to, and since when
+        self._target_pools: dict[Target, TargetPool] = {}
+        self._open: set[PooledConnection] = set()
+        self._connecting: dict[asyncio.Task[UpstreamConnection], tuple[Target, float]] = {}  # where to, and since when
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._closed = False
 
-    def lane(self, target: Target) -> Lane | None:
-        """Where connections to `target` are, as long as there are any."""
-        return self._lanes.get(target)
+    def find(self, target: Target) -> TargetPool | None:
+        """The connections to `target`; None: there are none."""
+        return self._target_pools.get(target)
 
-    def take(self, target: Target) -> Upstream | None:
-        """The idle connection used last: the others may then grow old and go."""
-        lane = self._lanes.get(target)
-        while lane is not None and lane.idle:
-            upstream = lane.idle.pop()
-            if upstream.expires_at > self.wheel.now:
+    def take(self, target: Target) -> UpstreamConnection | None:
+        """The idle connection used last, so that the others may expire."""
+        target_pool = self._target_pools.get(target)
+        while target_pool is not None and target_pool.idle:
+            upstream = target_pool.idle.pop()
+            if upstream.expires_at > self.ticker.now:
                 self.counters.upstream_reuses += 1
-                return upstream
+                return upstream  # type: ignore[return-value]  # `_open_one` makes no others
             upstream.discard()
         return None
 
-    def give_back(self, upstream: Upstream) -> bool:
-        """True if it is kept for another request."""
-        idle = upstream.lane.idle
-        if len(idle) >= self.limits.idle_per_target or upstream.expires_at <= self.wheel.now or self._closed:
+    def give_back(self, upstream: PooledConnection) -> bool:
+        """True if the pool keeps it for another request."""
+        idle = upstream.target_pool.idle
+        if len(idle) >= self.limits.idle_per_target or upstream.expires_at <= self.ticker.now or self._closed:
             return False
         idle.append(upstream)
         return True
 
-    def forget(self, upstream: Upstream) -> None:
-        """It is closed, or about to be."""
+    def forget(self, upstream: PooledConnection) -> None:
+        """Remove it from the idle connections: it is closed, or about to be."""
         with contextlib.suppress(ValueError):
-            upstream.lane.idle.remove(upstream)
+            upstream.target_pool.idle.remove(upstream)
 
-    def opened(self, upstream: Upstream) -> None:
-        lane = self._lanes.get(upstream.target)
-        if lane is None:
-            lane = self._lanes[upstream.target] = Lane()
-        lane.open += 1
-        upstream.lane = lane
+    def on_opened(self, upstream: PooledConnection) -> None:
+        target_pool = self._target_pools.get(upstream.target)
+        if target_pool is None:
+            target_pool = self._target_pools[upstream.target] = TargetPool()
+        target_pool.open += 1
+        upstream.target_pool = target_pool
         self._open.add(upstream)
         self._none_open.clear()
         self.counters.upstream_open += 1
-        self.wheel.add(upstream)
+        self.ticker.add(upstream)
 
-    def closed(self, upstream: Upstream) -> None:
+    def on_closed(self, upstream: PooledConnection) -> None:
         self.forget(upstream)
-        upstream.lane.open -= 1
-        if not upstream.lane.open:
-            del self._lanes[upstream.target]
+        upstream.target_pool.open -= 1
+        if not upstream.target_pool.open:
+            del self._target_pools[upstream.target]
         self._open.discard(upstream)
         if not self._open:
             self._none_open.set()
         self.counters.upstream_open -= 1
-        self.wheel.discard(upstream)
+        self.ticker.discard(upstream)
 
-    def start_connecting(self, target: Target) -> asyncio.Task[Upstream]:
-        """A task of its own, so that a client who leaves can have it stopped. Raises `UpstreamFailed`."""
+    def start_connecting(self, target: Target) -> asyncio.Task[UpstreamConnection]:
+        """A separate task, so that it can be cancelled when the client leaves. Raises `UpstreamFailed`."""
         task = asyncio.get_running_loop().create_task(self._connect(target), name="relay-connect")
         self._connecting[task] = target, time.monotonic()
         task.add_done_callback(self._connecting.pop)
         return task
 
     def waiting_since(self) -> dict[Target, float]:
-        """Targets with a request whose answer has not begun, connecting included, and since when the oldest waits."""
+        """Targets with requests whose responses have not begun, connecting included: when the oldest was sent."""
         found: dict[Target, float] = {}
         for target, since in self._connecting.values():
             found[target] = min(since, found.get(target, since))
@@ -125,20 +128,21 @@ class UpstreamPool:
                 found[upstream.target] = min(sent_at, found.get(upstream.target, sent_at))
         return found
 
-    # Handlers may run to their ends in here. They cannot run inside of another task, so callbacks of the loop do this.
+    # Handlers may run to their ends in here. They cannot run inside another task, so the loop calls these.
 
     def give_up(self, target: Target, why: str) -> None:
-        """`target` has stopped responding: soon every request fails whose answer has not begun, and no kept connection
-        is used again. Answers that have begun go on as long as their connections last."""
+        """`target` has stopped responding: fail every request there whose response has not begun, and close its idle
+        connections. Responses that have begun continue while their connections last."""
         asyncio.get_running_loop().call_soon(self._give_up, target, why)
 
     def give_up_unacknowledged(self, is_watched: Callable[[Target], bool], longest_s: float, why: str) -> None:
-        """The same for single connections to watched targets that acknowledge nothing of a request for so long."""
+        """`give_up` for single connections to watched targets that acknowledged nothing of a request for
+        `longest_s`."""
         asyncio.get_running_loop().call_soon(self._give_up_unacknowledged, is_watched, longest_s, why)
 
     def _give_up(self, target: Target, why: str) -> None:
-        lane = self._lanes.get(target)
-        for upstream in [] if lane is None else list(lane.idle):
+        target_pool = self._target_pools.get(target)
+        for upstream in [] if target_pool is None else list(target_pool.idle):
             upstream.discard()
         for upstream in [each for each in self._open if each.target == target]:
             upstream.give_up(why)
@@ -154,7 +158,7 @@ class UpstreamPool:
             if unacknowledged_s(upstream.transport.get_extra_info("socket")) >= longest_s:
                 upstream.give_up(why)
 
-    async def _connect(self, target: Target) -> Upstream:
+    async def _connect(self, target: Target) -> UpstreamConnection:
         if self._closed:
             raise UpstreamFailed("the relay is closing", refused=True)
         started = time.monotonic()
@@ -162,7 +166,7 @@ class UpstreamPool:
             async with asyncio.timeout(self.limits.connect_s):
                 try:
                     return await self._open_one(target)
-                except _REFUSED_AT_ONCE:  # perhaps it was just restarting; nothing was sent, so once more is safe
+                except _REFUSED_AT_ONCE:  # the upstream may have been restarting; nothing was sent, so a retry is safe
                     self.counters.upstream_retries += 1
                     return await self._open_one(target)
         except TimeoutError as error:
@@ -173,13 +177,13 @@ class UpstreamPool:
             self.counters.upstream_connect_failures += 1
             raise UpstreamFailed(f"cannot connect: {error}", refused=True) from error
 
-    async def _open_one(self, target: Target) -> Upstream:
+    async def _open_one(self, target: Target) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         if target.unix_path:
-            _, upstream = await loop.create_unix_connection(lambda: QuickUpstream(self, target), target.unix_path)
+            _, upstream = await loop.create_unix_connection(lambda: FastPathUpstream(self, target), target.unix_path)
         elif target.tls:
             _, upstream = await loop.create_connection(
-                lambda: QuickUpstream(self, target),
+                lambda: FastPathUpstream(self, target),
                 target.host,
                 target.port,
                 ssl=self.tls_for(target),
@@ -187,7 +191,7 @@ class UpstreamPool:
                 ssl_handshake_timeout=self.limits.connect_s,
             )
         else:
-            _, upstream = await loop.create_connection(lambda: QuickUpstream(self, target), target.host, target.port)
+            _, upstream = await loop.create_connection(lambda: FastPathUpstream(self, target), target.host, target.port)
         self.counters.upstream_connects += 1
         return upstream
 
@@ -199,11 +203,11 @@ class UpstreamPool:
         return self._tls if isinstance(self._tls, ssl.SSLContext) else self._tls(target)
 
     def idle_count(self, target: Target) -> int:
-        lane = self._lanes.get(target)
-        return 0 if lane is None else len(lane.idle)
+        target_pool = self._target_pools.get(target)
+        return 0 if target_pool is None else len(target_pool.idle)
 
     async def close(self) -> None:
-        """Cut every connection, busy ones too; wait until they are gone."""
+        """Close every connection, also busy ones; wait until all are closed."""
         self._closed = True
         for task in list(self._connecting):
             task.cancel()

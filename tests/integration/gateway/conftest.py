@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from corral.gateway.main import Gateway, open_gateway
+from corral.gateway.routing.request import Router
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.v1 import Router
 from corral.kit.clock import SystemClock
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, key, running_controller
 from tests.support.relay import HeldClock, hold_clock
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
 async def gateway(controller: ScriptedController, open_one: OpenGateway) -> AsyncIterator[Gateway]:
     """The usual one, with its first view read."""
     async with open_one() as gateway:
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         yield gateway
 
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from corral.gateway.main import Gateway
-from corral.gateway.metrics import RouteClass, render
+from corral.gateway.receipts.metrics import RouteClass, render
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
-from tests.integration.gateway.house import CHAT, SMALL, House, open_house
+from tests.integration.gateway.fleet import CHAT, SMALL, GatewayFleet, open_fleet
 from tests.integration.gateway.raw_client import connected
 from tests.integration.gateway.scripted_controller import ScriptedController, key
 from tests.support.waiting import until
@@ -23,11 +23,11 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-async def house(
+async def fleet(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
-) -> AsyncIterator[House]:
-    async with open_house(controller, open_one, http) as house:
-        yield house
+) -> AsyncIterator[GatewayFleet]:
+    async with open_fleet(controller, open_one, http) as fleet:
+        yield fleet
 
 
 def rendered(gateway: Gateway) -> str:
@@ -51,15 +51,15 @@ async def answer_to_a_head(gateway: Gateway, secret: str, length: int) -> tuple[
         return int(lines[0].split()[1]), headers
 
 
-async def test_a_key_over_its_limits_is_refused_before_its_body_is_read(house: House) -> None:
+async def test_a_key_over_its_limits_is_refused_before_its_body_is_read(fleet: GatewayFleet) -> None:
     keys = [
         *KEYS,
         key("ck_few", "inference", limits={"requests_per_min": 1}),
         key("ck_one", "inference", limits={"concurrent": 1}),
     ]
-    house.controller.change(keys=keys, replicas=[house.one.replica("p1", slots=8)])
-    gateway = await house.gateway()
-    assert (await house.ask(gateway, secret="ck_few"))[0] == 200
+    fleet.controller.change(keys=keys, replicas=[fleet.one.replica("p1", slots=8)])
+    gateway = await fleet.gateway()
+    assert (await fleet.ask(gateway, secret="ck_few"))[0] == 200
     status, headers = await answer_to_a_head(gateway, "ck_few", 60 * MIB)
     assert (status, int(headers["retry-after"]) >= 1) == (429, True)
 
@@ -69,16 +69,16 @@ async def test_a_key_over_its_limits_is_refused_before_its_body_is_read(house: H
         await until(lambda: gateway.metrics.routes[RouteClass.INFERENCE].in_flight == 1, "it is being read")
         assert (await answer_to_a_head(gateway, "ck_one", 60 * MIB))[0] == 429
     await until(lambda: gateway.metrics.routes[RouteClass.INFERENCE].in_flight == 0, "it has left")
-    assert (await house.ask(gateway, secret="ck_one"))[0] == 200
-    assert (await house.ask(gateway, secret="ck_one", model=7))[0] == 400
-    assert (await house.ask(gateway, secret="ck_one"))[0] == 200, "what cannot be served has ended, too"
+    assert (await fleet.ask(gateway, secret="ck_one"))[0] == 200
+    assert (await fleet.ask(gateway, secret="ck_one", model=7))[0] == 400
+    assert (await fleet.ask(gateway, secret="ck_one"))[0] == 200, "what cannot be served has ended, too"
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_bodies_together_are_bounded(house: House, *, chunked: bool) -> None:
-    house.controller.change(replicas=[house.one.replica("p1", slots=8)])
-    gateway = await house.gateway(body_limit_bytes=2 * MIB, bodies_limit_bytes=3 * MIB)
-    house.one.held = asyncio.Event()
+async def test_bodies_together_are_bounded(fleet: GatewayFleet, *, chunked: bool) -> None:
+    fleet.controller.change(replicas=[fleet.one.replica("p1", slots=8)])
+    gateway = await fleet.gateway(body_limit_bytes=2 * MIB, bodies_limit_bytes=3 * MIB)
+    fleet.one.held = asyncio.Event()
     body = json.dumps({"model": "small", "prompt": "x" * (2 * MIB - 100)}).encode()
 
     async def ask() -> tuple[int, dict[str, object]]:
@@ -87,53 +87,53 @@ async def test_bodies_together_are_bounded(house: House, *, chunked: bool) -> No
                 yield body[start : start + 65536]
 
         data = pieces() if chunked else io.BytesIO(body)
-        async with house.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), data=data) as answer:
+        async with fleet.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), data=data) as answer:
             return answer.status, await answer.json()
 
     first = asyncio.create_task(ask())
-    await until(lambda: len(house.one.came) == 1, "it is being served")
+    await until(lambda: len(fleet.one.came) == 1, "it is being served")
     assert "corral_gateway_body_bytes 2.0" in rendered(gateway), "two million"
     status, answer = await ask()
     assert (status, answer["error"]["code"]) == (503, "no_room")  # type: ignore[index]
-    house.one.held.set()
+    fleet.one.held.set()
     assert (await first)[0] == 200
-    assert house.one.came[0].body == body
+    assert fleet.one.came[0].body == body
     assert (await ask())[0] == 200, "the room is free again"
     await until(lambda: "corral_gateway_body_bytes 0.0" in rendered(gateway), "none of it is kept")
 
 
 @pytest.mark.parametrize("asked", ["small", "whisper"])
-async def test_bodies_with_files_together_are_bounded(house: House, asked: str) -> None:
+async def test_bodies_with_files_together_are_bounded(fleet: GatewayFleet, asked: str) -> None:
     """On disk as in memory; the copy that is made for a model asked for by another name counts, too."""
-    house.controller.change(
-        replicas=[house.one.replica("p1", slots=8)], models=[SMALL, {"id": "whisper", "alias": "small"}]
+    fleet.controller.change(
+        replicas=[fleet.one.replica("p1", slots=8)], models=[SMALL, {"id": "whisper", "alias": "small"}]
     )
-    gateway = await house.gateway(multipart_limit_bytes=2 * MIB, spool_limit_bytes=5 * MIB)
-    house.one.held = asyncio.Event()
+    gateway = await fleet.gateway(multipart_limit_bytes=2 * MIB, spool_limit_bytes=5 * MIB)
+    fleet.one.held = asyncio.Event()
 
     async def ask() -> tuple[int, dict[str, object]]:
         form = aiohttp.FormData({"model": asked}, default_to_multipart=True)
         form.add_field("file", io.BytesIO(b"x" * (2 * MIB - 1000)), filename="a.wav")
         url = f"{gateway.url}/v1/audio/transcriptions"
-        async with house.http.post(url, headers=bearer(USER), data=form) as answer:
+        async with fleet.http.post(url, headers=bearer(USER), data=form) as answer:
             return answer.status, await answer.json()
 
     fit = 2 if asked == "small" else 1
     served = [asyncio.create_task(ask()) for _ in range(fit)]
-    await until(lambda: len(house.one.came) == fit, "they are being served")
+    await until(lambda: len(fleet.one.came) == fit, "they are being served")
     status, answer = await ask()
     assert (status, answer["error"]["code"]) == (503, "no_room")  # type: ignore[index]
-    house.one.held.set()
+    fleet.one.held.set()
     assert [status for status, _ in await asyncio.gather(*served)] == [200] * fit
     assert (await ask())[0] == 200, "the room is free again"
     await until(lambda: "corral_gateway_spooled_bytes 0.0" in rendered(gateway), "none of it is kept")
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_body_of_100_mb_is_refused_and_not_kept(house: House, *, declared: bool) -> None:
+async def test_a_body_of_100_mb_is_refused_and_not_kept(fleet: GatewayFleet, *, declared: bool) -> None:
     """With the usual limits: before a byte of it is read where it says how long it is, else once it is too long."""
-    house.controller.change(replicas=[house.one.replica("p1")])
-    gateway = await house.gateway()
+    fleet.controller.change(replicas=[fleet.one.replica("p1")])
+    gateway = await fleet.gateway()
     if declared:
         assert (await answer_to_a_head(gateway, USER, 100_000_000))[0] == 413
     else:
@@ -147,41 +147,41 @@ async def test_a_body_of_100_mb_is_refused_and_not_kept(house: House, *, declare
                         writer.write(piece)
                         await writer.drain()
             assert b" 413 " in await answer
-    assert await house.who(gateway) == "p1"
+    assert await fleet.who(gateway) == "p1"
 
 
-async def test_a_body_that_came_in_pieces_is_sent_again_where_the_first_is_not_reached(house: House) -> None:
-    house.controller.change(replicas=[house.one.replica("p1"), house.two.replica("p2", last_resort=True)])
-    house.one.gone.add("p1")
-    gateway = await house.gateway()
+async def test_a_body_that_came_in_pieces_is_sent_again_where_the_first_is_not_reached(fleet: GatewayFleet) -> None:
+    fleet.controller.change(replicas=[fleet.one.replica("p1"), fleet.two.replica("p2", last_resort=True)])
+    fleet.one.gone.add("p1")
+    gateway = await fleet.gateway()
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"model":"small",'
         yield b'"prompt":"hi"}'
 
-    async with house.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), data=pieces()) as answer:
+    async with fleet.http.post(f"{gateway.url}{CHAT}", headers=bearer(USER), data=pieces()) as answer:
         assert (await answer.json())["choices"][0]["text"] == "p2"
-    assert house.two.came[0].body == b'{"model":"small","prompt":"hi"}'
+    assert fleet.two.came[0].body == b'{"model":"small","prompt":"hi"}'
 
 
-async def test_an_alias_is_its_model_in_a_form_and_in_a_query(house: House) -> None:
+async def test_an_alias_is_its_model_in_a_form_and_in_a_query(fleet: GatewayFleet) -> None:
     models = [SMALL, {"id": "whisper", "alias": "small"}]
-    house.controller.change(models=models, replicas=[house.one.replica("p1")])
-    gateway = await house.gateway()
+    fleet.controller.change(models=models, replicas=[fleet.one.replica("p1")])
+    gateway = await fleet.gateway()
     sound = bytes(range(256)) * 12_000
     form = aiohttp.FormData()
     form.add_field("file", io.BytesIO(sound), filename="model", content_type="audio/wav")
     form.add_field("model", "whisper")
     form.add_field("language", "whisper")
     url = f"{gateway.url}/v1/audio/transcriptions"
-    async with house.http.post(url, headers=bearer(USER), data=form) as answer:
+    async with fleet.http.post(url, headers=bearer(USER), data=form) as answer:
         assert answer.status == 200, await answer.text()
-    came = house.one.came[0]
+    came = fleet.one.came[0]
     assert came.body.count(b"whisper") == 1, "only the field is changed"
     assert b'name="model"\r\n\r\nsmall\r\n' in came.body
     assert sound in came.body
     assert int(came.headers["Content-Length"]) == len(came.body)
-    async with house.http.get(f"{gateway.url}/v1/things?x=1&model=whisper&y=2", headers=bearer(USER)) as answer:
+    async with fleet.http.get(f"{gateway.url}/v1/things?x=1&model=whisper&y=2", headers=bearer(USER)) as answer:
         assert answer.status == 200
-    assert house.one.came[1].query == "x=1&model=small&y=2"
-    assert [(row["model"], row["served_by"]) for row in await house.receipts(2)] == [("whisper", "small")] * 2
+    assert fleet.one.came[1].query == "x=1&model=small&y=2"
+    assert [(row["model"], row["served_by"]) for row in await fleet.receipts(2)] == [("whisper", "small")] * 2

@@ -67,7 +67,7 @@ async def test_without_a_first_view_it_says_so_and_recovers(
             assert "cannot be reached right now" in await answer.text()
         await controller.start()
         try:
-            await until(lambda: gateway.keeper.fleet, "the first view is read")
+            await until(lambda: gateway.views.fleet, "the first view is read")
             assert await status(http, f"{gateway.url}/readyz") == 200
             assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         finally:
@@ -78,9 +78,9 @@ async def test_a_gateway_with_a_wrong_key_is_told_apart_from_a_controller_that_i
     controller: ScriptedController, open_one: OpenGateway
 ) -> None:
     async with open_one(gateway_key="ck_wrong") as gateway:
-        await gateway.keeper.look()
-        assert gateway.keeper.fleet is None
-        assert "refuses the gateway key" in (gateway.keeper.trouble or "")
+        await gateway.views.run_once()
+        assert gateway.views.fleet is None
+        assert "refuses the gateway key" in (gateway.views.last_error or "")
 
 
 @pytest.mark.parametrize("body", [b"{}", b"null", b"", b"<html>", b'{"revision":"x"}', b'{"revision":3,"keys":7}'])
@@ -96,11 +96,11 @@ async def test_a_stranger_in_the_controllers_place_locks_nobody_out(
     controller = ScriptedController(socket, keys=list(KEYS))
     await controller.start()
     async with open_one(view_check_interval_s=NEVER) as gateway:
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         await controller.stop()
         server = await asyncio.start_unix_server(answer, socket)
-        await gateway.keeper.look()
-        assert gateway.keeper.trouble
+        await gateway.views.run_once()
+        assert gateway.views.last_error
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         server.close()
         await server.wait_closed()
@@ -110,7 +110,7 @@ async def test_a_revoked_key_is_refused_without_any_bus(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
 ) -> None:
     async with open_one(view_check_interval_s=1.0) as gateway:  # as in production
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
         controller.change(keys=[key for key in KEYS if key["id"] != f"id-{USER}"])
         await until_refused(http, gateway, USER, timeout_s=promised(2))
@@ -123,7 +123,7 @@ async def test_a_fresh_key_is_known_at_once_and_a_guess_is_not_looked_for(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
 ) -> None:
     async with open_one(view_check_interval_s=NEVER, view_interval_s=NEVER) as gateway:
-        await until(lambda: gateway.keeper.fleet, "the first view is read")
+        await until(lambda: gateway.views.fleet, "the first view is read")
         controller.change(keys=[*KEYS, key("ck_fresh", "admin")])
         for path in ("/v1/models", "/metrics"):
             assert await status(http, f"{gateway.url}{path}", "ck_fresh") == 200
@@ -156,7 +156,7 @@ async def test_a_revoked_key_is_refused_at_a_hint(
     async with open_one(**settings) as gateway, nats_server.bus(nats_server.service()) as bus:
         await bus.wait_connected(10)
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
-        await until(lambda: gateway.keeper.fleet, "the first view is read")
+        await until(lambda: gateway.views.fleet, "the first view is read")
 
         async def hints_arrive() -> bool:
             await bus.publish(VIEW_CHANGED, ViewChanged(kind="nodes", id="n", row_version=1))
@@ -173,7 +173,7 @@ async def test_a_revoked_key_is_refused_at_a_hint(
         controller.change(keys=list(KEYS))
         await nats_server.server.start()
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus again")
-        await until(lambda: gateway.keeper.fleet and gateway.keeper.fleet.clients, "the missed change is seen")
+        await until(lambda: gateway.views.fleet and gateway.views.fleet.clients, "the missed change is seen")
         assert await status(http, f"{gateway.url}/v1/models", USER) == 200
 
 
@@ -194,7 +194,7 @@ async def test_what_other_gateways_send_to_a_replica_counts(
         )
         await bus.wait_connected(10)
         await until(lambda: gateway.metrics.view.bus_connected, "the gateway hears the bus")
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         reports = itertools.count(1)
 
         async def ask() -> None:
@@ -327,7 +327,7 @@ async def test_tls(
     cert, key = self_signed(tmp_path)
     trusting = ssl.create_default_context(cafile=str(cert))
     async with open_one(tls_cert=cert, tls_key=key) as gateway:
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         assert gateway.url.startswith("https://")
         async with http.get(f"{gateway.url}/v1/models", headers=bearer(USER), ssl=trusting) as answer:
             assert answer.status == 200
@@ -348,13 +348,13 @@ async def test_a_controller_on_another_machine_is_reached_by_tls(
     serving.load_cert_chain(cert, key)
     url = await controller.listen(serving)
     async with open_one(controller=url, controller_ca=cert) as gateway:
-        await until(lambda: gateway.keeper.fleet, "the first view is read")
+        await until(lambda: gateway.views.fleet, "the first view is read")
         async with http.get(f"{gateway.url}/api/x") as answer:
             assert answer.status == 200
         assert controller.seen[-1].values("X-Corral-Gateway") == [GATEWAY_KEY]
     async with open_one(controller=url) as doubting:  # the machine's own list does not know that certificate
-        await doubting.keeper.look()
-        assert "certificate" in (doubting.keeper.trouble or "").lower()
+        await doubting.views.run_once()
+        assert "certificate" in (doubting.views.last_error or "").lower()
         async with http.get(f"{doubting.url}/api/x") as answer:
             assert answer.status == 503
 
@@ -420,7 +420,7 @@ async def test_no_log_line_holds_a_secret_or_a_body(
     configure_logging(role="gateway", level="debug", json=True)
     try:
         async with open_one() as gateway:
-            await gateway.keeper.look()
+            await gateway.views.run_once()
             url = f"{gateway.url}/v1/chat/completions?api_key={USER}"
             body = {"model": "none", "messages": [{"role": "user", "content": "the prompt"}]}
             async with http.post(url, headers={**bearer(USER), "X-Request-Id": "r-1"}, json=body) as answer:

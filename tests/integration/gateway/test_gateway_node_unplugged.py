@@ -18,7 +18,7 @@ from corral.gateway.main import open_gateway
 from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
 from tests.integration.gateway.conftest import KEYS, USER, bearer
-from tests.integration.gateway.house import CHAT, SHORT
+from tests.integration.gateway.fleet import CHAT, SHORT
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, running_controller
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.network import Lan, two_machines
@@ -78,7 +78,7 @@ async def _unplugged(lan: Lan, far: socket.socket, path: Path) -> None:
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http,
     ):
         controller.change(nodes=[node, near.view], replicas=[p1])
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         url, body = f"{gateway.url}{CHAT}", {"model": "small", "stream": True}
         streams = [await http.post(url, headers=bearer(USER), json=body) for _ in range(3)]
         for stream in streams:
@@ -87,7 +87,7 @@ async def _unplugged(lan: Lan, far: socket.socket, path: Path) -> None:
         cut_at = time.monotonic()
         second = near.replica("p2", slots=64, revision="")
         controller.change(replicas=[p1, second])
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         # Whoever comes now, also where the far one is tried first, is answered by the other.
         asked = [http.post(url, headers=bearer(USER), json={"model": "small"}) for _ in range(20)]
         for answered in await asyncio.gather(*asked):

@@ -176,7 +176,7 @@ async def test_a_missing_key_file_is_one_clear_line(tmp_path: Path) -> None:
     ) as gateway:
         _, errors = await asyncio.wait_for(gateway.communicate(), 20)
     assert gateway.returncode == 1
-    assert errors.decode().splitlines() == [f"corral gateway: the gateway key is not there: {missing} is absent"]
+    assert errors.decode().splitlines() == [f"corral gateway: there is no gateway key: {missing} is absent"]
 
 
 async def test_plain_http_beyond_this_machine_is_warned_about(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from corral.gateway.settings import GatewaySettings
 from corral.kit.clock import SystemClock
 from corral.worker.supervisor.spec import ProcessSpec
 from tests.integration.gateway.conftest import KEYS, USER, OpenGateway, bearer
-from tests.integration.gateway.house import CHAT, SHORT, House, open_house
+from tests.integration.gateway.fleet import CHAT, SHORT, GatewayFleet, open_fleet
 from tests.integration.gateway.scripted_controller import GATEWAY_KEY, ScriptedController, running_controller
 from tests.integration.gateway.scripted_ingress import running_ingress
 from tests.support.network import Lan, two_machines
@@ -61,11 +61,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 
 
 @pytest.fixture
-async def house(
+async def fleet(
     controller: ScriptedController, open_one: OpenGateway, http: aiohttp.ClientSession
-) -> AsyncIterator[House]:
-    async with open_house(controller, open_one, http) as house:
-        yield house
+) -> AsyncIterator[GatewayFleet]:
+    async with open_fleet(controller, open_one, http) as fleet:
+        yield fleet
 
 
 @pytest.fixture
@@ -97,20 +97,20 @@ async def stoppable_ingress() -> AsyncIterator[StoppableIngress]:
         await process.wait()
 
 
-async def test_a_slow_answer_behind_a_live_ingress_is_waited_for_and_made_once(house: House) -> None:
-    house.both(slots=64)
-    house.one.held = house.two.held = asyncio.Event()
-    gateway = await house.gateway(**QUICK)
-    asking = [asyncio.create_task(house.who(gateway)) for _ in range(8)]
-    await until(lambda: len(house.one.came) + len(house.two.came) == 8, "eight requests under way")
+async def test_a_slow_answer_behind_a_live_ingress_is_waited_for_and_made_once(fleet: GatewayFleet) -> None:
+    fleet.both(slots=64)
+    fleet.one.held = fleet.two.held = asyncio.Event()
+    gateway = await fleet.gateway(**QUICK)
+    asking = [asyncio.create_task(fleet.who(gateway)) for _ in range(8)]
+    await until(lambda: len(fleet.one.came) + len(fleet.two.came) == 8, "eight requests under way")
     # Twenty times as long as an ingress may be silent: with the usual 3 s, a minute.
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(20 * QUICK["ingress_silent_s"]):
             await asyncio.gather(*(asyncio.shield(each) for each in asking))
-    house.one.held.set()
+    fleet.one.held.set()
     assert sorted(await asyncio.gather(*asking)) == ["p1"] * 4 + ["p2"] * 4
-    assert len(house.one.came) + len(house.two.came) == 8
-    assert [row.get("tries", 1) for row in await house.receipts(8)] == [1] * 8
+    assert len(fleet.one.came) + len(fleet.two.came) == 8
+    assert [row.get("tries", 1) for row in await fleet.receipts(8)] == [1] * 8
 
 
 @pytest.mark.long
@@ -127,7 +127,7 @@ async def test_a_replica_that_is_silent_for_a_minute_behind_a_real_ingress_runs_
     ):
         assert gateway.settings.ingress_silent_s == 3.0
         controller.change(nodes=[node_of(site)], replicas=[await silent_replica(site, tmp_path, n) for n in range(2)])
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         started = time.monotonic()
 
         async def wait_for_answer(user: str, **more: Any) -> str:
@@ -163,31 +163,31 @@ async def silent_replica(site: Worksite, folder: Path, index: int) -> dict[str, 
     return {"process_id": running.process_id, "node_id": NODE, "model": "small", "slots": 64}
 
 
-async def test_another_replica_answers_for_a_stopped_ingress(house: House) -> None:
+async def test_another_replica_answers_for_a_stopped_ingress(fleet: GatewayFleet) -> None:
     async with stoppable_ingress() as stopped:
-        house.controller.change(nodes=[stopped.view, house.one.view], replicas=[stopped.replica])
-        gateway = await house.gateway(**QUICK, eject_s=0.01)
-        asking = asyncio.create_task(house.who(gateway))
+        fleet.controller.change(nodes=[stopped.view, fleet.one.view], replicas=[stopped.replica])
+        gateway = await fleet.gateway(**QUICK, eject_s=0.01)
+        asking = asyncio.create_task(fleet.who(gateway))
         assert await stopped.came() == f"came /replicas/p9{CHAT}"
         stopped.process.send_signal(signal.SIGSTOP)
-        house.controller.change(replicas=[stopped.replica, house.one.replica("p1", slots=64)])
-        await gateway.keeper.look()
+        fleet.controller.change(replicas=[stopped.replica, fleet.one.replica("p1", slots=64)])
+        await gateway.views.run_once()
         assert await asking == "p1"
         # The stopped one gets no request until it responds again, however short other ejections are.
-        assert {await house.who(gateway) for _ in range(20)} == {"p1"}
-        receipts = await house.receipts(21)
+        assert {await fleet.who(gateway) for _ in range(20)} == {"p1"}
+        receipts = await fleet.receipts(21)
         assert [row.get("tries", 1) for row in receipts].count(2) == 1
         stopped.process.send_signal(signal.SIGCONT)
-        going_on = asyncio.create_task(_ask_until_stuck(house, gateway))
+        going_on = asyncio.create_task(_ask_until_stuck(fleet, gateway))
         assert await stopped.came() == f"came /replicas/p9{CHAT}"
         going_on.cancel()
 
 
-async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(house: House) -> None:
+async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(fleet: GatewayFleet) -> None:
     async with stoppable_ingress() as stopped:
-        house.controller.change(nodes=[stopped.view], replicas=[stopped.replica])
-        gateway = await house.gateway(**QUICK, eject_s=0.01)
-        asking = asyncio.create_task(house.who(gateway))
+        fleet.controller.change(nodes=[stopped.view], replicas=[stopped.replica])
+        gateway = await fleet.gateway(**QUICK, eject_s=0.01)
+        asking = asyncio.create_task(fleet.who(gateway))
         await stopped.came()
         stopped.process.send_signal(signal.SIGSTOP)
         await until(lambda: gateway.metrics.gauges["waiting"][1]() == 1, "the request waits for a replica")
@@ -196,21 +196,21 @@ async def test_a_lone_replica_is_waited_for_until_its_ingress_responds(house: Ho
         asking.cancel()
 
 
-async def test_a_lone_replica_that_stays_silent_is_told_apart_from_a_busy_one(house: House) -> None:
+async def test_a_lone_replica_that_stays_silent_is_told_apart_from_a_busy_one(fleet: GatewayFleet) -> None:
     async with stoppable_ingress() as stopped:
-        house.controller.change(nodes=[stopped.view], replicas=[stopped.replica])
-        gateway = await house.gateway(**QUICK, queue_wait_s=0.5)
+        fleet.controller.change(nodes=[stopped.view], replicas=[stopped.replica])
+        gateway = await fleet.gateway(**QUICK, queue_wait_s=0.5)
         stopped.process.send_signal(signal.SIGSTOP)
-        status, answer, headers = await house.ask(gateway)
+        status, answer, headers = await fleet.ask(gateway)
         assert status == 503
         assert "could be reached" in answer["error"]["message"]
         assert headers["Retry-After"]
         stopped.process.send_signal(signal.SIGCONT)
 
 
-async def _ask_until_stuck(house: House, gateway: Gateway) -> None:
+async def _ask_until_stuck(fleet: GatewayFleet, gateway: Gateway) -> None:
     while True:
-        await house.who(gateway)
+        await fleet.who(gateway)
 
 
 @contextlib.asynccontextmanager
@@ -237,7 +237,7 @@ async def gateway_before(path: Path, node: dict[str, Any]) -> AsyncIterator[tupl
         open_gateway(GatewaySettings(**settings, hints=False), SystemClock()) as gateway,
     ):
         controller.change(nodes=[node], replicas=[P1])
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         yield controller, gateway
 
 
@@ -287,7 +287,7 @@ async def _partitioned(lan: Lan, far: socket.socket, path: Path, trouble: str) -
             lan.there.ip("route", "add", "blackhole", f"{lan.here.address}/32")
         cut_at = time.monotonic()
         controller.change(nodes=[node, near.view], replicas=[P1, near.replica("p2", slots=64, revision="")])
-        await gateway.keeper.look()
+        await gateway.views.run_once()
         after = [asyncio.create_task(ask(http, gateway)) for _ in range(20)]  # some connect to the far node, in vain
         assert {text for text, _ in await asyncio.gather(*waiting, *after)} == {"p2"}
         assert time.monotonic() - cut_at < promised(5)

@@ -1,4 +1,5 @@
-"""Every test of the relay runs on uvloop, as in production, with the short way and without, and on asyncio's loop."""
+"""Every test of the relay runs on uvloop, as in production, with the fast path and without it, and on asyncio's
+loop."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ from tests.support.relay import HeldClock, hold_clock
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    loops = {"uvloop": uvloop.new_event_loop, "quick": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-    if "test_short_way" in item.nodeid:
-        del loops["quick"]  # these choose their way themselves
+    loops = {"uvloop": uvloop.new_event_loop, "fast-path": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    if "test_fast_path" in item.nodeid:
+        del loops["fast-path"]  # these tests turn the fast path on and off themselves
     return loops
 
 
 @pytest.fixture(autouse=True)
-def _ways_of_writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On asyncio's loop bytes are always written together, as they are when many requests are under way."""
+def _write_together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On asyncio's loop bytes are always written together, as they are when many requests are in flight."""
     if "asyncio" in request.node.name:
-        monkeypatch.setattr("corral.relay.outbox._FEW", -1)
+        monkeypatch.setattr("corral.relay.write_queue._FEW", -1)
 
 
 @pytest.fixture(autouse=True)
-def _ways_of_relaying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers are the same, byte for byte, whichever way they took: no test knows which it is."""
-    if "quick" in request.node.name:
-        monkeypatch.setattr("tests.support.relay.QUICK", True)
+def _fast_path_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both paths give the same answers, byte for byte: no test knows which path a request took."""
+    if "fast-path" in request.node.name:
+        monkeypatch.setattr("tests.support.relay.FAST_PATH_ON", True)
 
 
 @pytest.fixture

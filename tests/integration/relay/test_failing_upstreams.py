@@ -372,7 +372,7 @@ async def test_the_first_byte_counts_from_the_end_of_the_request(clock: HeldCloc
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n")
         await r.until(lambda: r.upstream.connections)
         for _ in range(8):
-            await clock.forward(0.06, r.pool.wheel)
+            await clock.forward(0.06, r.pool.ticker)
             await client.send(b"x")
         assert (await client.answer()).status == 200
 

@@ -108,7 +108,7 @@ async def feed(client: Client, pieces: list[bytes]) -> None:
 @pytest.fixture(params=[4, -1], ids=["at-once", "together"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Up to so many requests under way, bytes are written at once."""
-    monkeypatch.setattr("corral.relay.outbox._FEW", request.param)
+    monkeypatch.setattr("corral.relay.write_queue._FEW", request.param)
     value: int = request.param
     return value
 

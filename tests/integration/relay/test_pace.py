@@ -13,6 +13,7 @@ import pytest
 
 from corral.contract.http import ClientGone, Patience, Request, Responder
 from corral.relay import Limits, PoolLimits
+from corral.relay.upstream import UpstreamConnection
 from tests.support.relay import Client, Everything, HeldClock, Rig, Served, ok, quick, rig
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -60,8 +61,8 @@ async def test_a_slow_client_slows_the_upstream_down(framing: str, clock: HeldCl
         assert sent < BIG / 2
         conn = next(iter(r.server._connections))
         assert conn.transport.get_write_buffer_size() < 2_000_000
-        await r.until(lambda: all(upstream._held for upstream in r.pool._open))
-        await clock.forward(0.4, r.pool.wheel)  # longer than the upstream may be silent: it is not the one who waits
+        await r.until(lambda: all(isinstance(each, UpstreamConnection) and each._is_paused for each in r.pool._open))
+        await clock.forward(0.4, r.pool.ticker)  # longer than the upstream may be silent: it is not the one who waits
         resume(client)
         answer = await client.answer()
         assert len(answer.body) == BIG
@@ -106,9 +107,9 @@ async def test_a_slow_upstream_slows_the_upload_down(framing: str, clock: HeldCl
                 last = sent
                 await asyncio.sleep(0.15)
             assert sent < BIG / 2
-            await r.until(lambda: all(conn._holds for conn in r.server._connections))
+            await r.until(lambda: all(conn._pause_reasons for conn in r.server._connections))
             await clock.forward(
-                0.4, r.server.wheel
+                0.4, r.server.ticker
             )  # longer than a body may pause: the client is not the one who waits
             gate.set()
         assert (await client.answer()).body == b"%08d" % BIG
@@ -175,8 +176,8 @@ async def test_a_body_nobody_asks_for_stays_with_the_client(clock: HeldClock) ->
         conn = None
         await r.until(lambda: r.server._connections)
         conn = next(iter(r.server._connections))
-        await r.until(lambda: conn._holds)
-        await clock.forward(0.3, r.server.wheel)  # longer than a body may pause, but nobody waits for it
+        await r.until(lambda: conn._pause_reasons)
+        await clock.forward(0.3, r.server.ticker)  # longer than a body may pause, but nobody waits for it
         assert conn._body is not None
         assert conn._body.buffered < 1_000_000
         gate.set()
@@ -206,7 +207,7 @@ async def test_a_client_that_takes_a_little_now_and_then_is_not(clock: HeldClock
         client = await slow_client(r)
         await client.send(GET)
         for _ in range(10):  # in all longer than the limit, each time far within it
-            await clock.forward(0.05, r.server.wheel)
+            await clock.forward(0.05, r.server.ticker)
             resume(client)
             await client.exactly(BIG // 12)  # more than the kernel gives out before it asks us for more
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -289,9 +290,9 @@ async def test_the_head_of_a_later_request_has_its_own_deadline(clock: HeldClock
     async with rig(limits=Limits(timeouts=quick(head_s=0.15))) as r:
         client = await r.client()
         for _ in range(3):
-            await clock.forward(0.1, r.server.wheel)
+            await clock.forward(0.1, r.server.ticker)
             assert (await client.ask(GET)).status == 200
-        await clock.forward(0.3, r.server.wheel)  # idle, not sending a head: another clock
+        await clock.forward(0.3, r.server.ticker)  # idle, not sending a head: another clock
         await client.send(b"GET /")
         clock.let_go()
         assert (await client.answer()).status == 408
@@ -342,7 +343,7 @@ async def test_a_steady_body_is_not(clock: HeldClock) -> None:
         await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 30\r\n\r\n")
         for number in range(10):  # in all far longer than the grace
             await r.until(lambda count=number * 3: _received(r) == count)  # type: ignore[misc]
-            await clock.forward(0.06, r.server.wheel)
+            await clock.forward(0.06, r.server.ticker)
             await client.send(b"xxx")
         assert (await client.answer()).status == 200
 

@@ -61,7 +61,7 @@ async def test_reading_pauses_when_a_client_runs_far_ahead() -> None:
         client.writer.write(b"".join(one % number for number in range(2000)))  # 6 MB: more than the kernel will hold
         await r.until(lambda: r.server.running == 1)
         conn = next(iter(r.server._connections))
-        await r.until(lambda: conn._holds)
+        await r.until(lambda: conn._pause_reasons)
         held = len(conn._buffer)
         assert held < 1_000_000
         gate.set()

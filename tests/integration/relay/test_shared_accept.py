@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corral.relay.shared_accept import SharedListener
+from corral.relay.loop.shared_accept import SharedListener
 from tests.support.waiting import until
 
 

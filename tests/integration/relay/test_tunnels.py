@@ -153,7 +153,7 @@ async def test_a_silent_tunnel_is_closed_after_a_while(clock: HeldClock) -> None
         await client.send(UPGRADE)
         await client.head()
         for _ in range(5):
-            await clock.forward(0.2, r.pool.wheel)  # together longer than a tunnel may be silent, each by far shorter
+            await clock.forward(0.2, r.pool.ticker)  # together longer than a tunnel may be silent, each by far shorter
             await client.send(b"ping")
             assert await client.exactly(4) == b"ping"
         clock.let_go()

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract.view import KeyLimits
-from corral.gateway.limits import KeyLimiter
-from corral.gateway.metrics import Metrics, RouteClass, render
-from corral.gateway.pick import BUSY
-from corral.gateway.processes.limits import SharedLimiters, bucket_row, fill, running_row
-from corral.gateway.processes.loads import SharedInFlight, SharedLoad, row_name
-from corral.gateway.processes.numbers import add_up, as_metrics, ended, numbers_of
-from corral.gateway.processes.table import RowBook, SharedTable
+from corral.gateway.http.rate_limits import KeyLimiter
+from corral.gateway.processes.in_flight import SharedInFlight, SharedLoad, row_name
+from corral.gateway.processes.metrics import keep_counters, merge_snapshots, restore_metrics, take_snapshot
+from corral.gateway.processes.rate_limits import SharedLimiters, bucket_row, fill, running_row
+from corral.gateway.processes.table import RowAllocator, SharedTable
+from corral.gateway.receipts.metrics import Metrics, RouteClass, render
+from corral.gateway.routing.pick import BUSY
 
 
 def tables(processes: int, rows: int = 16) -> list[SharedTable]:
@@ -67,13 +67,13 @@ def test_what_a_node_reports_counts_as_others_only_beyond_what_was_ours() -> Non
     for load in (one, one, two):
         load.begin()
     one.end()  # the node may have counted it still
-    parent.told(5)
+    parent.on_report(5)
     one.refresh()
     assert one.in_flight == 2 + 2  # ours, and two of another gateway
-    parent.told(4)  # nothing has begun since: at the last report there were two of ours
+    parent.on_report(4)  # nothing has begun since: at the last report there were two of ours
     one.refresh()
     assert one.in_flight == 2 + 2
-    parent.told(0)
+    parent.on_report(0)
     two.refresh()
     assert two.in_flight == 2
     close(found)
@@ -106,14 +106,14 @@ def test_limits_over_several_processes_are_those_of_one(limit: int, steps: list[
     for process, passed_s, what, tokens in steps:
         now += passed_s
         if what == "ask":
-            refusal, expected = shared[process].refuses(now), alone.refuses(now)
+            refusal, expected = shared[process].check(now), alone.check(now)
             assert (refusal is None) == (expected is None), (refusal, expected)
             if refusal is None:
                 assert shared[process].begin()
                 alone.begin()
                 running.append(process)
         elif running:
-            alone.refuses(now)  # it fills its buckets only when it is asked
+            alone.check(now)  # it fills its buckets only when it is asked
             shared[running.pop(0)].end(tokens)
             alone.end(tokens)
     close(found)
@@ -129,7 +129,7 @@ def test_whoever_comes_second_to_the_last_one_is_refused_after_all() -> None:
         limiters.use(rows)
         limiter = limiters.of("k", KeyLimits(requests_per_min=1), 5.0)
         assert limiter is not None
-        assert limiter.refuses(5.0) is None  # both have looked
+        assert limiter.check(5.0) is None  # both have looked
         pair.append(limiter)
     assert [limiter.begin() for limiter in pair] == [True, False]
     assert found[0].total(found[0].first(1)) == 1
@@ -141,16 +141,16 @@ def test_a_row_is_used_again_only_when_it_has_rested_and_nothing_is_under_way() 
     close(found)
     table, child = found = tables(1, rows=3)
     now = 0.0
-    book = RowBook(table, lambda: now, rest_s=60.0)
-    assert book.keep(["a", "b", "c"]) == {"a", "b"}  # there is no room for a third
-    busy = child.first(book.rows["a"]) + 1
+    rows = RowAllocator(table, lambda: now, rest_s=60.0)
+    assert rows.assign(["a", "b", "c"]) == {"a", "b"}  # there is no room for a third
+    busy = child.first(rows.rows["a"]) + 1
     child.cells[busy] = 1.0
-    book.keep(["b"])
-    assert book.keep(["b", "d"]) == set()  # too early
+    rows.assign(["b"])
+    assert rows.assign(["b", "d"]) == set()  # too early
     now = 61.0
-    assert book.keep(["b", "d"]) == set()  # a request is still under way there
+    assert rows.assign(["b", "d"]) == set()  # a request is still under way there
     child.cells[busy] = 0.0
-    assert book.keep(["b", "d"]) == {"d"}
+    assert rows.assign(["b", "d"]) == {"d"}
     close(found)
 
 
@@ -164,9 +164,9 @@ def test_numbers_of_several_processes_are_added_and_those_of_the_dead_stay_count
         metrics.relay.connections_open = 1
         metrics.totals["ejections"] = ("Times.", lambda: 4)
         metrics.gauges["body_bytes"] = ("Bytes.", lambda: 10)
-    numbers = [numbers_of(each) for each in pair]
-    both = add_up((numbers[0], ended(numbers[1])))
-    text = render(as_metrics(both), now=0.0, processes=both.process).decode()
+    numbers = [take_snapshot(each) for each in pair]
+    both = merge_snapshots((numbers[0], keep_counters(numbers[1])))
+    text = render(restore_metrics(both), now=0.0, processes=both.process).decode()
     for line in (
         'corral_gateway_requests_total{route="inference",status="200"} 2.0',
         'corral_gateway_requests_in_flight{route="inference"} 1.0',

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.gateway.fields import BadBody
-from corral.gateway.multipart import boundary_of, read_model
-from corral.gateway.usage import BEGINNING_BYTES, TAIL_BYTES, Usage, UsageTap, ends_of, read_usage
+from corral.gateway.http.model_field import BadBody
+from corral.gateway.http.multipart import boundary_of, read_model
+from corral.gateway.receipts.usage import BEGINNING_BYTES, TAIL_BYTES, Usage, UsageTap, both_ends, read_usage
 
 SSE = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 JSON = ((b"content-type", b"application/json"),)
@@ -120,10 +120,10 @@ VECTORS = b'{"object":"list","usage":{"prompt_tokens":8,"total_tokens":8},"data"
 def test_usage_before_a_long_list() -> None:
     """llama.cpp writes it before vectors and scores."""
     assert tapped(JSON, VECTORS) == tapped(JSON, VECTORS[:3000], VECTORS[3000:]) == Usage(8, 0)
-    assert read_usage(ends_of(VECTORS)) == Usage(8, 0)
+    assert read_usage(both_ends(VECTORS)) == Usage(8, 0)
     cut = b'{"x":"' + b"x" * (BEGINNING_BYTES - 35) + b'","usage":{"prompt_tokens":1234}}' + b" " * TAIL_BYTES
     assert cut.index(b"1234") < BEGINNING_BYTES < cut.index(b"1234") + 4
-    assert read_usage(ends_of(cut)) is None, "rather than a part of the number"
+    assert read_usage(both_ends(cut)) is None, "rather than a part of the number"
 
 
 def test_a_stream_that_tells_of_the_prompt_when_it_begins() -> None:
@@ -170,7 +170,7 @@ def test_the_model_wherever_it_stands(parts: list[bytes], found: str) -> None:
         (part("model", b"a" * 2000) + b"--B--", "too long"),
         (part("model", b"\xff") + b"--B--", "text"),
         (b"nothing of the kind", "boundary"),
-        (b"--B\r\nContent-Disposition: form-data; name=model", "end of its head"),
+        (b"--B\r\nContent-Disposition: form-data; name=model", "complete head"),
         (b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall', "middle"),
         (b"--B\r\n\r\n" * 5000 + b"--B--", "more than 1024 parts"),  # a body full of them would take a minute
     ],

@@ -14,10 +14,10 @@ from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
 from corral.controller.backends.catalogue import Listed, MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.replicas.builds import Builds
-from corral.gateway.inflight import InFlight
-from corral.gateway.pick import Policy
-from corral.gateway.prefixes import PrefixIndex
-from corral.gateway.replicas import ModelQueue, Way, place_replicas
+from corral.gateway.routing.in_flight import InFlight
+from corral.gateway.routing.pick import Policy
+from corral.gateway.routing.prefixes import PrefixIndex
+from corral.gateway.routing.replicas import ModelQueue, ModelRoute, place_replicas
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound, Unavailable
 from corral.store.tables.backend_rules import BackendRequest
@@ -90,7 +90,7 @@ def test_processes_of_nodes_without_an_ingress_are_asked_at_the_controller() -> 
     )
     replicas = (ViewReplica("p1", "n1", "m", 0, "r"), ViewReplica("p/2", "n2", "m", 0, "r"))
     model = ViewModel("m", revision="r")
-    way = Way(model, Policy(), ModelQueue(lambda: None), PrefixIndex(ttl_s=1, half_life_s=1))
+    way = ModelRoute(model, Policy(), ModelQueue(lambda: None), PrefixIndex(ttl_s=1, half_life_s=1))
     place_replicas(FleetView(nodes=nodes, models=(model,), replicas=replicas), {"m": way}, InFlight(), controller)
     routes = [replica.route(b"/v1/chat/completions", "m") for replica in way.replicas]
     assert [(route.target, route.path, route.ingress_token) for route in routes] == [

@@ -156,7 +156,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("request_kind", "answer_kind", "path"), SHAPES, ids=["-".join(shape) for shape in SHAPES])
+@pytest.mark.parametrize(
+    ("request_kind", "answer_kind", "path"), SHAPES, ids=["-".join(template) for template in SHAPES]
+)
 def test_every_order_ends_in_the_same_bytes(
     clock: Callable[[StepLoop], None], request_kind: str, answer_kind: str, path: str
 ) -> None:
@@ -168,7 +170,9 @@ def test_every_order_ends_in_the_same_bytes(
     assert played
 
 
-@pytest.mark.parametrize(("request_kind", "answer_kind", "path"), SHAPES, ids=["-".join(shape) for shape in SHAPES])
+@pytest.mark.parametrize(
+    ("request_kind", "answer_kind", "path"), SHAPES, ids=["-".join(template) for template in SHAPES]
+)
 def test_whatever_breaks_ends_with_a_name_and_leaves_nothing(
     clock: Callable[[StepLoop], None], request_kind: str, answer_kind: str, path: str
 ) -> None:
@@ -214,7 +218,9 @@ def test_a_client_that_stops_reading_while_a_connection_is_made_slows_the_upstre
     clock: Callable[[StepLoop], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the client is too slow for belongs to the answer before: the next one is not read ahead without bounds."""
-    monkeypatch.setattr("corral.relay.outbox._FEW", -1)  # bytes are written together, after the next request has begun
+    monkeypatch.setattr(
+        "corral.relay.write_queue._FEW", -1
+    )  # bytes are written together, after the next request has begun
     loop = StepLoop(uptime_s=3000.0)
     clock(loop)
     with loop.running():
@@ -384,7 +390,7 @@ def test_random_stories_of_one_connection(
     clock: Callable[[StepLoop], None], monkeypatch: pytest.MonkeyPatch, disturbed: bool, together: bool
 ) -> None:
     if together:
-        monkeypatch.setattr("corral.relay.outbox._FEW", -1)
+        monkeypatch.setattr("corral.relay.write_queue._FEW", -1)
     for seed in range(SEEDS):
         story = Story(seed, clock, disturbed=disturbed)
         with story.loop.running():

@@ -1,8 +1,8 @@
 """One gateway in several processes (`--processes N`, ADR 0018).
 
-A parent owns the listening sockets, reads the fleet's view and keeps the queues; its children accept connections and
-serve requests. Numbers that all of them must agree on (requests under way at each replica, what each key has used)
-are in a table of shared memory (`table.py`) with one column per process, so that a request costs no message and a
-dead process's share can be dropped. Messages (`messages.py`) carry views to the children and requests that must wait
-to the parent.
+A parent owns the listening sockets, reads the view of the fleet and keeps the queues; its children accept connections
+and serve requests. Counters that all of them share (requests in flight at each replica, the usage of each key) are in a
+table in shared memory (`table.py`) with one column per process, so that a request costs no message, and the part of a
+dead process can be removed. Messages (`messages.py`) carry views to the children, and requests that must wait to the
+parent.
 """

@@ -1,7 +1,7 @@
-"""A child of a gateway in several processes: accepts connections and serves requests (ADR 0018).
+"""A child of a gateway with several processes: accepts connections and serves requests (ADR 0018).
 
-Composed as `main.open_gateway` is, but the view comes from the parent, requests that must wait are sent there, and what
-counts for the whole gateway is counted in the shared table.
+Composed like `main.open_gateway`, but the parent sends the view, requests that must wait are sent to the parent, and
+counters of the whole gateway are in the shared table.
 """
 
 from __future__ import annotations
@@ -20,35 +20,24 @@ import msgspec
 
 from corral.contract.codec import decode
 from corral.contract.view import FleetView
-from corral.gateway.answers import Answer
-from corral.gateway.ingress_monitor import IngressMonitor
-from corral.gateway.link import controller_trust, open_link, parse_controller
-from corral.gateway.loads import Loads
-from corral.gateway.main import (
-    LAST_RECEIPTS_S,
-    State,
-    build_door,
-    count_disturbed,
-    drain,
-    new_ejection,
-    open_server,
-    read_gateway_key,
-    router_options,
-    trust_of,
-)
-from corral.gateway.metrics import Metrics, RouteClass, render
+from corral.gateway import wiring
 from corral.gateway.processes import messages
-from corral.gateway.processes.limits import SharedLimiters
-from corral.gateway.processes.loads import SharedEjection, SharedInFlight
+from corral.gateway.processes.in_flight import SharedEjection, SharedInFlight
 from corral.gateway.processes.messages import Channel
-from corral.gateway.processes.numbers import Numbers, as_metrics, numbers_of
+from corral.gateway.processes.metrics import MetricsSnapshot, restore_metrics, take_snapshot
+from corral.gateway.processes.rate_limits import SharedLimiters
 from corral.gateway.processes.routers import ChildRouter
 from corral.gateway.processes.table import SharedTable
-from corral.gateway.receipts import ReceiptSender
-from corral.gateway.replicas import Replica
+from corral.gateway.receipts.metrics import Metrics, RouteClass, render
+from corral.gateway.receipts.sender import ReceiptSender
+from corral.gateway.responses import Response
+from corral.gateway.routing.ingress_monitor import IngressMonitor
+from corral.gateway.routing.load_watcher import LoadWatcher
+from corral.gateway.routing.replicas import ReplicaTarget
+from corral.gateway.routing.request import WaitTimes
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.v1 import Waited
-from corral.gateway.view import Fleet, prepare_fleet
+from corral.gateway.view.controller_link import controller_trust, open_link, parse_controller
+from corral.gateway.view.fleet import Fleet, prepare_fleet
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.log import get_log
 from corral.relay import RelayServer
@@ -56,17 +45,17 @@ from corral.relay import RelayServer
 log = get_log(__name__)
 T = TypeVar("T")
 
-PLACE = "CORRAL_INTERNAL_GATEWAY_PLACE"
-ACCEPTS, ACCEPTS_WITH_VIEW = 1.0, 2.0  # the first number of a process in row 0; the second: its open connections
+INHERITED_ENV = "CORRAL_INTERNAL_GATEWAY_PLACE"
+ACCEPTS, ACCEPTS_WITH_VIEW = 1.0, 2.0  # first number of a process in row 0; second: its open connections
 _PROCESSES_ROW = 0
-_LOOK_AGAIN_S = 2.0
-_NUMBERS_WITHIN_S = 2.0
-_TELL_NUMBERS_S = 1.0  # what a process that is killed has counted since is lost
+_REFRESH_TIMEOUT_S = 2.0
+_METRICS_TIMEOUT_S = 2.0
+_REPORT_INTERVAL_S = 1.0  # a killed process loses the counts since its last report
 _PUBLISH_S = 0.05
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a child finds what it shares with the others: numbers of descriptors it inherits."""
+class Inherited(msgspec.Struct, frozen=True):
+    """What a child inherits from the parent: its column of the table, and numbers of file descriptors."""
 
     column: int
     columns: int
@@ -75,28 +64,28 @@ class Place(msgspec.Struct, frozen=True):
     listeners: tuple[int, ...]
 
 
-def take_place(environ: MutableMapping[str, str]) -> Place | None:
-    """None: this process is no child."""
-    found = environ.pop(PLACE, "")
-    return msgspec.json.decode(found, type=Place) if found else None
+def read_inherited(environ: MutableMapping[str, str]) -> Inherited | None:
+    """None: this process is not a child."""
+    found = environ.pop(INHERITED_ENV, "")
+    return msgspec.json.decode(found, type=Inherited) if found else None
 
 
-async def serve_child(settings: GatewaySettings, place: Place, *, stopped: asyncio.Event) -> None:
+async def serve_child(settings: GatewaySettings, inherited: Inherited, *, stopped: asyncio.Event) -> None:
     clock = SystemClock()
-    for descriptor in (place.table, place.channel, *place.listeners):
+    for descriptor in (inherited.table, inherited.channel, *inherited.listeners):
         os.set_inheritable(descriptor, False)
-    listeners = [socket.socket(fileno=each) for each in place.listeners]
-    table = SharedTable(place.table, columns=place.columns, column=place.column)
-    async with _open(_share_of(settings, place.columns - 1), place, table, clock) as (server, parent):
+    listeners = [socket.socket(fileno=each) for each in inherited.listeners]
+    table = SharedTable(inherited.table, columns=inherited.columns, column=inherited.column)
+    async with _open(_share_of(settings, inherited.columns - 1), inherited, table, clock) as (server, parent):
         server.listen_shared(listeners, partial(_is_turn, server, table))
-        parent.serving()
+        parent.on_serving()
         await stopped.wait()
         table.cells[table.first(_PROCESSES_ROW) + table.column] = 0.0
-        await drain(server, settings.drain_timeout_s)
+        await wiring.drain(server, settings.drain_timeout_s)
 
 
 def _share_of(settings: GatewaySettings, processes: int) -> GatewaySettings:
-    """Limits of the whole gateway, divided. Connections with some room: they spread evenly, but not exactly."""
+    """The settings with limits of the whole gateway divided. Connections get a margin: they do not spread exactly."""
     connections = settings.max_connections if processes == 1 else settings.max_connections * 5 // (processes * 4)
     return dataclasses.replace(
         settings,
@@ -110,64 +99,64 @@ def _is_turn(server: RelayServer, table: SharedTable) -> bool:
     """Whether no other process that accepts has fewer connections open."""
     own, cells = server.open_connections, table.cells
     first, second = table.first(_PROCESSES_ROW), table.second(_PROCESSES_ROW)
-    cells[second + table.column] = own + 1  # as good as accepted: the next to look counts it
+    cells[second + table.column] = own + 1  # it will be accepted: the next process to check counts it
     return all(own <= cells[second + each] or not cells[first + each] for each in table.others if each)
 
 
 @contextlib.asynccontextmanager
 async def _open(
-    settings: GatewaySettings, place: Place, table: SharedTable, clock: Clock
+    settings: GatewaySettings, inherited: Inherited, table: SharedTable, clock: Clock
 ) -> AsyncIterator[tuple[RelayServer, ParentLink]]:
     address = parse_controller(settings.controller)
-    gateway_key = read_gateway_key(settings)
+    gateway_key = wiring.read_gateway_key(settings)
     tls = controller_trust(settings.controller_ca) if address.target.tls else None
     metrics = Metrics()
     in_flight, limiters = SharedInFlight(table), SharedLimiters(table, clock.monotonic)
-    state = State(settings, in_flight, limiters)
-    state.ejection = ejection = new_ejection(SharedEjection, settings, in_flight)
+    state = wiring.GatewayState(settings, in_flight, limiters)
+    state.ejection = ejection = wiring.new_ejection(SharedEjection, settings, in_flight)
     async with open_link(address, gateway_key, tls=tls, timeout_s=settings.controller_timeout_s) as link:
         parent = ParentLink(table, metrics, clock, settings.retry_after_s)
-        loads = Loads(link, parent.hint, clock, poll_s=settings.load_poll_s)
+        loads = LoadWatcher(link, parent.hint, clock, poll_s=settings.load_poll_s)
         router = ChildRouter(
-            in_flight, loads, clock, router_options(settings), parent.look_again, controller=address.target
+            in_flight, loads, clock, wiring.router_options(settings), parent.refresh, controller=address.target
         )
-        router.ask_for_slot, router.on_freed = parent.ask_for_slot, parent.freed
-        ejection.tell = parent.eject
-        count_disturbed(metrics, router)
+        router.request_slot, router.on_slot_free = parent.request_slot, parent.on_slot_free
+        ejection.on_change = parent.on_ejection
+        wiring.count_prefix_misses(metrics, router)
 
-        def take(view: FleetView, rows: dict[str, int]) -> None:
+        def apply_view(view: FleetView, rows: dict[str, int]) -> None:
             limiters.use(rows)
-            limiters.keep({key.id for key in view.keys})
-            router.take_over(view, rows, in_flight)
+            limiters.retain({key.id for key in view.keys})
+            router.apply_shared_view(view, rows, in_flight)
             router.read_queues(table, rows)
 
         sender = ReceiptSender(
-            state.ring,
+            state.receipts,
             metrics.routes[RouteClass.INFERENCE],
             link,
             clock,
             parent.server_now,
-            dict,  # those that wait are the parent's
+            dict,  # the parent reports waiting requests
             interval_s=settings.receipts_interval_s,
             take_pressure=router.take_pressure,
         )
-        door = build_door(
-            settings, parent, router, metrics, clock, gateway_key=gateway_key, state=state, siblings=parent
+        handler = wiring.build_handler(
+            settings, parent, router, metrics, clock, gateway_key=gateway_key, state=state, processes=parent
         )
         async with (
-            open_server(settings, door, trust_of(settings, address.target, tls), metrics) as server,
+            wiring.open_server(settings, handler, wiring.new_trust(settings, address.target, tls), metrics) as server,
             asyncio.TaskGroup() as tasks,
         ):
-            parent.use(server, take, router.find, ejection.hear)
-            await parent.open(place.channel)
+            parent.use(server, apply_view, router.find, ejection.apply_remote)
+            await parent.open(inherited.channel)
             monitor = IngressMonitor(
                 server.pool, state.ejection, router.nodes_at, clock, silent_s=settings.ingress_silent_s
             )
             running = [
                 tasks.create_task(sender.run(), name="receipts"),
                 tasks.create_task(monitor.run(), name="ingress monitor"),
-                tasks.create_task(parent.tell_numbers(), name="numbers"),
-                tasks.create_task(parent.publish(), name="connections"),
+                tasks.create_task(parent.report_metrics(), name="metrics"),
+                tasks.create_task(parent.publish_connections(), name="connections"),
             ]
             try:
                 yield server, parent
@@ -175,13 +164,11 @@ async def _open(
                 for task in running:
                     task.cancel()
                 await loads.close()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_RECEIPTS_S):
-                        await sender.send()
+                await wiring.send_last_receipts(sender)
 
 
 class ParentLink:
-    """The parent, as the parts of a child see it: a `FleetSource`, the `Siblings` of `own.py`, a source of slots."""
+    """The parent for the parts of a child: implements `FleetSource` and `GatewayProcesses`, and provides slots."""
 
     def __init__(self, table: SharedTable, metrics: Metrics, clock: Clock, retry_after_s: float) -> None:
         self.fleet: Fleet | None = None
@@ -190,22 +177,22 @@ class ParentLink:
         self._clock = clock
         self._clock_offset_s = 0.0
         self._ids = itertools.count(1)
-        self._slots: dict[int, tuple[str, str, Waited, asyncio.Future[Replica | Answer]]] = {}
-        self._looks: dict[int, asyncio.Future[None]] = {}
-        self._numbers: dict[int, asyncio.Future[Numbers]] = {}
+        self._slots: dict[int, tuple[str, str, WaitTimes, asyncio.Future[ReplicaTarget | Response]]] = {}
+        self._refreshes: dict[int, asyncio.Future[None]] = {}
+        self._snapshots: dict[int, asyncio.Future[MetricsSnapshot]] = {}
         self._channel: Channel | None = None
 
     def use(
         self,
         server: RelayServer,
-        take: Callable[[FleetView, dict[str, int]], None],
-        find: Callable[[str], Replica | None],
-        on_eject: Callable[[str, str], None],
+        apply_view: Callable[[FleetView, dict[str, int]], None],
+        find: Callable[[str], ReplicaTarget | None],
+        on_ejection: Callable[[str, str], None],
     ) -> None:
         self._server = server
-        self._take = take
+        self._apply_view = apply_view
         self._find = find
-        self._on_eject = on_eject
+        self._on_ejection = on_ejection
 
     async def open(self, descriptor: int) -> None:
         self._channel = await Channel.open(socket.socket(fileno=descriptor), self._on_frame, _on_lost)
@@ -216,54 +203,54 @@ class ParentLink:
         return self._clock.now().timestamp() + self._clock_offset_s
 
     def hint(self) -> None:
-        self._send(messages.Look(0))
+        self._send(messages.RefreshView(0))
 
-    async def look_again(self) -> None:
-        await self._answer(self._looks, messages.Look, _LOOK_AGAIN_S)
+    async def refresh(self) -> None:
+        await self._request(self._refreshes, messages.RefreshView, _REFRESH_TIMEOUT_S)
 
-    # `Siblings`.
+    # `GatewayProcesses`.
 
-    def serving(self) -> None:
-        self._note_state()
-        self._send(messages.Serving())
+    def on_serving(self) -> None:
+        self._publish_state()
+        self._send(messages.ChildServes())
 
     def are_ready(self) -> bool:
         first = self._table.first(_PROCESSES_ROW)
         return ACCEPTS not in self._table.cells[first : first + self._table.columns].tolist()
 
     async def render(self, now: float) -> bytes:
-        numbers = await self._answer(self._numbers, messages.AskNumbers, _NUMBERS_WITHIN_S)
-        numbers = numbers or numbers_of(self._metrics)  # better one process than none
-        return render(as_metrics(numbers), now=now, processes=numbers.process)
+        snapshot = await self._request(self._snapshots, messages.RequestMetrics, _METRICS_TIMEOUT_S)
+        snapshot = snapshot or take_snapshot(self._metrics)  # one process is better than none
+        return render(restore_metrics(snapshot), now=now, processes=snapshot.process)
 
-    # Slots.
+    # Slots and ejections.
 
-    def ask_for_slot(self, model: str, key_id: str, waited: Waited) -> asyncio.Future[Replica | Answer]:
+    def request_slot(self, model: str, key_id: str, wait_times: WaitTimes) -> asyncio.Future[ReplicaTarget | Response]:
         number, slot = next(self._ids), asyncio.get_running_loop().create_future()
-        self._slots[number] = (model, key_id, waited, slot)
-        slot.add_done_callback(lambda _: self._left(number) if slot.cancelled() else None)
-        self._send(messages.Wait(number, model, key_id))
+        self._slots[number] = (model, key_id, wait_times, slot)
+        slot.add_done_callback(lambda _: self._cancel_wait(number) if slot.cancelled() else None)
+        self._send(messages.WaitForSlot(number, model, key_id))
         return slot
 
-    def _left(self, number: int) -> None:
+    def _cancel_wait(self, number: int) -> None:
         if self._slots.pop(number, None) is not None:
-            self._send(messages.Leave(number))
+            self._send(messages.CancelWait(number))
 
-    def freed(self, model: str) -> None:
-        self._send(messages.Freed(model))
+    def on_slot_free(self, model: str) -> None:
+        self._send(messages.SlotFreed(model))
 
-    def eject(self, what: str, which: str) -> None:
-        self._send(messages.Eject(what, which))
+    def on_ejection(self, action: str, target_id: str) -> None:
+        self._send(messages.EjectionChange(action, target_id))
 
     # Tasks.
 
-    async def tell_numbers(self) -> None:
+    async def report_metrics(self) -> None:
         while True:
-            await self._clock.sleep(_TELL_NUMBERS_S)
-            self._send(messages.TellNumbers(0, numbers_of(self._metrics)))
+            await self._clock.sleep(_REPORT_INTERVAL_S)
+            self._send(messages.ReportMetrics(0, take_snapshot(self._metrics)))
 
-    async def publish(self) -> None:
-        """How many connections are open, as they end."""
+    async def publish_connections(self) -> None:
+        """Write the number of open connections to the table."""
         at = self._table.second(_PROCESSES_ROW) + self._table.column
         while True:
             await self._clock.sleep(_PUBLISH_S)
@@ -273,69 +260,69 @@ class ParentLink:
 
     def _on_frame(self, frame: messages.Frame) -> None:
         match frame:
-            case messages.View():
-                self._take_view(frame)
-            case messages.Served():
-                self._on_served(frame)
-            case messages.Refused():
+            case messages.ViewUpdate():
+                self._on_view_update(frame)
+            case messages.SlotGranted():
+                self._on_slot_granted(frame)
+            case messages.SlotRefused():
                 if (waiting := self._slots.pop(frame.id, None)) is not None:
-                    _, _, waited, slot = waiting
-                    _note(waited, frame)
-                    slot.set_result(Answer(frame.status, frame.body, frame.headers))
-            case messages.Eject():
-                self._on_eject(frame.what, frame.id)
-            case messages.Looked():
-                _give(self._looks, frame.id, None)
-            case messages.AskNumbers():
-                self._send(messages.TellNumbers(frame.id, numbers_of(self._metrics)))
-            case messages.TellNumbers():
-                _give(self._numbers, frame.id, frame.numbers)
+                    _, _, wait_times, slot = waiting
+                    _add_wait_times(wait_times, frame)
+                    slot.set_result(Response(frame.status, frame.body, frame.headers))
+            case messages.EjectionChange():
+                self._on_ejection(frame.action, frame.id)
+            case messages.ViewRefreshed():
+                _resolve(self._refreshes, frame.id, None)
+            case messages.RequestMetrics():
+                self._send(messages.ReportMetrics(frame.id, take_snapshot(self._metrics)))
+            case messages.ReportMetrics():
+                _resolve(self._snapshots, frame.id, frame.metrics)
             case _:
-                log.error("a message that is not for a child", kind=type(frame).__name__)
+                log.error("unexpected message from the parent", kind=type(frame).__name__)
 
-    def _take_view(self, frame: messages.View) -> None:
+    def _on_view_update(self, frame: messages.ViewUpdate) -> None:
         view = decode(FleetView, frame.view)
         fleet = prepare_fleet(view)
-        self._take(view, frame.rows)
+        self._apply_view(view, frame.rows)
         self.fleet = fleet
         self._clock_offset_s = frame.clock_offset_s
         if self._table.cells[self._table.first(_PROCESSES_ROW) + self._table.column]:
-            self._note_state()
+            self._publish_state()
 
-    def _on_served(self, frame: messages.Served) -> None:
-        """The slot is counted here before the parent gives up its count: in between it counts twice, never not."""
+    def _on_slot_granted(self, frame: messages.SlotGranted) -> None:
+        """Count the slot here before the parent stops counting it: in between it counts twice, never zero times."""
         waiting = self._slots.pop(frame.id, None)
         replica = None if waiting is None else self._find(frame.process_id)
         if replica is not None:
             replica.load.begin()
-        self._send(messages.Taken(frame.id))
+        self._send(messages.SlotTaken(frame.id))
         if waiting is None:
             return
-        model, key_id, waited, slot = waiting
-        if replica is None:  # the view has just lost it
+        model, key_id, wait_times, slot = waiting
+        if replica is None:  # the view no longer has the replica
             self._slots[frame.id] = waiting
-            self._send(messages.Wait(frame.id, model, key_id))
+            self._send(messages.WaitForSlot(frame.id, model, key_id))
             return
-        _note(waited, frame)
+        _add_wait_times(wait_times, frame)
         slot.set_result(replica)
 
-    def _note_state(self) -> None:
+    def _publish_state(self) -> None:
         at = self._table.first(_PROCESSES_ROW) + self._table.column
         self._table.cells[at] = ACCEPTS if self.fleet is None else ACCEPTS_WITH_VIEW
 
-    async def _answer(
+    async def _request(
         self,
         waiting: dict[int, asyncio.Future[T]],
-        ask: Callable[[int], messages.Frame],
-        within_s: float,
+        new_frame: Callable[[int], messages.Frame],
+        timeout_s: float,
     ) -> T | None:
         number = next(self._ids)
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        waiting[number] = answer
-        self._send(ask(number))
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting[number] = reply
+        self._send(new_frame(number))
         try:
-            async with asyncio.timeout(within_s):
-                return await answer
+            async with asyncio.timeout(timeout_s):
+                return await reply
         except TimeoutError:
             return None
         finally:
@@ -346,19 +333,19 @@ class ParentLink:
             self._channel.send(frame)
 
 
-def _give(waiting: dict[int, asyncio.Future[T]], number: int, what: T) -> None:
-    answer = waiting.pop(number, None)
-    if answer is not None and not answer.done():
-        answer.set_result(what)
+def _resolve(waiting: dict[int, asyncio.Future[T]], number: int, result: T) -> None:
+    reply = waiting.pop(number, None)
+    if reply is not None and not reply.done():
+        reply.set_result(result)
 
 
-def _note(waited: Waited, frame: messages.Served | messages.Refused) -> None:
-    waited.load_s += frame.load_s
-    waited.queue_s += frame.queue_s
+def _add_wait_times(wait_times: WaitTimes, frame: messages.SlotGranted | messages.SlotRefused) -> None:
+    wait_times.load_s += frame.load_s
+    wait_times.queue_s += frame.queue_s
 
 
 def _on_lost() -> None:
-    """The parent is gone, killed: it would have stopped us first. Nobody keeps the queues or starts successors now, and
+    """The parent was killed: otherwise it would have stopped this process first. Without it there are no queues, and
     the next gateway starts its own children."""
     log.error("the parent of this gateway process is gone")
     os._exit(1)

@@ -1,7 +1,7 @@
-"""What parent and children of one gateway tell each other, over a pair of unix sockets that only they hold.
+"""Messages between parent and children of one gateway, over a pair of unix sockets that only they have.
 
-Frames of MessagePack, each with its length before it. Both sides are the same program, started by the other: nothing
-here need stay compatible. Views carry the hashes of keys, so these bytes go nowhere else.
+Frames of MessagePack, each preceded by its length. Both sides are the same program, one started by the other, so the
+messages need not stay compatible. Views contain the hashes of keys, so the bytes must go nowhere else.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import cast
 import msgspec
 
 from corral.contract.http import Headers
-from corral.gateway.processes.numbers import Numbers
+from corral.gateway.processes.metrics import MetricsSnapshot
 
 _LENGTH_BYTES = 4
 
 
-class View(msgspec.Struct, tag=True, frozen=True):
-    """To a child: the fleet as of now."""
+class ViewUpdate(msgspec.Struct, tag=True, frozen=True):
+    """To a child: a new view of the fleet."""
 
-    view: bytes  # a `FleetView` as the controller writes it
+    view: bytes  # an encoded `FleetView`
     rows: dict[str, int]  # of the shared table
     clock_offset_s: float  # of the controller's clock
 
 
-class Wait(msgspec.Struct, tag=True, frozen=True):
+class WaitForSlot(msgspec.Struct, tag=True, frozen=True):
     """To the parent: a request needs a slot of this model."""
 
     id: int
@@ -35,23 +35,23 @@ class Wait(msgspec.Struct, tag=True, frozen=True):
     key_id: str
 
 
-class Leave(msgspec.Struct, tag=True, frozen=True):
-    """To the parent: that request waits no longer."""
+class CancelWait(msgspec.Struct, tag=True, frozen=True):
+    """To the parent: the request waits no longer."""
 
     id: int
 
 
-class Served(msgspec.Struct, tag=True, frozen=True):
-    """To a child: the request gets a slot of this process, taken by the parent until `Taken` comes."""
+class SlotGranted(msgspec.Struct, tag=True, frozen=True):
+    """To a child: the request gets a slot of this process. The parent counts the slot until `SlotTaken` arrives."""
 
     id: int
     process_id: str
-    load_s: float  # how long it waited for the load, and for a slot
+    load_s: float  # the wait times for the load and for a slot
     queue_s: float
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
-    """To a child: the request is answered so."""
+class SlotRefused(msgspec.Struct, tag=True, frozen=True):
+    """To a child: the request gets this error."""
 
     id: int
     status: int
@@ -61,54 +61,67 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     queue_s: float
 
 
-class Taken(msgspec.Struct, tag=True, frozen=True):
-    """To the parent: the slot is counted by the child now, or not needed any more."""
+class SlotTaken(msgspec.Struct, tag=True, frozen=True):
+    """To the parent: the child counts the slot now, or no longer needs it."""
 
     id: int
 
 
-class Freed(msgspec.Struct, tag=True, frozen=True):
+class SlotFreed(msgspec.Struct, tag=True, frozen=True):
     """To the parent: a slot of this model is free while requests wait for one."""
 
     model: str
 
 
-class Eject(msgspec.Struct, tag=True, frozen=True):
-    """From a child, by the parent, to all others: a replica or node that could not be reached, or can be again."""
+class EjectionChange(msgspec.Struct, tag=True, frozen=True):
+    """From a child to the parent, and from there to the other children: a replica or node could not be reached, or can
+    be reached again."""
 
-    what: str  # process, node, hold, release
+    action: str  # process, node, suspend, resume
     id: str
 
 
-class Look(msgspec.Struct, tag=True, frozen=True):
-    """To the parent: read the view now. `Looked` follows."""
+class RefreshView(msgspec.Struct, tag=True, frozen=True):
+    """To the parent: read the view now. `ViewRefreshed` follows, unless the id is 0."""
 
     id: int
 
 
-class Looked(msgspec.Struct, tag=True, frozen=True):
+class ViewRefreshed(msgspec.Struct, tag=True, frozen=True):
     id: int
 
 
-class Serving(msgspec.Struct, tag=True, frozen=True):
+class ChildServes(msgspec.Struct, tag=True, frozen=True):
     """To the parent: this child accepts connections."""
 
 
-class AskNumbers(msgspec.Struct, tag=True, frozen=True):
-    """To the parent: the numbers of all processes; to a child: its own."""
+class RequestMetrics(msgspec.Struct, tag=True, frozen=True):
+    """To the parent: report the metrics of all processes; to a child: report its own."""
 
     id: int
 
 
-class TellNumbers(msgspec.Struct, tag=True, frozen=True):
-    """The answer; a child also sends its own by itself now and then, with id 0."""
+class ReportMetrics(msgspec.Struct, tag=True, frozen=True):
+    """The reply; a child also sends its own metrics at intervals, with id 0."""
 
     id: int
-    numbers: Numbers
+    metrics: MetricsSnapshot
 
 
 Frame = (
-    View | Wait | Leave | Served | Refused | Taken | Freed | Eject | Look | Looked | Serving | AskNumbers | TellNumbers
+    ViewUpdate
+    | WaitForSlot
+    | CancelWait
+    | SlotGranted
+    | SlotRefused
+    | SlotTaken
+    | SlotFreed
+    | EjectionChange
+    | RefreshView
+    | ViewRefreshed
+    | ChildServes
+    | RequestMetrics
+    | ReportMetrics
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -116,7 +129,7 @@ _decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Channel(asyncio.BufferedProtocol):
-    """One end. `on_frame` is called for each frame in order, `on_lost` when the other side is gone."""
+    """One end. Calls `on_frame` for each frame in order, and `on_lost` when the other side is gone."""
 
     def __init__(self, on_frame: Callable[[Frame], None], on_lost: Callable[[], None]) -> None:
         self._on_frame = on_frame
@@ -133,7 +146,7 @@ class Channel(asyncio.BufferedProtocol):
         return channel
 
     def send(self, frame: Frame) -> None:
-        """The other side is our own program and always reads: what waits here is bounded by what it is asked."""
+        """Not bounded: the other side is this program and always reads."""
         if self._transport is not None and not self._transport.is_closing():
             data = _encoder.encode(frame)
             self._transport.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
@@ -142,7 +155,7 @@ class Channel(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # As asyncio calls it.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so

@@ -1,6 +1,7 @@
-"""The parent of a gateway in several processes: owns the sockets, reads the view, keeps the queues (ADR 0018).
+"""The parent of a gateway with several processes: owns the sockets, reads the view, keeps the queues (ADR 0018).
 
-It serves no request. A child that ends is replaced at once, and what it had under way is counted no longer.
+It serves no request. It replaces a child that ends at once, and removes the child's requests in flight from the
+counters.
 """
 
 from __future__ import annotations
@@ -16,36 +17,27 @@ from typing import Any
 
 import msgspec
 
-from corral.bus.api import BusTls
 from corral.contract.codec import encode
 from corral.contract.view import FleetView
-from corral.gateway.answers import Answer, unknown_model
-from corral.gateway.hints import HintListener
-from corral.gateway.inflight import Ejection, Load
-from corral.gateway.keeper import ViewKeeper
-from corral.gateway.link import controller_trust, open_link, parse_controller
-from corral.gateway.loads import Loads
-from corral.gateway.main import (
-    check_listeners,
-    count_waiting,
-    explained_listening,
-    new_ejection,
-    read_gateway_key,
-    router_options,
-    server_tls,
-)
-from corral.gateway.metrics import Metrics, RouteCounts
-from corral.gateway.processes import limits, loads, messages, routers
-from corral.gateway.processes.child import PLACE, Place
-from corral.gateway.processes.loads import SharedInFlight
+from corral.gateway import wiring
+from corral.gateway.processes import messages, rate_limits
+from corral.gateway.processes.child import INHERITED_ENV, Inherited
+from corral.gateway.processes.in_flight import SharedInFlight, apply_ejection, row_name
 from corral.gateway.processes.messages import Channel
-from corral.gateway.processes.numbers import Numbers, add_up, ended, numbers_of
-from corral.gateway.processes.routers import ParentRouter
-from corral.gateway.processes.table import RowBook, SharedTable
-from corral.gateway.receipts import ReceiptRing, ReceiptSender
-from corral.gateway.replicas import Replica
+from corral.gateway.processes.metrics import MetricsSnapshot, keep_counters, merge_snapshots, take_snapshot
+from corral.gateway.processes.routers import ParentRouter, queue_row
+from corral.gateway.processes.table import RowAllocator, SharedTable
+from corral.gateway.receipts.buffer import ReceiptBuffer
+from corral.gateway.receipts.metrics import Metrics, RouteCounts
+from corral.gateway.receipts.sender import ReceiptSender
+from corral.gateway.responses import Response, unknown_model
+from corral.gateway.routing.in_flight import Ejection, Load
+from corral.gateway.routing.load_watcher import LoadWatcher
+from corral.gateway.routing.replicas import ReplicaTarget
+from corral.gateway.routing.request import WaitTimes
 from corral.gateway.settings import GatewaySettings
-from corral.gateway.v1 import Waited
+from corral.gateway.view.cache import ViewCache
+from corral.gateway.view.controller_link import controller_trust, open_link, parse_controller
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed
@@ -54,66 +46,53 @@ from corral.kit.socket_activation import READY_FD, open_listeners, report_ready
 
 log = get_log(__name__)
 
-_RESTART_EVERY_S = 0.5  # a child that served is replaced at once, at most so often
+_RESTART_EVERY_S = 0.5  # a child that served is replaced at once, at most this often
 _FAILED_START_S = (0.5, 30.0)
-_STOP_MARGIN_S = 10.0  # beyond the time that running requests may take
-_SWEEP_S = 0.05  # for slots whose end nobody reported: their process was killed, or saw nobody waiting yet
-_NUMBERS_WITHIN_S = 1.0
+_STOP_MARGIN_S = 10.0  # beyond the drain timeout
+_SWEEP_S = 0.05  # finds free slots that were not reported: their process was killed, or saw no waiting request
+_METRICS_TIMEOUT_S = 1.0
 
 
 async def serve_processes(
     settings: GatewaySettings, listeners: Sequence[socket.socket], *, stopped: asyncio.Event
 ) -> None:
-    """Until `stopped` is set. `CorralError` says in one line what a person must mend before it can start."""
-    check_listeners(listeners)
-    server_tls(settings)  # a fault in the settings is reported here once, not by each child
+    """Serve until `stopped` is set. Raises `CorralError` with one line that says what must be fixed before it can
+    start."""
+    wiring.check_listeners(listeners)
+    wiring.server_tls(settings)  # an error in the settings is reported here once, not by each child
     if not listeners:
-        with explained_listening(settings):
+        with wiring.explain_listen_errors(settings):
             listeners = open_listeners(settings.host, settings.port)
     clock = SystemClock()
     address = parse_controller(settings.controller)
     tls = controller_trust(settings.controller_ca) if address.target.tls else None
-    async with open_link(address, read_gateway_key(settings), tls=tls, timeout_s=settings.controller_timeout_s) as link:
+    async with open_link(
+        address, wiring.read_gateway_key(settings), tls=tls, timeout_s=settings.controller_timeout_s
+    ) as link:
         metrics = Metrics()
-        keeper = ViewKeeper(
-            link,
-            metrics.view,
-            clock,
-            check_interval_s=settings.view_check_interval_s,
-            full_interval_s=settings.view_interval_s,
-            gap_s=settings.view_gap_s,
-        )
+        views = wiring.new_view_cache(settings, link, metrics, clock)
         table = SharedTable.create(settings.processes + 1)
         in_flight = SharedInFlight(table)
-        cold = Loads(link, keeper.hint, clock, poll_s=settings.load_poll_s)
+        loads = LoadWatcher(link, views.hint, clock, poll_s=settings.load_poll_s)
         router = ParentRouter(
-            in_flight, cold, clock, router_options(settings), keeper.look_again, controller=address.target
+            in_flight, loads, clock, wiring.router_options(settings), views.refresh, controller=address.target
         )
-        count_waiting(metrics, router)
-        listener = HintListener(
-            link,
-            keeper.hint,
-            metrics.view,
-            clock,
-            retry_first_s=settings.view_check_interval_s,
-            retry_cap_s=settings.hints_retry_s,
-            tls=BusTls(ca=settings.bus_ca, certificate=settings.bus_cert, key=settings.bus_key),
-            loads=in_flight,
-        )
+        wiring.count_waiting(metrics, router)
+        listener = wiring.new_hint_listener(settings, link, views, metrics, in_flight, clock)
         sender = ReceiptSender(
-            ReceiptRing(1),  # requests are the children's; the parent reports which models they wait for
+            ReceiptBuffer(1),  # children send receipts; the parent reports the waiting requests
             RouteCounts(),
             link,
             clock,
-            keeper.server_now,
+            views.server_now,
             router.waiting,
             interval_s=settings.receipts_interval_s,
         )
-        parent = Parent(settings, listeners, table, router, in_flight, keeper, metrics, clock)
-        keeper.on_view = parent.take_view
+        parent = Parent(settings, listeners, table, router, in_flight, views, metrics, clock)
+        views.on_view = parent.on_view
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(keeper.run(), name="view"),
+                tasks.create_task(views.run(), name="view"),
                 tasks.create_task(sender.run(), name="receipts"),
                 tasks.create_task(parent.sweep(), name="sweep"),
             ]
@@ -124,20 +103,20 @@ async def serve_processes(
             finally:
                 for task in running:
                     task.cancel()
-                await cold.close()
+                await loads.close()
 
 
 class _Child:
-    """One of the processes, as the parent sees it."""
+    """One of the child processes."""
 
     def __init__(self, column: int, process: asyncio.subprocess.Process) -> None:
         self.column = column
         self.process = process
         self.channel: Channel | None = None
         self.is_serving = False
-        self.numbers = Numbers()  # as it told them last
+        self.metrics = MetricsSnapshot()  # as last reported
         self.waits: dict[int, asyncio.Task[None]] = {}  # requests that wait for a slot
-        self.granted: dict[int, Load] = {}  # slots that we hold until the child counts them
+        self.granted: dict[int, Load] = {}  # slots that the parent counts until the child does
 
     def send(self, frame: messages.Frame) -> None:
         if self.channel is not None:
@@ -152,27 +131,27 @@ class Parent:
         table: SharedTable,
         router: ParentRouter,
         in_flight: SharedInFlight,
-        keeper: ViewKeeper,
+        views: ViewCache,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._listeners = listeners
         self._table = table
-        self._book = RowBook(table, clock.monotonic)
+        self._rows = RowAllocator(table, clock.monotonic)
         self._router = router
         self._in_flight = in_flight
-        self._ejection = new_ejection(Ejection, settings, in_flight)
-        self._keeper = keeper
+        self._ejection = wiring.new_ejection(Ejection, settings, in_flight)
+        self._views = views
         self._metrics = metrics
         self._clock = clock
         self._children: dict[int, _Child] = {}
-        self._view: messages.View | None = None
+        self._view: messages.ViewUpdate | None = None
         self._limits: dict[str, int] = {}  # size of each bucket, by row name
-        self._gone = Numbers()  # what processes that ended have counted
+        self._ended = MetricsSnapshot()  # counters of processes that have ended
         self._stopping = asyncio.Event()
         self._ever_served = False
-        self._numbers: dict[int, asyncio.Future[None]] = {}  # questions to children
+        self._snapshots: dict[int, asyncio.Future[None]] = {}  # requested from children
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_id = 0
 
@@ -182,18 +161,18 @@ class Parent:
         port = self._listeners[0].getsockname()[1]
         log.info("gateway serves", port=port, processes=self._settings.processes, controller=self._settings.controller)
         columns = range(1, self._settings.processes + 1)
-        keeping = [asyncio.create_task(self._keep(column), name=f"process {column}") for column in columns]
+        supervisors = [asyncio.create_task(self._supervise(column), name=f"process {column}") for column in columns]
         stop = asyncio.create_task(stopped.wait(), name="stop")
         try:
-            await asyncio.wait((stop, *keeping), return_when=asyncio.FIRST_COMPLETED)
-            if not stop.done():  # one of them could not even start
-                next(each for each in keeping if each.done()).result()
+            await asyncio.wait((stop, *supervisors), return_when=asyncio.FIRST_COMPLETED)
+            if not stop.done():  # a child could not start
+                next(each for each in supervisors if each.done()).result()
             self._stop_children(signal.SIGTERM)
-            await asyncio.wait(keeping, timeout=self._settings.drain_timeout_s + _STOP_MARGIN_S)
+            await asyncio.wait(supervisors, timeout=self._settings.drain_timeout_s + _STOP_MARGIN_S)
         finally:
             stop.cancel()
             self._stop_children(signal.SIGKILL)
-            await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*supervisors, return_exceptions=True)
             for task in self._tasks:
                 task.cancel()
 
@@ -205,18 +184,20 @@ class Parent:
             with contextlib.suppress(ProcessLookupError):
                 child.process.send_signal(number)
 
-    async def _keep(self, column: int) -> None:
-        """Start the process, and start it again whenever it ends."""
+    async def _supervise(self, column: int) -> None:
+        """Start the process, and restart it whenever it ends."""
         backoff = Backoff(*_FAILED_START_S)
         while not self._stopping.is_set():
             began = self._clock.monotonic()
             child = await self._start(column)
             code = await child.process.wait()
-            self._bury(child)
+            self._on_child_ended(child)
             if self._stopping.is_set():
                 return
             if not child.is_serving and not self._ever_served:
-                raise Failed(f"a process of the gateway could not start (exit code {code}); its own line says why")
+                raise Failed(
+                    f"a process of the gateway could not start (exit code {code}); its own error line has the reason"
+                )
             if child.is_serving:
                 backoff.reset()
                 wait_s = max(0.0, _RESTART_EVERY_S - (self._clock.monotonic() - began))
@@ -229,15 +210,15 @@ class Parent:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = (self._table.descriptor, theirs.fileno(), *(each.fileno() for each in self._listeners))
-            place = Place(column, self._table.columns, descriptors[0], descriptors[1], descriptors[2:])
-            env = {**os.environ, PLACE: encode(place).decode()}
+            inherited = Inherited(column, self._table.columns, descriptors[0], descriptors[1], descriptors[2:])
+            env = {**os.environ, INHERITED_ENV: encode(inherited).decode()}
             env.pop(READY_FD, None)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *sys.orig_argv[1:]),
                 env=env,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which stops its children in order
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which stops its children
             )
         child = self._children[column] = _Child(column, process)
         child.channel = await Channel.open(ours, lambda frame: self._on_frame(child, frame), lambda: None)
@@ -247,85 +228,85 @@ class Parent:
             process.terminate()
         return child
 
-    def _bury(self, child: _Child) -> None:
-        """Nothing that it had under way counts any more; what it has used of its keys' limits does."""
+    def _on_child_ended(self, child: _Child) -> None:
+        """Remove its requests in flight from the counters, and keep its usage of the keys' limits."""
         del self._children[child.column]
         if child.channel is not None:
             child.channel.close()
         for waiting in child.waits.values():
             waiting.cancel()
         table, cells = self._table, self._table.cells
-        for name, row in {"": 0, **self._book.rows}.items():
+        for name, row in {"": 0, **self._rows.rows}.items():
             first, second = table.first(row), table.second(row)
             if self._limits.get(name):
-                cells[first] += cells[first + child.column]  # added before it is taken away: never too little
+                cells[first] += cells[first + child.column]  # added before it is removed: never too small
                 cells[second] = max(cells[second], cells[second + child.column])
             cells[first + child.column] = cells[second + child.column] = 0.0
-        self._gone = add_up((self._gone, ended(child.numbers)))
+        self._ended = merge_snapshots((self._ended, keep_counters(child.metrics)))
         for load in child.granted.values():
             load.end()
         self._router.serve_waiting()
 
     # The view.
 
-    def take_view(self, view: FleetView) -> None:
-        self._limits = dict(limits.rows_of(view.keys))
+    def on_view(self, view: FleetView) -> None:
+        self._limits = dict(rate_limits.rows_of(view.keys))
         names = [
-            *(loads.row_name(each.process_id) for each in view.replicas),
-            *(routers.queue_row(each.id) for each in view.models),
+            *(row_name(each.process_id) for each in view.replicas),
+            *(queue_row(each.id) for each in view.models),
             *self._limits,
         ]
-        new = self._book.keep(names)
+        new = self._rows.assign(names)
         now = self._clock.monotonic()
         for name in new & self._limits.keys():
             if limit := self._limits[name]:
-                limits.fill(self._table, self._book.rows[name], limit, now)
-        rows = dict(self._book.rows)
+                rate_limits.fill(self._table, self._rows.rows[name], limit, now)
+        rows = dict(self._rows.rows)
         if len(rows) < len(set(names)):
-            log.error("the table that gateway processes share is full; they count some things each by themselves")
+            log.error("the shared table of the gateway processes is full; each process keeps some counters by itself")
         offset_s = view.server_time - self._clock.now().timestamp() if view.server_time else self._offset_s()
-        self._view = messages.View(encode(view), rows, offset_s)
-        for child in self._children.values():  # before anybody is served by it: a child must know the replica
+        self._view = messages.ViewUpdate(encode(view), rows, offset_s)
+        for child in self._children.values():  # before requests are served: a child must know the replica
             child.send(self._view)
-        self._router.take_over(view, rows, self._in_flight)
+        self._router.apply_shared_view(view, rows, self._in_flight)
         self._router.publish_queues(self._table, rows)
         self._router.serve_waiting()
 
     def _offset_s(self) -> float:
-        return self._keeper.server_now() - self._clock.now().timestamp()
+        return self._views.server_now() - self._clock.now().timestamp()
 
     # Frames.
 
     def _on_frame(self, child: _Child, frame: messages.Frame) -> None:
         match frame:
-            case messages.Wait():
+            case messages.WaitForSlot():
                 self._begin(self._wait(child, frame), child.waits, frame.id)
-            case messages.Leave():
+            case messages.CancelWait():
                 if (waiting := child.waits.get(frame.id)) is not None:
                     waiting.cancel()
-            case messages.Taken():
+            case messages.SlotTaken():
                 if (load := child.granted.pop(frame.id, None)) is not None:
                     load.end()
-            case messages.Freed():
+            case messages.SlotFreed():
                 self._router.serve_waiting(frame.model)
-            case messages.Eject():
-                loads.apply_ejection(self._ejection, frame.what, frame.id)
+            case messages.EjectionChange():
+                apply_ejection(self._ejection, frame.action, frame.id)
                 for other in self._children.values():
                     if other is not child:
                         other.send(frame)
-            case messages.Look():
-                self._begin(self._look(child, frame.id))
-            case messages.Serving():
+            case messages.RefreshView():
+                self._begin(self._refresh_view(child, frame.id))
+            case messages.ChildServes():
                 self._on_serving(child)
-            case messages.AskNumbers():
-                self._begin(self._tell_numbers(child, frame.id))
-            case messages.TellNumbers():
-                child.numbers = frame.numbers
-                answer = self._numbers.pop(frame.id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(None)
+            case messages.RequestMetrics():
+                self._begin(self._report_metrics(child, frame.id))
+            case messages.ReportMetrics():
+                child.metrics = frame.metrics
+                reply = self._snapshots.pop(frame.id, None)
+                if reply is not None and not reply.done():
+                    reply.set_result(None)
             case _:
-                log.error("a message that is not for the parent", kind=type(frame).__name__)
+                log.error("unexpected message from a child", kind=type(frame).__name__)
 
     def _begin(
         self,
@@ -338,14 +319,14 @@ class Parent:
         if known is not None:
             known[number] = task
 
-        def over(_: object) -> None:
+        def on_done(_: object) -> None:
             self._tasks.discard(task)
             if known is not None and known.get(number) is task:
                 del known[number]
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("a child's question could not be answered", exc_info=error)
+                log.error("a request of a child failed", exc_info=error)
 
-        task.add_done_callback(over)
+        task.add_done_callback(on_done)
 
     def _on_serving(self, child: _Child) -> None:
         child.is_serving = True
@@ -355,48 +336,50 @@ class Parent:
             self._ever_served = True
             report_ready(os.environ)
 
-    async def _wait(self, child: _Child, frame: messages.Wait) -> None:
-        way, waited = self._router.find(frame.model), Waited()
-        got: Replica | Answer
-        if way is None:
+    async def _wait(self, child: _Child, frame: messages.WaitForSlot) -> None:
+        model_route, wait_times = self._router.find(frame.model), WaitTimes()
+        got: ReplicaTarget | Response
+        if model_route is None:
             got = unknown_model(frame.model, installed=0)
         else:
-            got = await self._router.wait(way, frame.key_id, waited)
-        if isinstance(got, Replica):
+            got = await self._router.wait(model_route, frame.key_id, wait_times)
+        if isinstance(got, ReplicaTarget):
             child.granted[frame.id] = got.load
-            child.send(messages.Served(frame.id, got.seen.process_id, waited.load_s, waited.queue_s))
+            child.send(messages.SlotGranted(frame.id, got.seen.process_id, wait_times.load_s, wait_times.queue_s))
         else:
             child.send(
-                messages.Refused(frame.id, got.status, got.body, tuple(got.headers), waited.load_s, waited.queue_s)
+                messages.SlotRefused(
+                    frame.id, got.status, got.body, tuple(got.headers), wait_times.load_s, wait_times.queue_s
+                )
             )
 
-    async def _look(self, child: _Child, number: int) -> None:
+    async def _refresh_view(self, child: _Child, number: int) -> None:
         if number:
-            await self._keeper.look_again()
-            child.send(messages.Looked(number))
+            await self._views.refresh()
+            child.send(messages.ViewRefreshed(number))
         else:
-            self._keeper.hint()
+            self._views.hint()
 
     async def sweep(self) -> None:
         while True:
             await self._clock.sleep(_SWEEP_S)
             self._router.serve_waiting()
 
-    # Numbers.
+    # Metrics.
 
-    async def _tell_numbers(self, child: _Child, number: int) -> None:
-        """Those of all processes, as of now; of one that does not answer in time, as it told them last."""
-        asked = [self._ask_numbers(each) for each in self._children.values() if each.is_serving]
-        if asked:
-            await asyncio.wait(asked, timeout=_NUMBERS_WITHIN_S)
-        own = numbers_of(self._metrics)
+    async def _report_metrics(self, child: _Child, number: int) -> None:
+        """Report the current metrics of all processes; the last report of a process that does not reply in time."""
+        requested = [self._request_metrics(each) for each in self._children.values() if each.is_serving]
+        if requested:
+            await asyncio.wait(requested, timeout=_METRICS_TIMEOUT_S)
+        own = take_snapshot(self._metrics)
         own.view = self._metrics.view
         own.gauges["processes"] = ("Processes that serve requests.", sum(c.is_serving for c in self._children.values()))
-        numbers = add_up((own, self._gone, *(each.numbers for each in self._children.values())))
-        child.send(messages.TellNumbers(number, numbers))
+        merged = merge_snapshots((own, self._ended, *(each.metrics for each in self._children.values())))
+        child.send(messages.ReportMetrics(number, merged))
 
-    def _ask_numbers(self, child: _Child) -> asyncio.Future[None]:
+    def _request_metrics(self, child: _Child) -> asyncio.Future[None]:
         self._last_id += 1
-        answer = self._numbers[self._last_id] = asyncio.get_running_loop().create_future()
-        child.send(messages.AskNumbers(self._last_id))
-        return answer
+        reply = self._snapshots[self._last_id] = asyncio.get_running_loop().create_future()
+        child.send(messages.RequestMetrics(self._last_id))
+        return reply

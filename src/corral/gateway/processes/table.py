@@ -1,9 +1,8 @@
-"""Numbers that several processes share: rows of a table in shared memory, with one column for each process.
+"""Counters that several processes share: a table in shared memory, with one row per counter and one column per process.
 
-A process writes only its own column and reads all of them, so nothing needs a lock, and what a dead process has left
-can be told from what the living ones hold. Cells are 8 bytes, aligned: a read sees an old number or a new one, never
-a mixture. Column 0 is the parent's. Which row belongs to what is decided by the parent (`RowBook`) and told to the
-children with every view.
+A process writes only its own column and reads all columns, so the table needs no lock, and the part of a dead process
+is known. Cells are 8 bytes, aligned: a read returns an old number or a new one, never a mixture. Column 0 is the
+parent's. The parent assigns rows (`RowAllocator`) and sends them to the children with every view.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class SharedTable:
 
     @classmethod
     def create(cls, columns: int, *, rows: int = MAX_ROWS) -> SharedTable:
-        """A new one, of the parent."""
-        with tempfile.TemporaryFile() as file:  # nobody else finds it: it has no name
+        """A new table, in the parent."""
+        with tempfile.TemporaryFile() as file:  # an unlinked file: no other process finds it
             descriptor = os.memfd_create("corral-gateway") if hasattr(os, "memfd_create") else os.dup(file.fileno())
         os.truncate(descriptor, rows * 2 * columns * _CELL_BYTES)
         return cls(descriptor, columns=columns, column=PARENT)
@@ -51,9 +50,9 @@ class SharedTable:
         return sum(cells[at] for at in range(first, first + self.columns))
 
 
-class RowBook:
-    """Which row has which name. Row 0 is for the processes themselves. A row whose name is not wanted any more is used
-    again once all its cells are zero and `rest_s` have passed: by then every child has the view without it."""
+class RowAllocator:
+    """Assigns rows to names. Row 0 is for the processes themselves. A row without a name is reused when all its cells
+    are zero and `rest_s` have passed: by then every child has a view without it."""
 
     def __init__(self, table: SharedTable, monotonic: Callable[[], float], *, rest_s: float = 60.0) -> None:
         self.rows: dict[str, int] = {}
@@ -61,14 +60,14 @@ class RowBook:
         self._monotonic = monotonic
         self._rest_s = rest_s
         self._next = 1
-        self._resting: dict[int, float] = {}  # rows without a name, since when
+        self._retired: dict[int, float] = {}  # rows without a name, and since when
 
-    def keep(self, names: Iterable[str]) -> set[str]:
-        """Rows for exactly these names. Returns the names that are new; one that finds no row is left out."""
+    def assign(self, names: Iterable[str]) -> set[str]:
+        """Rows for exactly these names. Returns the new names; a name without a free row gets none."""
         wanted = dict.fromkeys(names)
         now = self._monotonic()
         for gone in [name for name in self.rows if name not in wanted]:
-            self._resting[self.rows.pop(gone)] = now
+            self._retired[self.rows.pop(gone)] = now
         new = set()
         for name in wanted:
             if name not in self.rows and (row := self._free_row(now)) is not None:
@@ -77,11 +76,11 @@ class RowBook:
         return new
 
     def _free_row(self, now: float) -> int | None:
-        for row, since in self._resting.items():
+        for row, since in self._retired.items():
             if now - since < self._rest_s:
-                break  # the others have rested for less
+                break  # the others were retired later
             if not self._is_in_use(row):
-                del self._resting[row]
+                del self._retired[row]
                 self._clear(row)
                 return row
         if self._next >= self._table.rows:
@@ -90,7 +89,7 @@ class RowBook:
         return self._next - 1
 
     def _is_in_use(self, row: int) -> bool:
-        """Requests that are still under way there count in the first number of their process."""
+        """Whether requests are still in flight there: they count in the first number of their process."""
         first = self._table.first(row)
         return any(self._table.cells[at] for at in range(first + 1, first + self._table.columns))
 

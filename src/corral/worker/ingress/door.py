@@ -18,8 +18,8 @@ from corral.worker.agent.standing import Standing
 from corral.worker.ingress import logs, replicas
 from corral.worker.ingress.answers import JSON, READING, TEXT, say_error, say_wrong_method
 from corral.worker.ingress.bridges import Bridges
+from corral.worker.ingress.fast_path import IngressFastPath
 from corral.worker.ingress.inflight import InFlight
-from corral.worker.ingress.shortcut import Shortcut
 from corral.worker.ingress.tokens import NotWelcome, TokenCheck
 from corral.worker.metrics import CONTENT_TYPE, WorkerMetrics
 from corral.worker.supervisor.logs import LogBook
@@ -61,9 +61,9 @@ class Door:
         self._metrics = metrics
         self.inflight = InFlight()
         self.replicas = replicas.Replicas(processes.find, self.inflight, Bridges(files))
-        self.shortcut = Shortcut(self.replicas, tokens, self.inflight)
+        self.fast_path = IngressFastPath(self.replicas, tokens, self.inflight)
         self._open_requests = 0
-        metrics.in_flight.set_function(lambda: self._open_requests + self.shortcut.running)
+        metrics.in_flight.set_function(lambda: self._open_requests + self.fast_path.running)
         self._logs = logs.LogDoor(processes.logs)
         self._open: dict[bytes, Serve] = {b"/healthz": self._healthz, b"/readyz": self._readyz}
         self._guarded: dict[bytes, tuple[Scope, Serve]] = {
@@ -137,9 +137,9 @@ class Door:
     async def _show_metrics(self, request: Request, responder: Responder) -> int:
         if request.method not in READING:
             return await say_wrong_method(responder)
-        for status, count in self.shortcut.ended.items():
+        for status, count in self.fast_path.ended.items():
             self._metrics.requests.labels(route=_REPLICAS, status=status).inc(count)
-        self.shortcut.ended.clear()
+        self.fast_path.ended.clear()
         await responder.send(200, ((b"content-type", CONTENT_TYPE),), self._metrics.render())
         return 200
 

@@ -109,7 +109,7 @@ class Ingress:
 
     async def _listen(self) -> None:
         context = self._certificate.context
-        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context, shortcut=self._door.shortcut)
+        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context, fast_path=self._door.fast_path)
         try:
             self.port = await self._bind(server)
         except OSError as error:

@@ -1,0 +1,94 @@
+"""The gateway's handler in one process, in front of one upstream: keys, model field, choice of a replica, slots, head
+rewriting, metrics, receipts and all.
+
+Only the fleet is fixed: one key, one model, one replica. Run: `gateway_process.py PORT HOST:PORT KEY`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from bench.support.traffic import MODEL
+from corral.contract.loads import LoadStatus
+from corral.contract.view import FleetView, ViewKey, ViewModel, ViewNode, ViewReplica
+from corral.gateway.receipts.metrics import Metrics, RouteClass
+from corral.gateway.receipts.sender import ReceiptSender
+from corral.gateway.routing.load_watcher import LoadWatcher
+from corral.gateway.routing.router import ReplicaRouter, RouterOptions
+from corral.gateway.settings import GatewaySettings
+from corral.gateway.view.fleet import Fleet, prepare_fleet
+from corral.gateway.wiring import GatewayState, build_handler
+from corral.kit.clock import SystemClock
+from corral.kit.memory import settle_after_start
+from corral.kit.secrets import digest
+from corral.relay import Limits, RelayServer, UpstreamPool
+
+
+class FixedFleet:
+    def __init__(self, view: FleetView) -> None:
+        self.fleet: Fleet | None = prepare_fleet(view)
+
+    def server_now(self) -> float:
+        return time.time()
+
+    async def refresh(self) -> None:
+        pass
+
+
+class Nowhere:
+    """A controller that takes receipts and loads nothing."""
+
+    async def send_receipts(self, batch: bytes) -> None:
+        pass
+
+    async def request_load(self, model: str) -> LoadStatus | None:
+        return None
+
+    async def load_status(self, model: str, since: int, wait_s: float) -> LoadStatus | None:
+        return None
+
+
+def one_replica(host: str, port: int, key: str, token: str = "token-for-the-ingress") -> FleetView:
+    return FleetView(
+        keys=(ViewKey(id="bench", secret_hash=digest(key), role="inference"),),
+        nodes=(ViewNode("n1", "node", "healthy", f"http://{host}:{port}", token),),
+        models=(ViewModel(id=MODEL),),
+        replicas=(ViewReplica("p1", "n1", MODEL, slots=10_000),),
+    )
+
+
+async def serve(port: int, view: FleetView) -> None:
+    clock = SystemClock()
+    settings = GatewaySettings(controller=f"unix:{Path('/nowhere')}")
+    pool = UpstreamPool()
+    state, fleets, client = GatewayState(settings), FixedFleet(view), Nowhere()
+    loads = LoadWatcher(client, lambda: None, clock, poll_s=1.0)
+    router = ReplicaRouter(state.in_flight, loads, clock, RouterOptions(), _never_newer)
+    router.apply_view(view)
+    metrics = Metrics()
+    handler = build_handler(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
+    server = RelayServer(handler, Limits(), pool=pool, fast_path=handler.fast_path)
+    await server.listen("127.0.0.1", port)
+    settle_after_start(asyncio.get_running_loop())  # as a gateway does
+    counts = metrics.routes[RouteClass.INFERENCE]
+    sender = ReceiptSender(state.receipts, counts, client, clock, fleets.server_now, router.waiting, interval_s=1.0)
+    await sender.run()
+
+
+async def _never_newer() -> None:
+    """There is one view."""
+
+
+def main() -> None:
+    host, _, upstream_port = sys.argv[2].rpartition(":")
+    token = (sys.argv[4],) if len(sys.argv) > 4 else ()
+    uvloop.run(serve(int(sys.argv[1]), one_replica(host, int(upstream_port), sys.argv[3], *token)))
+
+
+if __name__ == "__main__":
+    main()

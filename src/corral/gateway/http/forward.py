@@ -1,0 +1,339 @@
+"""Forwards one authorized request for a model: chooses a replica, relays, retries where that is safe, writes the
+receipt.
+
+A retry is safe as long as no process has started to work on the request: the ingress refused the connection, or
+reported that the process is not there. Once per request the gateway also retries where no response can follow any more:
+the ingress stopped responding (`routing/ingress_monitor.py`), or reported that the process ended. Any other failure
+goes to the client. The gateway never retries because a response takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from corral.contract.http import (
+    NOT_REACHED,
+    PROCESS_ENDED,
+    ClientGone,
+    Headers,
+    Patience,
+    PreparedForward,
+    RelayResult,
+    Request,
+    Responder,
+    UpstreamFailed,
+)
+from corral.contract.models import LONGEST_NAME
+from corral.gateway import responses
+from corral.gateway.http.bodies import BudgetExceeded
+from corral.gateway.http.cors import Cors
+from corral.gateway.http.headers import HIDDEN_FROM_REPLICA, for_replica
+from corral.gateway.http.model_field import FieldReader
+from corral.gateway.http.multipart import SpooledBody
+from corral.gateway.http.rate_limits import KeyLimiter
+from corral.gateway.receipts.buffer import ReceiptBuffer, ReceiptTemplate, served_by
+from corral.gateway.receipts.metrics import CLIENT_GONE, RouteCounts
+from corral.gateway.receipts.usage import NO_USAGE, Usage, UsageTap
+from corral.gateway.responses import Response
+from corral.gateway.routing.in_flight import Ejection
+from corral.gateway.routing.replicas import ReplicaTarget, Route
+from corral.gateway.routing.request import Router, RouteRequest, WaitTimes
+from corral.gateway.view.fleet import Client, FleetSource
+from corral.kit.clock import Clock
+from corral.kit.log import get_log
+
+log = get_log(__name__)
+
+# Responses of an ingress that are not for the client, by status: the header that marks them.
+_INTERNAL_RESPONSES = {410: NOT_REACHED, 503: NOT_REACHED, 502: PROCESS_ENDED}
+_PROCESS_ENDED_STATUS = 502
+_LARGE_BODY_BYTES = 256 * 1024  # from here on two writes cost less than one write and a copy
+_FAILURE_MESSAGES = {
+    503: "No replica of the model could be reached. Try again shortly.",
+    504: "The replica did not begin to answer in time.",
+    502: "The replica broke off before it answered.",
+}
+
+
+class InferenceRequest(RouteRequest, frozen=True, gc=False):
+    """A request for a model that has passed all checks."""
+
+    spooled: SpooledBody | None = None  # the body, where it is kept on disk
+    limiter: KeyLimiter | None = None  # counts this request already; the forwarder ends it
+
+
+class ForwardTag(ReceiptTemplate):
+    """The tag of a `PreparedForward`: what the end of a request on the fast path needs."""
+
+    __slots__ = ("limiter",)
+
+    def __init__(self, client: Client, route: Route, path: bytes, limiter: KeyLimiter | None) -> None:
+        super().__init__(client, route, path)
+        self.limiter = limiter
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOptions:
+    patience: Patience
+    retry_after_s: float = 2.0
+    max_attempts: int = 4
+    expose_node: bool = False
+
+
+@dataclass(slots=True)
+class _RequestOutcome:
+    """What happened to one request over all attempts, for its receipt."""
+
+    client: Client
+    model: str
+    started: float
+    wait_times: WaitTimes
+    limiter: KeyLimiter | None
+    tap: UsageTap
+    attempts: int = 0
+    is_repeated: bool = False  # sent again although the first process may have started to work on it
+    status: int = 500
+    replica: ReplicaTarget | None = None
+    result: RelayResult | None = None
+    ending: str = ""
+
+    def first_s(self) -> float | None:
+        """Until the first event with generated content; None where there was none, or the response is not a stream."""
+        return None if self.tap.first_at is None else max(0.0, self.tap.first_at - self.started)
+
+
+class Forwarder:
+    def __init__(
+        self,
+        fleets: FleetSource,
+        router: Router,
+        counts: RouteCounts,
+        receipts: ReceiptBuffer,
+        ejection: Ejection,
+        clock: Clock,
+        cors: Cors,
+        options: ForwardOptions,
+    ) -> None:
+        self._fleets = fleets
+        self._router = router
+        self._counts = counts
+        self._receipts = receipts
+        self._ejection = ejection
+        self._clock = clock
+        self._cors = cors
+        self._options = options
+        self._reader = FieldReader()
+        self.retries = 0
+
+    async def forward(self, request: Request, responder: Responder, inference: InferenceRequest) -> int:
+        """Returns the status that was sent."""
+        outcome = _RequestOutcome(
+            inference.client,
+            inference.model,
+            self._clock.monotonic(),
+            inference.wait_times or WaitTimes(),
+            inference.limiter,
+            UsageTap(),
+        )
+        return await self._run(request, responder, outcome, inference, None)
+
+    async def forward_prepared(
+        self, prepared: PreparedForward, request: Request, responder: Responder, elapsed_s: float
+    ) -> int:
+        """`forward` for a request that fell back from the fast path: its slot is taken and its limits are counted."""
+        tag = prepared.tag
+        assert isinstance(tag, ForwardTag)
+        tap = request.extra.get("tap")  # of a stream that has begun
+        outcome = _RequestOutcome(
+            tag.client,
+            tag.route.requested_model,
+            self._clock.monotonic() - elapsed_s,
+            WaitTimes(),
+            tag.limiter,
+            tap if isinstance(tap, UsageTap) else UsageTap(),
+        )
+        return await self._run(request, responder, outcome, None, tag.route)
+
+    async def _run(
+        self,
+        request: Request,
+        responder: Responder,
+        outcome: _RequestOutcome,
+        inference: InferenceRequest | None,
+        route: Route | None,
+    ) -> int:
+        request.extra["model"] = outcome.model  # for the log line
+        try:
+            outcome.status = await self._forward(request, responder, outcome, inference, route)
+            return outcome.status
+        except (asyncio.CancelledError, ClientGone):  # how the relay stops a handler whose client has left
+            outcome.status, outcome.ending = CLIENT_GONE, "client_left"
+            raise
+        finally:
+            usage = outcome.tap.usage() if outcome.result is not None else NO_USAGE
+            if outcome.limiter is not None:
+                outcome.limiter.end(usage.prompt + usage.completion)
+            self._write_receipt(request, outcome, usage)
+
+    async def _forward(
+        self,
+        request: Request,
+        responder: Responder,
+        outcome: _RequestOutcome,
+        inference: InferenceRequest | None,
+        route: Route | None,
+    ) -> int:
+        """One attempt after another. `route` is given for the first attempt of a prepared forward."""
+        while True:
+            if route is None:
+                inference = inference or await self._read_again(request, outcome)
+                routed = await self._router.route(inference)
+                if isinstance(routed, Response):
+                    outcome.replica = None
+                    return await self._send(request, responder, routed)
+                route = routed
+            outcome.attempts += 1
+            outcome.replica = route.replica
+            if route.replica is not None:
+                request.extra["node"] = route.replica.node_name  # for the log line
+            try:
+                outcome.result = await self._relay(request, responder, outcome, inference, route)
+            except (BudgetExceeded, OSError) as error:
+                log.error("a request body could not be written to disk", reason=str(error))
+                return await self._send(request, responder, responses.no_space("disk", self._options.retry_after_s))
+            except UpstreamFailed as failure:
+                if not self._can_retry(route, failure, outcome):
+                    request.extra["error"] = str(failure)  # for the log line; the client gets a general message
+                    return await self._send(request, responder, self._failure_response(failure))
+                self.retries += 1
+            else:
+                return self._on_relayed(outcome, route, outcome.result)
+            finally:
+                route.load.end()
+            route = None
+
+    async def _relay(
+        self,
+        request: Request,
+        responder: Responder,
+        outcome: _RequestOutcome,
+        inference: InferenceRequest | None,
+        route: Route,
+    ) -> RelayResult:
+        return await responder.relay(
+            route.target,
+            path=route.path,
+            strip=HIDDEN_FROM_REPLICA,
+            add=for_replica(route.ingress_token),
+            body=None if inference is None else await _body_for(route, inference),
+            tap=outcome.tap,
+            response_headers=(*self._cors.headers(request), *self._route_headers(route)),
+            upgrade=bool(request.upgrade),
+            patience=self._options.patience,
+            unwanted=_is_internal,
+        )
+
+    def _can_retry(self, route: Route, failure: UpstreamFailed, outcome: _RequestOutcome) -> bool:
+        """Whether another replica may get the request. Ejects the replica or node that could not be reached."""
+        if not (failure.refused or failure.unresponsive) or route.replica is None:
+            return False
+        seen = route.replica.seen
+        if failure.status:
+            self._ejection.eject_process(seen.process_id)
+        else:
+            self._ejection.eject_node(seen.node_id)
+        if failure.unresponsive or failure.status == _PROCESS_ENDED_STATUS:
+            if outcome.is_repeated:  # a request that makes processes end must not end all of them
+                return False
+            outcome.is_repeated = True
+        return failure.resendable and outcome.attempts < self._options.max_attempts
+
+    def _on_relayed(self, outcome: _RequestOutcome, route: Route, result: RelayResult) -> int:
+        if route.replica is not None:
+            self._ejection.on_reached(route.load)
+        if result.client_gone:
+            outcome.ending = "client_left"
+        elif not result.complete:
+            outcome.ending = "upstream_broke"
+        return self._counts.count_relayed(result, outcome.first_s())
+
+    async def _read_again(self, request: Request, outcome: _RequestOutcome) -> InferenceRequest:
+        """The request for the router, for a prepared forward whose first attempt failed."""
+        fleet = self._fleets.fleet
+        assert fleet is not None  # the fast path decided by one, and a view is never removed
+        body = await request.body.read(2**62)  # it is complete, and its size was checked when it arrived
+        model = self._reader.read(body).model
+        return InferenceRequest(request, fleet, outcome.client, model, body, outcome.wait_times)
+
+    def _route_headers(self, route: Route) -> Headers:
+        headers: list[tuple[bytes, bytes]] = []
+        if route.replica is not None:
+            if self._options.expose_node:
+                node = route.replica.node_name.encode("latin-1", "replace")
+                headers += [(b"x-corral-node", node), (b"x-localai-node", node)]
+            if route.is_stand_in:
+                headers.append((b"x-corral-model", route.replica.seen.model.encode("ascii", "backslashreplace")))
+        return headers
+
+    def _failure_response(self, failure: UpstreamFailed) -> Response:
+        is_ended = failure.status == _PROCESS_ENDED_STATUS
+        status = _PROCESS_ENDED_STATUS if is_ended else responses.status_for(failure)
+        headers = (responses.retry_after(self._options.retry_after_s),) if status == 503 else ()
+        return responses.openai_error(
+            status, _FAILURE_MESSAGES[status], kind=responses.SERVER, code="upstream_failed", headers=headers
+        )
+
+    def _write_receipt(self, request: Request, outcome: _RequestOutcome, usage: Usage) -> None:
+        wait_times, total_s = outcome.wait_times, self._clock.monotonic() - outcome.started
+        self._receipts.add(
+            served_by(
+                outcome.replica,
+                id=request.request_id,
+                at=self._fleets.server_now() - total_s,
+                key_id=outcome.client.key_id,
+                model=outcome.model[:LONGEST_NAME],  # cut to the longest name: many receipts have to fit into one batch
+                path=request.route[:200].decode("latin-1"),
+                status=outcome.status,
+                queue_ms=_ms(wait_times.queue_s),
+                load_ms=_ms(wait_times.load_s),
+                first_byte_ms=_ms(outcome.first_s() or 0.0),
+                total_ms=_ms(total_s),
+                prompt_tokens=usage.prompt,
+                completion_tokens=usage.completion,
+                estimated=usage.estimated,
+                streamed=outcome.tap.streamed,
+                ending=outcome.ending,
+                tries=max(1, outcome.attempts),
+            )
+        )
+
+    async def _send(self, request: Request, responder: Responder, response: Response) -> int:
+        return await responses.send(responder, response, self._cors.headers(request))
+
+
+def _is_internal(status: int, headers: Headers) -> bool:
+    mark = _INTERNAL_RESPONSES.get(status)
+    return mark is not None and any(name == mark for name, _ in headers)
+
+
+async def _body_for(route: Route, inference: InferenceRequest) -> bytes | memoryview | None:
+    """The body for the replica; None: as it arrived. Engines know a model by its own name, so a body that names an
+    alias, or a model for which another one stands in, gets the replica's model name. Nothing else changes."""
+    model = inference.model if route.replica is None else route.replica.seen.model
+    if inference.spooled is not None:
+        return await inference.spooled.view_for(model)
+    if not inference.body:
+        return None
+    if model == inference.model:
+        # A large body is written without a copy at every attempt.
+        return inference.body if len(inference.body) < _LARGE_BODY_BYTES else memoryview(inference.body)
+    fields = msgspec.json.decode(inference.body, type=dict[str, msgspec.Raw])
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1000, 3)

@@ -1,0 +1,172 @@
+"""Replicas and models for the router: prepared when the view changes, only looked up per request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlsplit
+
+from corral.contract.http import Target
+from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
+from corral.gateway.routing.in_flight import InFlight, Load
+from corral.gateway.routing.pick import Policy
+from corral.gateway.routing.prefixes import PrefixIndex
+from corral.gateway.routing.queue import FairQueue
+
+MAX_ROUTES = 64
+_MODEL_IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
+_NO_LOAD = Load()
+
+
+class ReplicaTarget:
+    """One process that serves a model."""
+
+    __slots__ = ("load", "node_name", "path_prefix", "routes", "seen", "target", "token")
+
+    def __init__(self, seen: ViewReplica, node: ViewNode, target: Target, load: Load) -> None:
+        self.seen = seen
+        self.node_name = node.name
+        self.target = target
+        self.token = node.ingress_token.encode()
+        self.path_prefix = f"/replicas/{quote(seen.process_id, safe='')}".encode()  # on the ingress
+        self.load = load
+        self.routes: dict[bytes, Route] = {}
+
+    def route(self, path: bytes, requested_model: str) -> Route:
+        """The route to a path of the replica. Cached for requests by the model's own name."""
+        if requested_model != self.seen.model:
+            return self.route_as(path, requested_model)
+        route = self.routes.get(path)
+        if route is None:
+            if len(self.routes) >= MAX_ROUTES:
+                self.routes.clear()
+            route = self.routes[path] = Route(self.target, self.path_prefix + path, self.token, self, requested_model)
+        return route
+
+    def route_as(self, path: bytes, requested_model: str, *, is_stand_in: bool = False) -> Route:
+        """The route for a request that names another model: an alias, or a model for which this one stands in."""
+        if b"?" in path:
+            own = quote(self.seen.model, safe="").encode()
+            path = _MODEL_IN_QUERY.sub(lambda found: found[1] + own, path)
+        return Route(self.target, self.path_prefix + path, self.token, self, requested_model, is_stand_in=is_stand_in)
+
+
+class Route:
+    """Where a request goes: the worker's ingress, the path there, and the ingress token. The router has taken a slot of
+    the replica for it: the receiver calls `load.end` once."""
+
+    __slots__ = ("ingress_token", "is_stand_in", "load", "path", "replica", "requested_model", "target")
+
+    def __init__(
+        self,
+        target: Target,
+        path: bytes,
+        ingress_token: bytes,
+        replica: ReplicaTarget | None = None,
+        requested_model: str = "",
+        *,
+        is_stand_in: bool = False,
+    ) -> None:
+        self.target = target
+        self.path = path
+        self.ingress_token = ingress_token
+        self.replica = replica
+        self.load = _NO_LOAD if replica is None else replica.load
+        self.requested_model = requested_model  # as the client named it
+        self.is_stand_in = is_stand_in  # the replica serves while the requested model is loading
+
+
+class ModelQueue(FairQueue[object]):
+    """The queue of one model. A waiter gets a replica with a slot taken, or the error to send."""
+
+    def __init__(self, on_slot_free: Callable[[], None]) -> None:
+        super().__init__()
+        self.on_slot_free = on_slot_free
+        self.ready_at: float | None = None  # since when the model has replicas; None: it is cold
+
+
+@dataclass(slots=True)
+class ModelRoute:
+    """The state of one model: its replicas, their ranks, its queue and its prefixes."""
+
+    model: ViewModel
+    policy: Policy
+    queue: ModelQueue
+    prefixes: PrefixIndex
+    replicas: tuple[ReplicaTarget, ...] = ()
+    ranks: list[int] = field(default_factory=list)  # written by each replica's Load
+    index_by_process: dict[str, int] = field(default_factory=dict)
+    turn: int = 0  # the index at which the next choice starts
+    leaving: tuple[Load, ...] = ()  # of replicas that left the view and have requests of ours in flight
+
+    def is_full(self) -> bool:
+        """Whether the requests in flight and waiting, as far as this gateway knows, reach the limit of the
+        definition."""
+        limit = self.model.max_concurrent
+        if not limit:
+            return False
+        busy = sum(replica.load.in_flight for replica in self.replicas) + sum(load.own for load in self.leaving)
+        return busy + self.queue.waiting >= limit
+
+
+def find_leaving(before: ModelRoute, now: ModelRoute) -> tuple[Load, ...]:
+    """The loads of replicas that the new view no longer has. Their requests in flight still count."""
+    here = {id(replica.load) for replica in now.replicas}
+    known = (*before.leaving, *(replica.load for replica in before.replicas))
+    return tuple(load for load in known if load.own and id(load) not in here)
+
+
+def ingress_target(url: str, node_id: str) -> Target | None:
+    """None: the node has reported no address. With TLS the certificate names the node's id, whatever the address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # one bad address must not hide the other nodes
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    if parts.scheme == "https":
+        return Target(host=parts.hostname, port=port or 443, tls=True, server_name=node_id)
+    return Target(host=parts.hostname, port=port or 80)
+
+
+def place_replicas(
+    view: FleetView, model_routes: dict[str, ModelRoute], in_flight: InFlight, controller: Target | None = None
+) -> None:
+    """Give each model its replicas of the view, with the loads they had before. `controller`: the target for nodes
+    without an ingress of their own."""
+    nodes = {
+        node.id: (node, controller if node.via_controller else ingress_target(node.ingress_url, node.id))
+        for node in view.nodes
+    }
+    found: dict[str, list[ReplicaTarget]] = {name: [] for name in model_routes}
+    for seen in view.replicas:
+        node, target = nodes.get(seen.node_id, (None, None))
+        model_route = model_routes.get(seen.model)
+        # A process of another revision never gets requests, whatever the view contains.
+        if (
+            node is None
+            or target is None
+            or model_route is None
+            or (model_route.model.revision and seen.revision != model_route.model.revision)
+        ):
+            continue
+        found[seen.model].append(ReplicaTarget(seen, node, target, in_flight.load(seen.process_id, seen.node_id)))
+    for name, model_route in model_routes.items():
+        _set_replicas(model_route, found[name])
+    in_flight.retain({replica.seen.process_id for replicas in found.values() for replica in replicas})
+
+
+def _set_replicas(model_route: ModelRoute, replicas: Iterable[ReplicaTarget]) -> None:
+    model_route.replicas = tuple(replicas)
+    model_route.ranks = [0] * len(model_route.replicas)
+    model_route.index_by_process = {
+        replica.seen.process_id: index for index, replica in enumerate(model_route.replicas)
+    }
+    for index, replica in enumerate(model_route.replicas):
+        seen = replica.seen
+        replica.load.attach(
+            model_route.ranks, index, slots=max(1, seen.slots), last_resort=seen.last_resort, queue=model_route.queue
+        )
+    model_route.prefixes.retain(set(model_route.index_by_process))

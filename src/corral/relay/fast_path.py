@@ -1,0 +1,401 @@
+"""The fast path: relays a request that arrived in one piece on an idle upstream connection, and passes the response
+back, whole or chunked. It uses no task, no coroutine, no request object and no timer of its own.
+
+A request takes the fast path where the server has a `FastPath`, the request is HTTP/1.1 with keep-alive, has a
+Content-Length and arrived together with its body, and the pool has an idle connection to the target. The request ends
+on the fast path with a whole response below 400 that has a Content-Length, or with the last chunk of a 200.
+
+Everything else belongs to the general path (`connection.py`, `exchange.py`, `upstream.py`). A request that `decide` did
+not accept starts there. A request that `decide` accepted changes over in one place, `fall_back()`, so that every error,
+every slow client and every client that leaves meets one set of rules.
+
+The code for a request and for its response is written out at length: at this rate every function call shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from corral.contract.http import FastPath, Tap, Target
+from corral.kit.log import get_log
+from corral.kit.transports import abort
+from corral.relay.body import WholeBody
+from corral.relay.connection import IDLE, ClientConnection
+from corral.relay.exchange import Exchange
+from corral.relay.http1.chunked import are_whole_chunks
+from corral.relay.http1.fields import Malformed
+from corral.relay.http1.head import END_OF_HEAD, PooledForward, RequestHead, ResponseHead
+from corral.relay.http1.head_templates import HeadTemplate
+from corral.relay.loop.ticker import NEVER
+from corral.relay.response_reader import EVENTS, NOTHING
+from corral.relay.taps import drop_tap, show, show_head
+from corral.relay.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from corral.relay.pool import UpstreamPool
+    from corral.relay.server import RelayServer
+
+log = get_log(__name__)
+
+_monotonic = time.monotonic
+_CHUNKED_AND_ID = b"transfer-encoding: chunked\r\nx-request-id: "
+
+# A request on the fast path, kept by the upstream connection until the response arrives: the client's connection, the
+# forward, the body, the request id, the monotonic start time. A bare tuple, because one is made for every request.
+PendingRequest: TypeAlias = "tuple[FastPathConnection, PooledForward, bytes, bytes, float]"
+
+
+def is_fast_path(head: RequestHead) -> bool:
+    return (
+        bool(head.minor) and head.keep and not (head.chunked or head.expects or head.upgrade or head.method == b"HEAD")
+    )
+
+
+def is_fast_path_response(head: ResponseHead) -> bool:
+    return head.simple and head.reusable and head.status < 400
+
+
+def fall_back(pending: PendingRequest, upstream: FastPathUpstream | None) -> None:
+    """Move a request from the fast path to the general path. This is the only transition between them; it happens once
+    per request at most and never in the other direction.
+
+    Without `upstream` the request has not been sent: no connection to its target was idle. With `upstream` it has been
+    sent there, and its response may have begun as a stream. An `Exchange` takes over in each case: it starts the
+    handler's `handle_prepared`, whose call of `relay` sends the request or joins the response, and from then on the
+    bytes of both connections go to the exchange. The handler must reach `relay` before it waits (`Exchange.resume`).
+    """
+    conn, forward, body, request_id, started = pending
+    stream = None
+    if upstream is not None:
+        upstream.pending = None
+        stream = upstream.stream
+    conn.pending_upstream = None
+    conn._deadline = NEVER
+    conn._due = IDLE
+    whole = WholeBody(body)
+    exchange = conn.exchange = Exchange(conn, forward.head, whole, request_id)
+    request = conn.describe(forward.head, whole, request_id)
+    if stream is not None:
+        request.extra["tap"] = stream.tap
+    fast_path = conn.server.fast_path
+    assert fast_path is not None
+    coro = fast_path.handle_prepared(forward, request, exchange, _monotonic() - started)
+    if upstream is None:
+        exchange.run(coro)
+    else:
+        exchange.resume(upstream, started, coro, has_begun=stream is not None)
+
+
+class FastPathConnection(ClientConnection):
+    """A client's connection that tries the fast path first."""
+
+    __slots__ = ("_decide", "_template", "new_tap", "on_response", "on_stream_end", "pending_upstream")
+
+    def __init__(self, server: RelayServer, fast_path: FastPath) -> None:
+        super().__init__(server)
+        # The heads it gets and the forwards it returns are made by this package.
+        self._decide = cast(Callable[[RequestHead, bytes], PooledForward | None], fast_path.decide)
+        self.on_response = fast_path.on_response
+        self.new_tap = fast_path.new_tap
+        self.on_stream_end = fast_path.on_stream_end
+        self._template: HeadTemplate[RequestHead] | None = None  # of the heads this client sends
+        self.pending_upstream: FastPathUpstream | None = None  # has our request on the fast path
+
+    def data_received(self, data: bytes) -> None:
+        upstream = self.pending_upstream
+        if upstream is not None:  # the client sends more before it has its response
+            upstream.fall_back()
+        elif self.exchange is None and not self._buffer and not self.paused and not self._closing:
+            template, tail = self._template, None
+            if template is not None and data.startswith(template.before):
+                if template.with_id:
+                    tail = template.expect_with_id(data)
+                else:
+                    tail = template.tails.get(len(data))
+                    if tail is not None and not data.startswith(tail[1], template.at):
+                        tail = None
+            if tail is None:
+                template, tail = self.server.templates.recognise(data, template)
+                self._template = template
+            if template is not None and tail is not None:
+                digits, _, body_at, request_id = tail
+                body = data[body_at:]
+                try:
+                    forward = self._decide(template.head, body)
+                except Exception:
+                    log.exception("the fast path failed; the request takes the general path")
+                    forward = None
+                if forward is not None:
+                    self._send(forward, body, digits, request_id)
+                    return
+        super().data_received(data)
+
+    def _send(self, forward: PooledForward, body: bytes, digits: bytes, request_id: bytes) -> None:
+        server = self.server
+        pool = server.pool
+        server.running += 1
+        server.counters.requests += 1
+        request_id = forward.head.request_id or request_id or server.id_form % next(server.id_numbers)
+        target_pool = forward.target_pool
+        if target_pool is None or not target_pool.idle:
+            target_pool = forward.target_pool = pool.find(forward.target)
+            if target_pool is None or not target_pool.idle:
+                fall_back((self, forward, body, request_id, _monotonic()), None)
+                return
+        # None of them is too old: the tick at which a connection expires takes it out.
+        upstream: FastPathUpstream = target_pool.idle.pop()  # type: ignore[assignment]  # the pool makes no others
+        upstream.pending = (self, forward, body, request_id, _monotonic())
+        self.pending_upstream = upstream
+        self._due = IDLE
+        pool.counters.upstream_reuses += 1
+        wire = b"".join((forward.wire, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", body))
+        write_queue = self.write_queue
+        if write_queue.items:
+            write_queue.items.append((upstream.transport, wire))
+        else:
+            write_queue.write(upstream.transport, wire)
+
+    # Events while a request is on the fast path.
+
+    def _on_client_left(self) -> None:
+        if self.pending_upstream is not None:
+            self.pending_upstream.fall_back()
+        super()._on_client_left()
+
+    def pause_writing(self) -> None:
+        if self.pending_upstream is not None and self.pending_upstream.stream is not None:
+            self.pending_upstream.fall_back()  # the general path slows the upstream down
+        super().pause_writing()
+
+    def is_idle(self) -> bool:
+        return self.exchange is None and self.pending_upstream is None
+
+    def check(self, now: float) -> None:
+        if self.pending_upstream is not None and now >= self._deadline:
+            self._deadline = NEVER  # it was for the time between two requests
+        super().check(now)
+
+
+class FastPathStream:
+    """A chunked response on the fast path."""
+
+    __slots__ = ("bytes_sent", "first_byte_s", "head", "tap")
+
+    def __init__(self, head: ResponseHead, first_byte_s: float, tap: Tap | None) -> None:
+        self.head = head
+        self.first_byte_s = first_byte_s
+        self.tap = tap
+        self.bytes_sent = 0
+
+
+class FastPathUpstream(UpstreamConnection):
+    """A connection to an upstream that can serve a request on the fast path."""
+
+    __slots__ = ("_idle_for_s", "_max_idle", "_template", "pending", "stream")
+
+    def __init__(self, pool: UpstreamPool, target: Target) -> None:
+        super().__init__(pool, target)
+        self._max_idle = pool.limits.idle_per_target
+        self._idle_for_s = pool.limits.idle_s
+        self._template: HeadTemplate[ResponseHead] | None = None  # of the heads that arrive here
+        self.pending: PendingRequest | None = None
+        self.stream: FastPathStream | None = None  # the pending request's response, once it has begun
+
+    def fall_back(self) -> None:
+        assert self.pending is not None
+        fall_back(self.pending, self)
+
+    def data_received(self, data: bytes) -> None:
+        pending, stream = self.pending, self.stream
+        if pending is None:
+            super().data_received(data)
+            return
+        if stream is not None:
+            conn = pending[0]
+            if self._mode != EVENTS or not are_whole_chunks(data) or conn.server.draining:
+                self._continue_stream(pending, stream, data)
+                return
+            # A token: as in `UpstreamConnection.data_received`, with few calls.
+            if stream.tap is not None:
+                try:
+                    stream.tap.data(data)
+                except Exception:
+                    drop_tap(stream)
+            ticker = self._ticker
+            self._deadline = ticker.now + self._idle_s + ticker.tick_s
+            stream.bytes_sent += len(data)
+            conn.write_queue.write(conn.transport, data)  # last: it may call `pause_writing`, which falls back
+            return
+        conn, forward, _, request_id, started = pending
+        template, tail, out = self._template, None, b""
+        if template is not None and data.startswith(template.before):
+            if template.is_ours:
+                tail = template.tails.get(len(data) - len(request_id))
+                if tail is not None and data.startswith(tail[1] + request_id + END_OF_HEAD, template.at):
+                    out = data  # the next hop has answered with the id that it received
+                else:
+                    tail = None
+            elif not template.with_id:
+                tail = template.tails.get(len(data))
+                if tail is not None and not data.startswith(tail[1], template.at):
+                    tail = None
+        if tail is None:
+            template, tail = self._pool.templates.recognise(data, template)
+            self._template = template
+        server = conn.server
+        if template is not None and tail is not None and not conn.paused and not server.draining:
+            head = template.head
+            if not out:
+                digits, _, body_at, _ = tail
+                out = b"".join((head.start, digits, b"\r\nx-request-id: ", request_id, b"\r\n\r\n", data[body_at:]))
+            write_queue = conn.write_queue
+            if write_queue.items:
+                write_queue.items.append((conn.transport, out))
+            else:
+                write_queue.write(conn.transport, out)
+            self._release(conn)
+            sent = len(out)
+            self._pool.counters.bytes_relayed += sent
+            conn.on_response(forward, request_id, head.status, started, _monotonic(), sent, data)
+            return
+        if tail is None and not conn.paused and not server.draining and self._start_stream(pending, data):
+            return
+        self.fall_back()
+        super().data_received(data)
+
+    def _release(self, conn: FastPathConnection) -> None:
+        """The response is complete: both connections are free for the next request."""
+        self.pending = None
+        conn.pending_upstream = None
+        server = conn.server
+        server.running -= 1
+        conn._deadline = server.ticker.now + server.keep_alive_s
+        idle = self.target_pool.idle
+        if len(idle) < self._max_idle and self._stall_at == NEVER:
+            idle.append(self)
+            self._deadline = self._ticker.now + self._idle_for_s
+        else:
+            self._become_idle(False)
+
+    # Streams.
+
+    def _start_stream(self, pending: PendingRequest, data: bytes) -> bool:
+        """False: this is not a stream for the fast path; nothing has been done."""
+        raw, found, rest = data.partition(END_OF_HEAD)
+        if not found or len(raw) > self._pool.limits.head_bytes:
+            return False
+        conn, forward, _, request_id, started = pending
+        try:
+            head, length, _ = self._pool.heads.read(raw)
+            if not head.chunked or head.status != 200 or not head.reusable or length is not None:
+                return False
+            self._mode = EVENTS
+            is_complete = bool(rest) and self._scan(rest)
+        except Malformed:
+            self._mode = NOTHING
+            return False  # the general path reports what is wrong
+        stream = FastPathStream(head, _monotonic() - started, conn.new_tap(forward))
+        show_head(stream, head)
+        if rest:
+            show(stream, rest)
+        out = b"".join((head.wire, _CHUNKED_AND_ID, request_id, END_OF_HEAD, rest))
+        if is_complete:
+            self._end_stream(pending, stream, out)
+            return True
+        patience = forward.patience or self._pool.limits.patience
+        self._idle_s = NEVER if patience.idle_s is None else patience.idle_s
+        self.stream = stream
+        self._pass_on(conn, stream, out)
+        return True
+
+    def _continue_stream(self, pending: PendingRequest, stream: FastPathStream, data: bytes) -> None:
+        conn = pending[0]
+        if conn.server.draining:  # the connection may have to be closed at the end
+            self.fall_back()
+            super().data_received(data)
+            return
+        try:
+            is_complete = self._scan(data)
+        except Malformed as bad:
+            self.fall_back()
+            self._fail(bad.reason)
+            return
+        show(stream, data)
+        if is_complete:
+            self._end_stream(pending, stream, data)
+        else:
+            self._pass_on(conn, stream, data)
+
+    def _pass_on(self, conn: FastPathConnection, stream: FastPathStream, out: bytes) -> None:
+        """The last step of a caller: the write may call `pause_writing`, which falls back."""
+        ticker = self._ticker
+        self._deadline = ticker.now + self._idle_s + ticker.tick_s
+        stream.bytes_sent += len(out)
+        conn.write_queue.write(conn.transport, out)
+
+    def _end_stream(self, pending: PendingRequest, stream: FastPathStream, out: bytes) -> None:
+        conn, forward, _, request_id, started = pending
+        self.stream = None
+        self._mode = NOTHING
+        self._release(conn)
+        conn.write_queue.write(conn.transport, out)
+        sent = stream.bytes_sent + len(out)
+        self._pool.counters.bytes_relayed += sent
+        conn.on_stream_end(forward, request_id, stream.head.status, started, _monotonic(), sent, stream.tap)
+
+    def join(self, exchange: Exchange, sent_at: float) -> None:
+        stream = self.stream
+        if stream is None:
+            super().join(exchange, sent_at)
+            return
+        self.stream = None
+        self._exchange = exchange
+        self._sent = True
+        self._sent_at = sent_at
+        self._reusable = stream.head.reusable
+        self._apply_patience(exchange)
+        exchange.join_stream(stream.head.status, stream.bytes_sent, stream.first_byte_s, stream.tap)
+        if exchange.conn.paused:
+            self.pause()
+
+    # Events while a request is on the fast path.
+
+    def waiting_since(self) -> float | None:
+        if self.stream is not None:
+            return None
+        return super().waiting_since() if self.pending is None else self.pending[4]
+
+    def give_up(self, why: str) -> None:
+        if self.pending is not None and self.stream is None:
+            self.fall_back()
+        super().give_up(why)
+
+    def discard(self) -> None:
+        if self.pending is None:
+            super().discard()
+        else:
+            abort(self.transport)  # `connection_lost` reports it to the exchange
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.pending is not None:
+            self.fall_back()
+        super().connection_lost(error)
+
+    def eof_received(self) -> None:
+        if self.pending is not None:
+            self.fall_back()
+        super().eof_received()
+
+    def check(self, now: float) -> None:
+        if self.pending is not None:
+            _, forward, _, _, started = self.pending
+            patience = forward.patience or self._pool.limits.patience
+            due = NEVER if patience.first_byte_s is None else started + patience.first_byte_s
+            if self.stream is not None:
+                due = self._deadline
+            if now < due and now < self._stall_at:
+                return
+            self.fall_back()
+        super().check(now)

@@ -1,0 +1,75 @@
+"""Collects relayed bytes and writes them together, after all readable input was read.
+
+A write wakes the process at the other end. After a single write that process does little work and sleeps again before
+the next one, so every request pays for two wake-ups; in a virtual machine that is a third of the cost of relaying a
+request. Collected writes share a wake-up: bytes wait until a turn of the event loop brings no more input, for a few
+turns at most. With few requests in flight bytes are written at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corral.relay.server import RelayServer
+
+_FEW = 16
+_MANY = 64  # enough to share a wake-up
+MAX_TURNS = 4
+
+
+class WriteQueue:
+    """One per server. It keeps the order of writes to each transport: call `flush` before you write to a transport
+    directly, or close it."""
+
+    __slots__ = ("_counted", "_loop", "_server", "_turns", "items")
+
+    def __init__(self, server: RelayServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._counted = 0  # items at the last turn
+        self._turns = 0
+        self.items: list[tuple[asyncio.Transport, bytes]] = []
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """For relayed bytes: what was read bounds how many there are within one turn of the loop."""
+        items = self.items
+        if items:
+            items.append((transport, data))
+        elif self._server.running > _FEW:
+            items.append((transport, data))
+            self._counted = self._turns = 0
+            self._loop.call_soon(self._flush_if_quiet)  # runs after all input that is readable now was read
+        else:
+            transport.write(data)
+
+    def _flush_if_quiet(self) -> None:
+        waiting = len(self.items)
+        if self._counted < waiting < _MANY and self._turns < MAX_TURNS:
+            self._counted = waiting
+            self._turns += 1
+            self._loop.call_soon(self._flush_if_quiet)
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        items = self.items
+        if items:
+            self.items = []
+            if len(items) > 1:
+                items = _joined(items)
+            for transport, data in items:
+                if not transport.is_closing():
+                    transport.write(data)
+
+
+def _joined(items: list[tuple[asyncio.Transport, bytes]]) -> list[tuple[asyncio.Transport, bytes]]:
+    """Join the bytes for each transport: each write is a system call, and one more wake-up at the other end. A fast
+    stream has several pieces here."""
+    if len({id(transport) for transport, _ in items}) == len(items):
+        return items
+    pieces: dict[asyncio.Transport, list[bytes]] = {}
+    for transport, data in items:
+        pieces.setdefault(transport, []).append(data)
+    return [(transport, b"".join(parts)) for transport, parts in pieces.items()]
