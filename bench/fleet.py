@@ -23,11 +23,10 @@ from corral.bus.auth import mint_service_credentials
 from corral.bus.nats import NatsBus
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat
 from corral.store import open_store
+from corral.store.records import BackendRequest, OperationNode, OperationNodeStatus
 from corral.store.tables import node_backends, nodes, operation_nodes, operations, revisions
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
-from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation, StoredRequest
 from tests.support.cluster import Cluster
 from tests.support.fleet import Fleet, http
@@ -215,7 +214,7 @@ async def _add_operations(store_url: str, ids: list[str], total: int) -> None:
                     operation_id=operation.id,
                     node_id=node_id,
                     node_name=f"node-{place:05}",
-                    status="success",
+                    status=OperationNodeStatus.SUCCESS,
                     updated_at=now,
                     percentage=100.0,
                     digest="sha256:" + "a" * 64,

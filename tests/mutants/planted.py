@@ -319,7 +319,7 @@ PLANTED = (
         "cancel-not-sent",
         f"{_CONTROLLER}.desired.plan",
         "_Backend._is_to_be_stopped",
-        "intent.operation in self.node.stopping",
+        "intent.operation_id in self.node.stopping",
         "False",
         "a cancelled install goes on downloading",
     ),
@@ -344,7 +344,7 @@ PLANTED = (
         "event-after-end-merged",
         f"{_CONTROLLER}.operations.state",
         "merge_tick",
-        "row.status in TERMINAL",
+        "row.status in ENDED",
         "False",
         "a row that has ended moves again (invariant 9)",
         simulated=False,  # the store refuses to write such a row

@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from corral.controller.backends.rules import Unwanted, Wanted, fold
-from corral.controller.backends.world import rule_of
 from corral.controller.inventory.nodes import takes_backends
-from corral.controller.operations.state import TERMINAL, RowStatus
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
+from corral.store.records import ENDED, OperationNodeStatus
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -64,7 +63,11 @@ class Truth:
         wrong = []
         for key, row in after.rows.items():
             old = before.rows.get(key)
-            if row.status != RowStatus.SUCCESS or row is old or (old is not None and old.status == RowStatus.SUCCESS):
+            if (
+                row.status != OperationNodeStatus.SUCCESS
+                or row is old
+                or (old is not None and old.status == OperationNodeStatus.SUCCESS)
+            ):
                 continue
             operation = after.operations[key[0]]
             had = self.had_since(row.node_id, operation.backend, operation.created_at)
@@ -114,10 +117,10 @@ async def unsettled(simulation: Simulation) -> list[str]:
         left = []
         for operation in await operations.list_(tx, limit=10_000):
             rows = await operation_nodes.list_(tx, operation.id)
-            open_rows = [row for row in rows if row.status not in TERMINAL]
+            open_rows = [row for row in rows if row.status not in ENDED]
             for row in open_rows:
                 left.append(f"{operation.kind} {operation.backend} on {row.node_name}: {row.status} {row.reason}")
-        rules = [rule_of(row) for row in await backend_rules.list_live(tx)]
+        rules = await backend_rules.list_live(tx)
         labels = await node_labels.list_for(tx)
         wanted: list[tuple[str, str, str | None]] = []
         there: dict[tuple[str, str], str] = {}

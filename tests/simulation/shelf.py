@@ -12,8 +12,7 @@ from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 
 BACKENDS = ("llama-cpp", "vllm", "piper")
 

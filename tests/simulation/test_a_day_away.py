@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest, Scope, ScopeKind
 from tests.simulation.simulation import Plan, Simulation, simulate
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.backends import BackendList, ListBackends
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
+from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import models
-from corral.store.tables.backend_rules import BackendRequest
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import add_leftover
 from tests.simulation.model_traffic import Clients, ModelPeople

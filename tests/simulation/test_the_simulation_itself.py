@@ -17,7 +17,6 @@ from msgspec import structs
 
 from corral.contract.messages.nodes import HttpHeartbeat
 from corral.controller.backends import outcomes, plan
-from corral.controller.backends.plan import Stage
 from corral.controller.health import classify
 from corral.controller.operations import bookkeeping, live
 from corral.controller.orders import dispatch
@@ -25,6 +24,7 @@ from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import lifecycle as life
 from corral.controller.scheduler import evict, place
 from corral.controller.scheduler.world import ReplicaState
+from corral.store.records import IntentStage
 from corral.store.tables.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
@@ -126,7 +126,7 @@ def test_an_intent_that_is_given_up_is_noticed(template: Path) -> None:
 
     def gives_up(intent: Any, reason: str, now: Any, **known: Any) -> Any:
         failed = honest(intent, reason, now, **known)
-        return replace(failed, stage=Stage.DONE) if failed.failures >= 2 else failed
+        return replace(failed, stage=IntentStage.DONE) if failed.failures >= 2 else failed
 
     honest = outcomes.failed
     said = break_something(template, mock.patch.object(outcomes, "failed", gives_up))

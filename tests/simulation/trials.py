@@ -14,12 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from corral.contract.view import ViewReplica
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.inventory.routing import read_routing
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.kit.errors import CorralError
+from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import model_schedules, models
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.models import Model
 from tests.simulation import replica_truth
 from tests.simulation.controllers import GUARD, STALE_AFTER_S, Died

@@ -8,12 +8,11 @@ from random import Random
 from typing import Any
 
 from corral.bus.local import Faults, LocalBus
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError
+from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import node_labels, nodes, operations, revisions
-from corral.store.tables.backend_rules import BackendRequest
 from tests.simulation.controllers import Controller, Died
 from tests.simulation.house_worker import HouseWorker
 from tests.simulation.leftovers import leave_behind

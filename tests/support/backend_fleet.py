@@ -22,7 +22,6 @@ from corral.bus.api import Bus
 from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.controller.backends.reconcile import Pace
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
@@ -36,9 +35,8 @@ from corral.controller.runtime.leadership import Leadership
 from corral.controller.wiring.backends import BackendOptions, Backends
 from corral.kit.clock import Clock, SystemClock
 from corral.store import Store, open_store
+from corral.store.records import BackendIntent, BackendRequest, Scope, ScopeKind
 from corral.store.tables import backend_intents, node_backends, node_labels, nodes
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.nodes import Node
 from tests.support.buses import Yard
 from tests.support.scripted_catalogue import ScriptedCatalogue

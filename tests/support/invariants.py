@@ -20,12 +20,9 @@ from corral.contract.messages.nodes import NodeStatus
 from corral.contract.view import ViewReplica
 from corral.controller.health.classify import Guard
 from corral.controller.inventory.installed import find_installed
-from corral.controller.operations.state import TERMINAL, RowStatus
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRule
+from corral.store.records import ENDED, BackendIntent, BackendRule, OperationNode, OperationNodeStatus
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodePulse
-from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation
 
 
@@ -79,7 +76,7 @@ def astray(facts: Facts) -> list[str]:
     wrong = []
     open_rows: dict[str, list[OperationNode]] = {}
     for (id, _), row in facts.rows.items():
-        if row.status not in TERMINAL:
+        if row.status not in ENDED:
             open_rows.setdefault(id, []).append(row)
     for id, operation in facts.operations.items():
         left = open_rows.get(id, [])
@@ -127,7 +124,9 @@ def unproven(before: Facts, after: Facts) -> list[str]:
     """3: a row that now says success is one whose node's inventory, as it is on file, shows it."""
     wrong = []
     for key, row in after.rows.items():
-        if row.status != RowStatus.SUCCESS or (key in before.rows and before.rows[key].status == RowStatus.SUCCESS):
+        if row.status != OperationNodeStatus.SUCCESS or (
+            key in before.rows and before.rows[key].status == OperationNodeStatus.SUCCESS
+        ):
             continue
         operation = after.operations.get(key[0])
         if operation is None or is_shown(operation, row, after.inventories.get(row.node_id)):
@@ -159,7 +158,7 @@ def backwards(before: Facts, after: Facts) -> list[str]:
         if new is None or new is old:
             continue
         where = f"operation {key[0]} on {old.node_name}"
-        if old.status in TERMINAL and new != old:
+        if old.status in ENDED and new != old:
             wrong.append(f"{where} had ended as {old.status} and is now {new.status}")
         elif (new.attempt, new.seq) < (old.attempt, old.seq):
             wrong.append(f"{where} went back from event {old.attempt}.{old.seq} to {new.attempt}.{new.seq}")

@@ -15,8 +15,7 @@ from corral.contract.sources import Source
 from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 
 
 def build(variant: str, digest: str = "", **more: Any) -> TargetBuild:

@@ -1,14 +1,25 @@
-"""Types of stored rows that deciding modules use: no SQL here, so that they may be imported anywhere."""
+"""Types of stored rows that deciding modules use: no SQL here, so that they may be imported anywhere.
+
+The table modules of `store/tables` read and write them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
+from corral.contract.labels import Selector, parse_selector
 from corral.contract.loads import LoadState
+from corral.contract.manifest import Manifest
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
+from corral.contract.sources import Source
+
+CONTROLLER = "controller"  # the node id of work that the controllers do themselves
 
 
 class ReplicaStage(StrEnum):
@@ -84,3 +95,198 @@ class LoadJob(msgspec.Struct, frozen=True):
     def may_try(self, now: datetime) -> bool:
         """Whether a request that arrives now starts the next attempt."""
         return not self.active and (self.retry_at is None or self.retry_at <= now)
+
+
+class Want(StrEnum):
+    PRESENT = "present"
+    ABSENT = "absent"
+    UPGRADED = "upgraded"
+
+
+class Origin(StrEnum):
+    PERSON = "person"
+    LOAD = "load"  # a model was to be loaded there and needed the backend
+
+
+class ScopeKind(StrEnum):
+    ALL = "all"
+    SELECTOR = "selector"
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The nodes that a rule or an operation is about."""
+
+    kind: ScopeKind
+    value: str = ""  # the selector's text, or the node's id
+
+    def matches(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        match self.kind:
+            case ScopeKind.ALL:
+                return True
+            case ScopeKind.NODE:
+                return self.value == node_id
+            case ScopeKind.SELECTOR:
+                return _selector(self.value).matches(labels)
+
+
+@lru_cache(maxsize=1024)
+def _selector(text: str) -> Selector:
+    return parse_selector(text)
+
+
+class BackendRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was asked for, whole: enough to look its build up again for a node that comes later."""
+
+    backend: str  # as the gallery knows it, or the name given with a uri
+    uri: str = ""
+    alias: str = ""
+    galleries: str = ""  # JSON, when the request brought its own
+    gallery: str = ""  # when it named one: gallery@backend
+    pinned: bool = False  # the builds that are stored are all there is: nothing newer may be looked up for it
+
+
+class BackendRule(msgspec.Struct, frozen=True):
+    """What users require of one backend on some nodes."""
+
+    generation: int
+    operation_id: str
+    scope_kind: ScopeKind
+    scope_value: str
+    backend: str
+    want: Want
+    target: str  # id in `backend_targets`; empty if the backend is to be absent
+    created_at: datetime
+    request: BackendRequest
+    origin: Origin = Origin.PERSON
+    force: bool = False  # fetch the build again even where it is installed
+    max_parallel: str = ""  # how many nodes switch at once in an upgrade: 25%, 3; empty = all
+    excluded: tuple[str, ...] = ()  # ids of nodes that a user took out of the rule
+    withdrawn_at: datetime | None = None
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.scope_kind, self.scope_value)
+
+    def covers(self, node_id: str, labels: Mapping[str, str]) -> bool:
+        return node_id not in self.excluded and self.scope.matches(node_id, labels)
+
+
+class TargetBuild(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an order needs, as it travels."""
+
+    variant: str  # the concrete build's own name
+    digest: str = ""  # what the inventory must show; empty = nobody could say beforehand
+    version: str = ""
+    alias: str = ""
+    gallery_url: str = ""
+    sources: tuple[Source, ...] = ()
+    manifest: Manifest | None = None
+    size_bytes: int = 0  # to fetch; 0 = unknown
+    note: str = ""  # why it is not the machine's own kind of build, for people
+
+
+class BackendTarget(msgspec.Struct, frozen=True):
+    """One target on one kind of node: its build, or why there is none."""
+
+    id: str
+    capability: str
+    platform: str  # os/arch; empty = the node does not tell
+    python: str  # the same; wheels are locked for it
+    resolved_at: datetime
+    build: TargetBuild | None = None
+    reason: str = ""  # why there is none
+
+
+class OrderKind(StrEnum):
+    """What an order makes a worker do with a backend."""
+
+    INSTALL = "install"
+    FETCH = "fetch"  # the first half of a node-by-node upgrade: the new build is stored beside the current one
+    UPGRADE = "upgrade"
+    DELETE = "delete"
+
+
+class IntentStage(StrEnum):
+    WAITING = "waiting"  # not sent yet, or failed and waiting for its next attempt
+    SENT = "sent"  # the worker accepted the order, or did not reply and may work on it
+    PARKED = "parked"  # a failure that another attempt does not cure
+    DONE = "done"  # the inventory showed the result
+    IDLE = "idle"  # no rule requires it any more
+
+
+class BackendIntent(msgspec.Struct, frozen=True):
+    """What one node still has to do for one backend, and how far that is."""
+
+    node_id: str
+    backend: str
+    kind: OrderKind
+    stage: IntentStage
+    generation: int  # of the rule that requires it
+    operation_id: str
+    attempt: int  # of the last order; the numbers rise for as long as the node exists
+    updated_at: datetime
+    variant: str = ""
+    digest: str = ""  # of the requested build; once done, of the build that was found
+    failures: int = 0  # in a row
+    reason: str = ""
+    next_try_at: datetime | None = None
+    epoch: int = 0  # of the lease under which the order was sent
+    sent_at: datetime | None = None
+    accepted_at: datetime | None = None
+    boot_id: str = ""  # of the worker that the order was sent to
+    before: str = ""  # `Installed.mark` when the order was sent, for builds without a digest
+    running: bool = False  # a LocalAI worker did not reply in time: it may still work on the order
+    answered: bool = False  # the worker reported success, and the inventory has been read since
+    switch_failed: bool = False  # the last failure happened after the download
+
+
+class OperationNodeStatus(StrEnum):
+    """The first five are LocalAI's."""
+
+    QUEUED = "queued"  # recorded; the node is not healthy, or it is not its turn yet
+    DOWNLOADING = "downloading"  # in progress, in any phase
+    RUNNING_ON_WORKER = "running_on_worker"  # the worker did not reply in time; it may still work on the order
+    ERROR = "error"  # it failed and will be tried again, so this is not an end
+    SUCCESS = "success"
+    SKIPPED = "skipped"
+    SUPERSEDED = "superseded"
+    WITHDRAWN = "withdrawn"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset(
+    {
+        OperationNodeStatus.SUCCESS,
+        OperationNodeStatus.SKIPPED,
+        OperationNodeStatus.SUPERSEDED,
+        OperationNodeStatus.WITHDRAWN,
+        OperationNodeStatus.CANCELLED,
+    }
+)
+
+
+class OperationNode(msgspec.Struct, frozen=True, gc=False):
+    """One node in one operation."""
+
+    operation_id: str
+    node_id: str  # of a node that may have been deleted, or CONTROLLER
+    node_name: str
+    status: OperationNodeStatus
+    updated_at: datetime
+    reason: str = ""  # why the node waits, was skipped, or fails
+    phase: str = ""
+    file_name: str = ""
+    percentage: float = 0.0
+    current_bytes: int = 0
+    total_bytes: int = 0
+    rate: float = 0.0
+    attempt: int = 0
+    seq: int = 0
+    failures: int = 0
+    next_try_at: datetime | None = None
+    waits: bool = False  # nothing can happen now: the node is away, or another one has to succeed first
+    variant: str = ""
+    version: str = ""
+    digest: str = ""

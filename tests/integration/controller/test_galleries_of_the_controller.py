@@ -19,8 +19,7 @@ from corral.gallery.galleries import Gallery
 from corral.gallery.index_cache import LibraryOptions
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Invalid, NotFound, Unavailable
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 from tests.support.image_registry import ImageRegistry, MadeImage, layer, make_image, push_image, run_file
 from tests.support.image_registry import running_registry as start_registry
 

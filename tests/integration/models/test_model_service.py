@@ -18,8 +18,8 @@ from corral.controller.models.service import Models
 from corral.controller.models.views import policy_of, view_models
 from corral.kit.errors import Conflict, Invalid, NotFound, Unavailable
 from corral.store import Store
+from corral.store.records import BackendRequest
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_files import StoredFile
 from tests.integration.store.rows import a_node, a_schedule, an_inventory
 from tests.support.model_catalogue import model_library, models_of

@@ -188,8 +188,8 @@ async def test_the_bar_moves_while_an_archive_is_unpacked(local_site: Site, monk
         archive.addfile(entry, io.BytesIO(WEIGHTS))
     size = len(packed.getvalue())
 
-    def stop_half_way(path: Path, *args: Any, each: Any, **more: Any) -> None:
-        each(size // 2)
+    def stop_half_way(path: Path, *args: Any, on_bytes: Any, **more: Any) -> None:
+        on_bytes(size // 2)
         assert go_on.wait(60)
         unpack_archive(path, *args, **more)
 

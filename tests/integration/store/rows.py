@@ -14,16 +14,21 @@ from corral.contract.messages.backends import BackendResult, NodeBackend, OrderR
 from corral.contract.messages.replicas import ReplicaDevice, ReplicaFile
 from corral.contract.sources import Source
 from corral.store.engine.types import to_us
-from corral.store.records import DesiredReplica, LoadJob
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRequest, BackendRule
-from corral.store.tables.backend_targets import BackendTarget, TargetBuild
+from corral.store.records import (
+    BackendIntent,
+    BackendRequest,
+    BackendRule,
+    BackendTarget,
+    DesiredReplica,
+    LoadJob,
+    OperationNode,
+    TargetBuild,
+)
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.model_schedules import Schedule
 from corral.store.tables.models import Model
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
-from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation, StoredRequest
 from corral.store.tables.peer_processes import PeerProcess
 from corral.store.tables.receipts import ReceiptRow, StoredReceipt

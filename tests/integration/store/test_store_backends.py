@@ -12,6 +12,7 @@ import pytest
 from corral.contract.messages.backends import NodeBackend
 from corral.kit.errors import Conflict, NotFound
 from corral.store import Store
+from corral.store.records import BackendIntent
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -21,7 +22,6 @@ from corral.store.tables import (
     operation_nodes,
     operations,
 )
-from corral.store.tables.backend_intents import BackendIntent
 from tests.integration.store.rows import (
     NOON,
     a_node,

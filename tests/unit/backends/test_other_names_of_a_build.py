@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.backends.plan import Done, NodeWorld, Step, plan
 from corral.controller.backends.rules import Unwanted, Wanted
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.order import Build, Send
+from corral.store.records import OrderKind
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 META = NodeBackend("llama-cpp", False, True, meta_backend_for="cpu-llama-cpp")

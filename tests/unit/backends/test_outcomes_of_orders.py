@@ -7,17 +7,30 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from corral.contract.messages.backends import BackendResult
 from corral.controller.backends import outcomes
-from corral.controller.backends.plan import Done, Intent, NodeWorld, Stage
+from corral.controller.backends.plan import Done, NodeWorld
 from corral.controller.orders.observations import OrderEnded
-from corral.controller.orders.order import Build, OrderId, OrderKind, Send
+from corral.controller.orders.order import Build, OrderId, Send
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SEND = Send("vllm", OrderKind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2, before="monday")
-SENT = Intent(
-    OrderKind.INSTALL, 7, "op7", "cpu-vllm", "sha256:new", Stage.SENT, 2, epoch=3, sent_at=NOON, updated_at=NOON
+SENT = BackendIntent(
+    node_id="n1",
+    backend="vllm",
+    kind=OrderKind.INSTALL,
+    stage=IntentStage.SENT,
+    generation=7,
+    operation_id="op7",
+    attempt=2,
+    variant="cpu-vllm",
+    digest="sha256:new",
+    epoch=3,
+    sent_at=NOON,
+    updated_at=NOON,
 )
 
 
@@ -36,27 +49,29 @@ def test_retries_back_off_to_a_quarter_of_an_hour_for_ever() -> None:
 
 
 def test_an_order_is_claimed_with_all_that_is_needed_to_find_it_again() -> None:
-    claimed = outcomes.claim(None, SEND, NOON, epoch=3, answer_by=None)
-    assert claimed == replace(SENT, before="monday")
-    failing = replace(SENT, stage=Stage.WAITING, failures=4, reason="disk full", attempt=1)
-    assert outcomes.claim(failing, SEND, NOON, epoch=3, answer_by=None).failures == 4
+    claimed = outcomes.claim("n1", None, SEND, NOON, epoch=3, answer_by=None)
+    assert claimed == structs.replace(SENT, before="monday")
+    failing = structs.replace(SENT, stage=IntentStage.WAITING, failures=4, reason="disk full", attempt=1)
+    assert outcomes.claim("n1", failing, SEND, NOON, epoch=3, answer_by=None).failures == 4
     newer = replace(SEND, generation=8)
-    assert outcomes.claim(failing, newer, NOON, epoch=3, answer_by=None).failures == 0, "a new rule starts afresh"
-    repeated = outcomes.claim(replace(SENT, before="sunday"), replace(SEND, again=True), NOON, epoch=3, answer_by=None)
+    assert outcomes.claim("n1", failing, newer, NOON, epoch=3, answer_by=None).failures == 0, "a new rule starts afresh"
+    repeated = outcomes.claim(
+        "n1", structs.replace(SENT, before="sunday"), replace(SEND, again=True), NOON, epoch=3, answer_by=None
+    )
     assert repeated.before == "sunday", "the same order still changes what was there at first"
 
 
 def test_a_timeout_is_no_failure() -> None:
-    late = outcomes.still_running(replace(SENT, failures=2), NOON, timedelta(seconds=5))
+    late = outcomes.still_running(structs.replace(SENT, failures=2), NOON, timedelta(seconds=5))
     assert (late.stage, late.running, late.failures, late.attempt) == ("sent", True, 2, 2)
     assert late.next_try_at == NOON + timedelta(seconds=5)
 
 
 def test_a_refusal_counts_and_backs_off() -> None:
-    once = outcomes.ended(replace(SENT, accepted_at=NOON), result(error="disk full"), NOON)
+    once = outcomes.ended(structs.replace(SENT, accepted_at=NOON), result(error="disk full"), NOON)
     assert (once.stage, once.failures, once.reason) == ("waiting", 1, "disk full")
     assert once.next_try_at == NOON + timedelta(seconds=30)
-    again = outcomes.ended(replace(once, stage=Stage.SENT), result(error="disk full"), NOON)
+    again = outcomes.ended(structs.replace(once, stage=IntentStage.SENT), result(error="disk full"), NOON)
     assert again.next_try_at == NOON + timedelta(seconds=60)
     assert outcomes.ended(SENT, result(), NOON).reason == "the node gave no reason"
 
@@ -76,21 +91,30 @@ def test_only_a_failed_switch_counts_as_one(phase: str, switched: bool) -> None:
 
 
 def test_what_was_cancelled_is_free_to_be_sent_anew() -> None:
-    ended = outcomes.ended(replace(SENT, accepted_at=NOON), result(cancelled=True), NOON)
+    ended = outcomes.ended(structs.replace(SENT, accepted_at=NOON), result(cancelled=True), NOON)
     assert (ended.stage, ended.failures, ended.next_try_at) == ("waiting", 0, None)
 
 
 def test_done_keeps_the_number_and_what_was_found() -> None:
-    settled = outcomes.done(SENT, Done("vllm", "op7", 7, OrderKind.INSTALL, "sha256:found"), NOON)
+    settled = outcomes.done("n1", SENT, Done("vllm", "op7", 7, OrderKind.INSTALL, "sha256:found"), NOON)
     assert (settled.stage, settled.attempt, settled.digest, settled.failures) == ("done", 2, "sha256:found", 0)
-    assert outcomes.done(None, Done("vllm", "op7", 7), NOON).attempt == 0
-    assert outcomes.dropped(SENT, NOON) == Intent(
-        OrderKind.INSTALL, 7, "op7", stage=Stage.IDLE, attempt=2, updated_at=NOON
+    assert outcomes.done("n1", None, Done("vllm", "op7", 7), NOON).attempt == 0
+    assert outcomes.dropped(SENT, NOON) == BackendIntent(
+        node_id="n1",
+        backend="vllm",
+        kind=OrderKind.INSTALL,
+        stage=IntentStage.IDLE,
+        generation=7,
+        operation_id="op7",
+        attempt=2,
+        updated_at=NOON,
     )
 
 
 def test_an_outcome_whose_event_was_lost_stands_in_the_heartbeat() -> None:
-    node = NodeWorld("n1", "barn", "healthy", intents={"vllm": SENT, "other": replace(SENT, operation="op9")})
+    node = NodeWorld(
+        "n1", "barn", "healthy", intents={"vllm": SENT, "other": structs.replace(SENT, operation_id="op9")}
+    )
     results = {("op7", 2): reported_result(success=True), ("op9", 1): reported_result(op_id="op9", attempt=1)}
     assert outcomes.catch_up(node, results, NOON) == {"vllm": outcomes.answered(SENT, NOON)}
     assert outcomes.catch_up(replace(node, intents={"x": SENT}), results, NOON) == {}, "it was about another backend"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec import structs
 
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.backends.evidence import UNVERIFIED
@@ -17,12 +17,10 @@ from corral.controller.backends.plan import (
     Drop,
     Fail,
     Hold,
-    Intent,
     NoBuild,
     NodeWorld,
     NotLookedUp,
     Skip,
-    Stage,
     Step,
     Stop,
     Wait,
@@ -30,7 +28,8 @@ from corral.controller.backends.plan import (
     plan,
 )
 from corral.controller.backends.rules import Unwanted, Wanted
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.order import Build, Send
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -40,24 +39,32 @@ UNWANTED = Unwanted(8, "op8")
 NODE = NodeWorld("n1", "barn", "healthy", boot_id="b1", heard_at=NOON)
 LOCALAI = replace(NODE, accepts=False, boot_id="")
 EPOCH = 3
+LONG_AGO = NOON - timedelta(days=1)
 
 
-def intent(stage: str = "waiting", kind: str = "install", **more: Any) -> Intent:
-    return replace(Intent(OrderKind(kind), 7, "op7", stage=Stage(stage), attempt=1, digest="sha256:new"), **more)
+def intent(stage: str = "waiting", kind: str = "install", **more: Any) -> BackendIntent:
+    defaults: dict[str, Any] = {"generation": 7, "operation_id": "op7", "attempt": 1, "digest": "sha256:new"}
+    return BackendIntent(
+        node_id="n1",
+        backend="vllm",
+        kind=OrderKind(kind),
+        stage=IntentStage(stage),
+        **({"updated_at": LONG_AGO} | defaults | more),
+    )
 
 
-def sent(kind: str = "install", **more: Any) -> Intent:
+def sent(kind: str = "install", **more: Any) -> BackendIntent:
     """Accepted by the worker that runs now."""
     return intent("sent", kind, **({"boot_id": "b1", "accepted_at": NOON, "epoch": EPOCH} | more))
 
 
-def called(kind: str = "install", **more: Any) -> Intent:
+def called(kind: str = "install", **more: Any) -> BackendIntent:
     """Sent to a worker that answers when it is done, and has fifteen minutes for it."""
     until = NOON + timedelta(minutes=15)
     return intent("sent", kind, **({"epoch": EPOCH, "sent_at": NOON, "next_try_at": until} | more))
 
 
-def doing(node: NodeWorld, what: Intent) -> NodeWorld:
+def doing(node: NodeWorld, what: BackendIntent) -> NodeWorld:
     return replace(node, intents={"vllm": what})
 
 
@@ -158,10 +165,10 @@ def test_an_order_a_worker_never_mentions_is_sent_again_as_the_same_attempt() ->
 def test_an_order_whose_controller_died_before_it_was_accepted_is_sent_again() -> None:
     unanswered = sent(accepted_at=None, boot_id="")
     assert isinstance(planned(doing(NODE, unanswered)), Wait), "our own call is on its way"
-    orphan = doing(NODE, replace(unanswered, epoch=EPOCH - 1))
+    orphan = doing(NODE, structs.replace(unanswered, epoch=EPOCH - 1))
     assert planned(orphan) == install(again=True)
     assert isinstance(planned(replace(orphan, orders=frozenset({("op7", 1)}))), Wait), "it had arrived"
-    unsure = doing(NODE, replace(unanswered, next_try_at=NOON))
+    unsure = doing(NODE, structs.replace(unanswered, next_try_at=NOON))
     assert planned(unsure) == install(again=True)
 
 
@@ -169,7 +176,7 @@ def test_a_failure_waits_for_its_time_and_is_visible() -> None:
     later = NOON + 30 * SECOND
     failing = intent(failures=1, next_try_at=later, reason="disk full")
     assert planned(doing(NODE, failing)) == Hold("vllm", "op7", OrderKind.INSTALL, Why.RETRY, "disk full", later)
-    assert planned(doing(NODE, replace(failing, next_try_at=NOON))) == install(2)
+    assert planned(doing(NODE, structs.replace(failing, next_try_at=NOON))) == install(2)
 
 
 def test_what_time_does_not_cure_is_parked_until_a_new_rule_or_another_worker() -> None:
@@ -255,7 +262,7 @@ def test_an_order_nobody_answered_is_not_waited_for_though_a_later_rule_wants_it
     hold = Hold("vllm", "op9", OrderKind.INSTALL, Why.TURN, "waits for an earlier order to end")
     ours = sent(accepted_at=None, sent_at=NOON)
     assert steps(doing(NODE, ours), again) == [hold], "the answer is on its way"
-    assert steps(doing(NODE, replace(ours, next_try_at=NOON)), again) == [Stop("vllm", "op7", 1), hold]
+    assert steps(doing(NODE, structs.replace(ours, next_try_at=NOON)), again) == [Stop("vllm", "op7", 1), hold]
 
 
 def test_an_order_under_way_that_a_later_rule_wants_too_goes_on() -> None:
@@ -421,11 +428,11 @@ def test_an_upgrade_node_by_node_is_fetched_first_then_switched() -> None:
     assert (fetch.kind, fetch.attempt, fetch.fetched) == (OrderKind.FETCH, 1, False)
     fetching = sent("fetch", before="monday")
     assert isinstance(planned(replace(old, intents={"vllm": fetching}), rolling), Wait)
-    told = replace(fetching, answered=True)
+    told = structs.replace(fetching, answered=True)
     assert planned(replace(old, intents={"vllm": told}), rolling) == Fail(
         "vllm", "op7", "the node said it was done, but its inventory does not show it"
     )
-    there = replace(old, backends=(msgspec.structs.replace(old.backends[0], fetched=("sha256:new",)),))
+    there = replace(old, backends=(structs.replace(old.backends[0], fetched=("sha256:new",)),))
     switch = planned(replace(there, intents={"vllm": told}), rolling)
     assert isinstance(switch, Send)
     assert (switch.kind, switch.attempt, switch.fetched) == (OrderKind.UPGRADE, 2, True)

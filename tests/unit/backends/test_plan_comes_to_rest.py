@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from corral.contract.messages.backends import BackendResult, NodeBackend
 from corral.controller.backends import outcomes
-from corral.controller.backends.plan import Done, Drop, Fail, Intent, NodeWorld, Stage, Stop, plan
+from corral.controller.backends.plan import Done, Drop, Fail, NodeWorld, Stop, plan
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.orders.observations import OrderEnded
-from corral.controller.orders.order import Build, OrderId, OrderKind, Send
+from corral.controller.orders.order import Build, OrderId, Send
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NEW = Build("vllm", "sha256:new")
@@ -41,14 +42,16 @@ class Machine:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[NodeWorld, Machine]:
-    stage = draw(st.sampled_from(list(Stage)))
+    stage = draw(st.sampled_from(list(IntentStage)))
     kind = draw(st.sampled_from(list(OrderKind)))
     generation = draw(st.sampled_from([5, 7, 8]))
     accepted = draw(st.booleans())
-    intent = Intent(
-        kind,
-        generation,
-        f"op{generation}",
+    intent = BackendIntent(
+        node_id="n",
+        backend="vllm",
+        kind=kind,
+        generation=generation,
+        operation_id=f"op{generation}",
         digest="" if kind is OrderKind.DELETE else draw(st.sampled_from(["sha256:new", "sha256:old"])),
         stage=stage,
         attempt=draw(st.integers(1, 3)),
@@ -56,12 +59,12 @@ def worlds(draw: st.DrawFn) -> tuple[NodeWorld, Machine]:
         next_try_at=draw(st.sampled_from([None, NOON, NOON + timedelta(minutes=5)])),
         updated_at=NOON,
         epoch=draw(st.integers(0, 1)),
-        accepted_at=NOON if accepted and stage is Stage.SENT else None,
+        accepted_at=NOON if accepted and stage is IntentStage.SENT else None,
         boot_id=draw(st.sampled_from(BOOTS)) if accepted else "",
     )
     digest = draw(st.sampled_from(["", "sha256:new", "sha256:old"]))
-    running = stage is Stage.SENT and draw(st.booleans())
-    machine = Machine(digest, (intent.operation, intent.attempt, kind) if running else None)
+    running = stage is IntentStage.SENT and draw(st.booleans())
+    machine = Machine(digest, (intent.operation_id, intent.attempt, kind) if running else None)
     accepts = draw(st.booleans())
     node = NodeWorld("n1", "barn", "healthy", accepts=accepts, boot_id=draw(st.sampled_from(BOOTS)), heard_at=NOON)
     intents = {"vllm": intent} if draw(st.booleans()) or running else {}
@@ -85,12 +88,17 @@ def test_carrying_out_plans_comes_to_rest_at_what_is_wanted(
         if resting == 2:  # once may mean that old news is not believed yet
             break
         intent = node.intents.get("vllm")
-        if intent is not None and intent.stage is Stage.PARKED and want is not None and intent.generation == _of(want):
+        if (
+            intent is not None
+            and intent.stage is IntentStage.PARKED
+            and want is not None
+            and intent.generation == _of(want)
+        ):
             break  # rests, told, until a person or a new rule moves it
     else:
         pytest.fail(f"still moving: {node} {machine}")
     assert len(set(machine.done)) == len(machine.done), "an order was carried out twice"
-    parked = node.intents.get("vllm") is not None and node.intents["vllm"].stage is Stage.PARKED
+    parked = node.intents.get("vllm") is not None and node.intents["vllm"].stage is IntentStage.PARKED
     if want is not None and not parked:
         assert machine.digest == ("sha256:new" if isinstance(want, Wanted) else "")
 
@@ -109,7 +117,7 @@ def _carried_out(
         match step:
             case Send():
                 late = None if node.accepts else now + timedelta(minutes=15)
-                claimed = outcomes.claim(before, step, now, epoch=1, answer_by=late)
+                claimed = outcomes.claim(node.id, before, step, now, epoch=1, answer_by=late)
                 intents["vllm"] = outcomes.accepted(claimed, node.boot_id, now) if node.accepts else claimed
                 if (step.operation, step.attempt) not in machine.ended:
                     assert (
@@ -117,7 +125,7 @@ def _carried_out(
                     ), "two orders at once"
                     machine = replace(machine, at=(step.operation, step.attempt, step.kind))
             case Done():
-                intents["vllm"] = outcomes.done(before, step, now)
+                intents["vllm"] = outcomes.done(node.id, before, step, now)
             case Drop() if before is not None:
                 intents["vllm"] = outcomes.dropped(before, now)
             case Fail() if before is not None:
@@ -128,7 +136,9 @@ def _carried_out(
                 else:
                     machine = replace(machine, at=None, ended=machine.ended | {machine.at[:2]})
                     intents["vllm"] = outcomes.ended(
-                        before, OrderEnded(OrderId("n", before.operation, before.attempt), False, cancelled=True), now
+                        before,
+                        OrderEnded(OrderId("n", before.operation_id, before.attempt), False, cancelled=True),
+                        now,
                     )
             case _:
                 pass
@@ -138,7 +148,7 @@ def _carried_out(
 def _is_known(node: NodeWorld) -> bool:
     """Whether the controller could have known of the running order: it is told of it, or it is its own."""
     intent = node.intents.get("vllm")
-    return intent is not None and intent.stage is Stage.SENT
+    return intent is not None and intent.stage is IntentStage.SENT
 
 
 def _worked(node: NodeWorld, machine: Machine, now: datetime) -> tuple[NodeWorld, Machine]:

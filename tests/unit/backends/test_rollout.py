@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from corral.controller.backends.plan import Intent, Stage
 from corral.controller.backends.rollout import Peer, allowed_at_once, gate, parse_max_parallel
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.order import Build, Send
 from corral.kit.errors import Invalid
+from corral.store.records import BackendIntent, IntentStage, OrderKind
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def send(variant: str = "cpu", **more: Any) -> Send:
@@ -21,8 +25,18 @@ def send(variant: str = "cpu", **more: Any) -> Send:
 
 
 def peer(node: str, stage: str, variant: str = "cpu", **more: Any) -> Peer:
-    intent = Intent(OrderKind.UPGRADE, 7, "op7", variant, stage=Stage(stage), attempt=1)
-    return Peer(node, f"name of {node}", replace(intent, **more))
+    intent = BackendIntent(
+        node_id=node,
+        backend="vllm",
+        kind=OrderKind.UPGRADE,
+        stage=IntentStage(stage),
+        generation=7,
+        operation_id="op7",
+        attempt=1,
+        updated_at=NOON,
+        variant=variant,
+    )
+    return Peer(node, f"name of {node}", structs.replace(intent, **more))
 
 
 def held(sends: dict[str, Send], *peers: Peer, nodes: int = 8) -> dict[str, str]:

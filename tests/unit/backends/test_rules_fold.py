@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from corral.controller.backends.rules import (
-    Origin,
-    Rule,
-    Scope,
-    ScopeKind,
-    Unwanted,
-    Want,
-    Wanted,
-    fold,
-    without_overruled,
-)
+from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
+from corral.store.records import BackendRequest, BackendRule, Origin, Scope, ScopeKind, Want
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 ALL = Scope(ScopeKind.ALL)
 FAST = Scope(ScopeKind.SELECTOR, "tier=fast")
@@ -27,12 +22,23 @@ ONE = Scope(ScopeKind.NODE, "n1")
 
 def rule(
     generation: int, want: str, target: str = "", scope: Scope = ALL, origin: str = "person", *excluded: str
-) -> Rule:
-    name = f"op{generation}"
-    return Rule(generation, scope, "vllm", Want(want), target, Origin(origin), name, excluded=frozenset(excluded))
+) -> BackendRule:
+    return BackendRule(
+        generation=generation,
+        operation_id=f"op{generation}",
+        scope_kind=scope.kind,
+        scope_value=scope.value,
+        backend="vllm",
+        want=Want(want),
+        target=target,
+        created_at=NOON,
+        request=BackendRequest("vllm"),
+        origin=Origin(origin),
+        excluded=excluded,
+    )
 
 
-def folded(*rules: Rule, node: str = "n1", installed: bool = False, **labels: str) -> Wanted | Unwanted | None:
+def folded(*rules: BackendRule, node: str = "n1", installed: bool = False, **labels: str) -> Wanted | Unwanted | None:
     there = frozenset({"vllm"}) if installed else frozenset[str]()
     return fold(rules, node_id=node, labels=labels, installed=there).get("vllm")
 
@@ -84,13 +90,13 @@ def test_where_a_person_said_absent_a_load_does_not_bring_it_back() -> None:
 
 
 @given(st.permutations([rule(1, "present", "a"), rule(2, "upgraded", "b"), rule(3, "absent"), rule(4, "present", "c")]))
-def test_the_order_in_which_rules_are_read_does_not_matter(rules: list[Rule]) -> None:
+def test_the_order_in_which_rules_are_read_does_not_matter(rules: list[BackendRule]) -> None:
     random.Random(0).shuffle(rules)
     assert folded(*rules) == Wanted("c", 4, "op4")
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Rule]:
+def histories(draw: st.DrawFn) -> list[BackendRule]:
     count = draw(st.integers(0, 6))
     return [
         rule(
@@ -106,7 +112,7 @@ def histories(draw: st.DrawFn) -> list[Rule]:
 
 
 @given(histories(), st.sampled_from(["n1", "n2"]), st.sampled_from(["fast", "slow"]), st.booleans())
-def test_leaving_out_the_overruled_changes_nothing(rules: list[Rule], node: str, tier: str, there: bool) -> None:
+def test_leaving_out_the_overruled_changes_nothing(rules: list[BackendRule], node: str, tier: str, there: bool) -> None:
     kept = without_overruled(rules)
     assert folded(*kept, node=node, installed=there, tier=tier) == folded(*rules, node=node, installed=there, tier=tier)
 
@@ -119,5 +125,5 @@ def test_a_word_for_all_nodes_ends_the_earlier_ones() -> None:
 
 @pytest.mark.parametrize("want", ["present", "absent", "upgraded"])
 def test_a_rule_for_another_backend_changes_nothing(want: str) -> None:
-    other = Rule(9, ALL, "llama-cpp", Want(want), "x")
+    other = structs.replace(rule(9, want, "x"), backend="llama-cpp")
     assert folded(rule(1, "present", "t1"), other) == Wanted("t1", 1, "op1")

@@ -10,7 +10,7 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.targets import Targets
 from corral.controller.backends.world import TargetKey
 from corral.kit.errors import Unavailable
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest
 from tests.support.manual_clock import ManualClock
 
 KEY, OTHER = TargetKey("one", MachineKind("default")), TargetKey("two", MachineKind("default"))

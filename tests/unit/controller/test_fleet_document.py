@@ -10,7 +10,7 @@ from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import WantedBackend, read_fleet
 from corral.controller.fleetfile.export import wanted_backends
 from corral.kit.errors import Invalid
-from corral.store.tables.backend_rules import BackendRequest, BackendRule
+from corral.store.records import BackendRequest, BackendRule
 from tests.integration.store.rows import a_rule
 
 WHOLE = """

@@ -10,11 +10,19 @@ import msgspec
 
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.health.classify import Guard
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRequest, BackendRule
+from corral.store.records import (
+    BackendIntent,
+    BackendRequest,
+    BackendRule,
+    IntentStage,
+    OperationNode,
+    OperationNodeStatus,
+    OrderKind,
+    ScopeKind,
+    Want,
+)
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodePulse
-from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation, StoredRequest
 from tests.support import invariants
 from tests.support.invariants import Facts, TakenOut
@@ -35,10 +43,10 @@ OPERATION = Operation(
 RULE = BackendRule(
     generation=7,
     operation_id="op",
-    scope_kind="all",
+    scope_kind=ScopeKind("all"),
     scope_value="",
     backend="vllm",
-    want="present",
+    want=Want("present"),
     target="t",
     created_at=NOON,
     request=ASKED,
@@ -48,7 +56,12 @@ RULE = BackendRule(
 def row(status: str, **more: Any) -> OperationNode:
     return msgspec.structs.replace(
         OperationNode(
-            operation_id="op", node_id="n1", node_name="barn", status=status, updated_at=NOON, digest="sha256:new"
+            operation_id="op",
+            node_id="n1",
+            node_name="barn",
+            status=OperationNodeStatus(status),
+            updated_at=NOON,
+            digest="sha256:new",
         ),
         **more,
     )
@@ -88,8 +101,8 @@ def test_nobody_works_unseen() -> None:
     intent = BackendIntent(
         node_id="n1",
         backend="vllm",
-        kind="install",
-        stage="sent",
+        kind=OrderKind("install"),
+        stage=IntentStage("sent"),
         generation=7,
         operation_id="op",
         attempt=1,
@@ -108,8 +121,8 @@ def test_orders_go_to_nodes_that_hear_them() -> None:
     intent = BackendIntent(
         node_id="n1",
         backend="vllm",
-        kind="install",
-        stage="sent",
+        kind=OrderKind("install"),
+        stage=IntentStage("sent"),
         generation=7,
         operation_id="op",
         attempt=1,

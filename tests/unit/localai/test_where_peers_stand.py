@@ -20,8 +20,7 @@ from corral.gateway.routing.prefixes import PrefixIndex
 from corral.gateway.routing.replicas import ModelQueue, ModelRoute, place_replicas
 from corral.kit.clock import SystemClock
 from corral.kit.errors import NotFound, Unavailable
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 from tests.support.scripted_catalogue import ScriptedCatalogue, build
 from tests.support.waiting import until
 

@@ -11,10 +11,15 @@ from msgspec.structs import replace
 from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInfo
 from corral.controller.operations.available import Busy, Query, available_entries, known_entries, page_of
 from corral.controller.operations.matrix import matrix_of, pending_of
-from corral.controller.operations.state import Row, RowStatus
 from corral.kit.errors import Invalid
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import (
+    BackendIntent,
+    BackendRequest,
+    IntentStage,
+    OperationNode,
+    OperationNodeStatus,
+    OrderKind,
+)
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation, StoredRequest
@@ -89,11 +94,17 @@ def test_what_is_newer_and_who_differs() -> None:
 
 
 def test_what_is_still_to_be_done_comes_from_the_newest_open_row() -> None:
-    row = Row("id-barn", "barn")
-    failing = replace(row, status=RowStatus.ERROR, reason="disk full", failures=2, next_try_at=NOON)
-    parked = replace(row, status=RowStatus.ERROR, reason="no build", failures=1)
-    moving = replace(row, status=RowStatus.DOWNLOADING, phase="extracting", percentage=41.26)
-    ended = replace(row, status=RowStatus.SUCCESS)
+    row = OperationNode(
+        operation_id="o1",
+        node_id="id-barn",
+        node_name="barn",
+        status=OperationNodeStatus("queued"),
+        updated_at=NOON,
+    )
+    failing = replace(row, status=OperationNodeStatus.ERROR, reason="disk full", failures=2, next_try_at=NOON)
+    parked = replace(row, status=OperationNodeStatus.ERROR, reason="no build", failures=1)
+    moving = replace(row, status=OperationNodeStatus.DOWNLOADING, phase="extracting", percentage=41.26)
+    ended = replace(row, status=OperationNodeStatus.SUCCESS)
     for given, stage in ((row, "waiting"), (failing, "waiting"), (parked, "parked"), (moving, "sent")):
         (told,) = pending_of([operation("o1")], {"o1": [given]}, [])["id-barn"].values()
         assert told.stage == stage
@@ -109,8 +120,8 @@ def test_an_intent_without_an_operation_is_shown_too() -> None:
     intent = BackendIntent(
         node_id="id-barn",
         backend="vllm",
-        kind="install",
-        stage="waiting",
+        kind=OrderKind("install"),
+        stage=IntentStage("waiting"),
         generation=1,
         operation_id="pruned",
         attempt=1,
@@ -120,8 +131,8 @@ def test_an_intent_without_an_operation_is_shown_too() -> None:
     done = BackendIntent(
         node_id="id-barn",
         backend="old",
-        kind="install",
-        stage="done",
+        kind=OrderKind("install"),
+        stage=IntentStage("done"),
         generation=1,
         operation_id="pruned",
         attempt=1,

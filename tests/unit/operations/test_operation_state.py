@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import gc
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from corral.controller.operations.state import (
-    TERMINAL,
-    Row,
-    RowStatus,
-    Tick,
-    error_text,
-    merge_tick,
-    running_text,
-    settle,
-    summarize,
-)
+from corral.controller.operations.state import Tick, error_text, merge_tick, running_text, settle, summarize
 from corral.controller.operations.views import node_view
+from corral.store.records import ENDED, OperationNode, OperationNodeStatus
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def row(status: str = "queued", name: str = "barn", **more: object) -> Row:
-    return Row(name, name, RowStatus(status), **more)  # type: ignore[arg-type]
+def row(status: str = "queued", name: str = "barn", **more: object) -> OperationNode:
+    return OperationNode(
+        operation_id="op",
+        node_id=name,
+        node_name=name,
+        status=OperationNodeStatus(status),
+        updated_at=NOON,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def tick(attempt: int, seq: int, percentage: float = 0.0) -> Tick:
@@ -32,7 +33,7 @@ def tick(attempt: int, seq: int, percentage: float = 0.0) -> Tick:
 
 
 def test_words_of_the_contract() -> None:
-    words = [status.value for status in RowStatus]
+    words = [status.value for status in OperationNodeStatus]
     assert words[:3] == ["queued", "downloading", "running_on_worker"]
     assert {"success", "error", "skipped", "superseded", "withdrawn", "cancelled"} <= set(words)
 
@@ -47,11 +48,11 @@ def test_progress_never_goes_backwards_within_an_attempt(events: list[tuple[int,
             assert now.percentage >= before.percentage
 
 
-@pytest.mark.parametrize("status", sorted(TERMINAL))
+@pytest.mark.parametrize("status", sorted(ENDED))
 def test_a_late_event_does_not_overwrite_an_end(status: str) -> None:
     ended = row(status)
     assert merge_tick(ended, tick(9, 9)) == ended
-    assert settle(ended, RowStatus.ERROR, "late") == ended
+    assert settle(ended, OperationNodeStatus.ERROR, "late") == ended
 
 
 def test_a_tick_of_a_new_attempt_starts_over() -> None:
@@ -59,7 +60,7 @@ def test_a_tick_of_a_new_attempt_starts_over() -> None:
 
 
 def test_success_is_a_full_bar() -> None:
-    assert settle(row("downloading", percentage=41.0), RowStatus.SUCCESS).percentage == 100.0
+    assert settle(row("downloading", percentage=41.0), OperationNodeStatus.SUCCESS).percentage == 100.0
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_success_is_a_full_bar() -> None:
         ([], "done", True),
     ],
 )
-def test_the_whole_is_judged_by_its_rows(rows: list[Row], outcome: str, settled: bool) -> None:
+def test_the_whole_is_judged_by_its_rows(rows: list[OperationNode], outcome: str, settled: bool) -> None:
     summary = summarize(rows)
     assert (summary.outcome, summary.settled) == (outcome, settled)
 
@@ -107,12 +108,16 @@ def test_the_error_names_every_failing_node_in_order() -> None:
     assert error_text([replace(rows[1])]) == ""
 
 
-@given(st.lists(st.builds(row, st.sampled_from(sorted(RowStatus)), waits=st.booleans(), percentage=st.floats(0, 100))))
-def test_a_summary_agrees_with_what_each_row_says(rows: list[Row]) -> None:
+@given(
+    st.lists(
+        st.builds(row, st.sampled_from(sorted(OperationNodeStatus)), waits=st.booleans(), percentage=st.floats(0, 100))
+    )
+)
+def test_a_summary_agrees_with_what_each_row_says(rows: list[OperationNode]) -> None:
     summary = summarize(rows)
     assert summary.settled is all(summarize([each]).settled for each in rows)
     assert summary.processed is all(summarize([each]).processed for each in rows)
-    assert (summary.outcome == "done") is all(each.status in TERMINAL for each in rows)
+    assert (summary.outcome == "done") is all(each.status in ENDED for each in rows)
     assert sum(summary.counts.values()) == len(rows)
     assert 0 <= summary.progress <= 100
 

@@ -11,13 +11,18 @@ from msgspec import structs
 
 from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
 from corral.controller.operations.rows import after_step
-from corral.controller.operations.state import TERMINAL, Row, RowStatus, Tick, merge_tick, summarize
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.operations.state import Tick, merge_tick, summarize
+from corral.controller.orders.order import Build, Send
+from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-ROW = Row("n1", "barn")
+ROW = OperationNode(
+    operation_id="op7", node_id="n1", node_name="barn", status=OperationNodeStatus("queued"), updated_at=NOON
+)
 SEND = Send("vllm", OrderKind.INSTALL, Build("cpu-vllm", "sha256:new"), 7, "op7", 2)
-DOWNLOADING = Row("n1", "barn", RowStatus.DOWNLOADING, phase="downloading", percentage=40.0, attempt=2, seq=9)
+DOWNLOADING = structs.replace(
+    ROW, status=OperationNodeStatus("downloading"), phase="downloading", percentage=40.0, attempt=2, seq=9
+)
 
 
 def hold(why: str, until: datetime | None = None) -> Hold:
@@ -29,7 +34,9 @@ def tick(attempt: int, seq: int) -> Tick:
 
 
 def test_sent_means_under_way_from_the_start() -> None:
-    row = after_step(structs.replace(ROW, status=RowStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND)
+    row = after_step(
+        structs.replace(ROW, status=OperationNodeStatus.ERROR, reason="x", attempt=1, seq=5, percentage=80.0), SEND
+    )
     assert (row.status, row.reason, row.attempt, row.seq, row.percentage) == ("downloading", "", 2, 0, 0.0)
     assert (row.variant, row.digest) == ("cpu-vllm", "sha256:new")
     deleting = after_step(ROW, Send("vllm", OrderKind.DELETE, None, 7, "op7", 1))
@@ -68,9 +75,9 @@ def test_success_tells_what_is_there_now() -> None:
     assert (row.percentage, row.digest) == (100.0, "sha256:x")
 
 
-@pytest.mark.parametrize("status", sorted(TERMINAL))
+@pytest.mark.parametrize("status", sorted(ENDED))
 def test_an_end_is_an_end(status: str) -> None:
-    ended = structs.replace(ROW, status=RowStatus(status))
+    ended = structs.replace(ROW, status=OperationNodeStatus(status))
     for step in (SEND, hold("node"), Fail("vllm", "op7", "x"), Done("vllm", "op7")):
         assert after_step(ended, step) == ended
 

@@ -10,7 +10,7 @@ from corral.controller.replicas.builds import Builds
 from corral.controller.scheduler.world import Build, BuildState
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import TargetBuild
 from tests.support.scripted_catalogue import ScriptedCatalogue
 from tests.support.waiting import until
 

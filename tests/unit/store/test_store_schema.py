@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Table
 
 import corral
+from corral.store import records
 from corral.store.engine import leases
 from corral.store.engine.migrate import SCRIPTS, head_of
 from corral.store.records import LoadJob
@@ -50,9 +51,9 @@ MAX_POSITIONAL = 4
     ("table", "kind"),
     [
         (api_keys.table, api_keys.ApiKey),
-        (backend_intents.table, backend_intents.BackendIntent),
-        (backend_rules.table, backend_rules.BackendRule),
-        (backend_targets.table, backend_targets.BackendTarget),
+        (backend_intents.table, records.BackendIntent),
+        (backend_rules.table, records.BackendRule),
+        (backend_targets.table, records.BackendTarget),
         (bus_credentials.table, bus_credentials.BusCredential),
         (controllers.table, controllers.Controller),
         (join_tokens.table, join_tokens.JoinToken),
@@ -67,7 +68,7 @@ MAX_POSITIONAL = 4
         (node_labels.table, node_labels.NodeLabel),
         (node_tombstones.table, node_tombstones.NodeTombstone),
         (nodes.table, nodes.Node),
-        (operation_nodes.table, operation_nodes.OperationNode),
+        (operation_nodes.table, records.OperationNode),
         (operations.table, operations.Operation),
         (peer_processes.table, peer_processes.PeerProcess),
         (web_sessions.table, web_sessions.WebSession),
@@ -139,7 +140,7 @@ def test_records_are_built_by_keyword() -> None:
 
 
 def test_stored_requests_keep_the_names_that_older_releases_wrote() -> None:
-    request = operations.StoredRequest(backend=backend_rules.BackendRequest("vllm", alias="v"), force=True)
+    request = operations.StoredRequest(backend=records.BackendRequest("vllm", alias="v"), force=True)
     assert msgspec.json.encode(request) == b'{"asked":{"backend":"vllm","alias":"v"},"force":true}'
     assert [column.name for column in (backend_rules.table.c.request, models.table.c.previous_revisions)] == [
         "asked",

@@ -13,7 +13,7 @@ from corral.controller.api.auth import principal_of
 from corral.controller.operations.requests import OperationKind, Wish, make_wish
 from corral.controller.operations.service import Operations
 from corral.kit.errors import Invalid
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest
 
 AnyRequest = Request[Any, Any, Any]
 Plan = Annotated[bool, Parameter(description="Tell what it would do on each node, and do nothing")]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
 from corral.controller.backends.plan import NoBuild
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from datetime import timedelta
 
 from corral.controller.backends import outcomes
 from corral.controller.backends.outcomes import USUAL, Retry, apply
-from corral.controller.backends.plan import Done, Drop, Fail, Hold, Intent, NodeWorld, Step, Stop, Why, plan
+from corral.controller.backends.plan import Done, Drop, Fail, Hold, NodeWorld, Step, Stop, Why, plan
 from corral.controller.backends.rollout import Peer, gate
 from corral.controller.backends.world import World
 from corral.controller.orders.observations import Observation
-from corral.controller.orders.order import OrderId, OrderKind, Send
+from corral.controller.orders.order import OrderId, Send
+from corral.store.records import BackendIntent, OrderKind
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class Terms:
 
 @dataclass
 class Decided:
-    intents: dict[tuple[str, str], Intent] = field(default_factory=dict)  # by node and backend, those that changed
+    intents: dict[tuple[str, str], BackendIntent] = field(
+        default_factory=dict
+    )  # by node and backend, those that changed
     steps: dict[str, list[Step]] = field(default_factory=dict)  # by node
     sends: list[tuple[str, Send]] = field(default_factory=list)
     stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether what was fetched is kept
@@ -104,18 +107,18 @@ def _as_now(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> 
 
 
 def _carry_out(
-    decided: Decided, node: NodeWorld, intents: dict[str, Intent], step: Step, world: World, terms: Terms
+    decided: Decided, node: NodeWorld, intents: dict[str, BackendIntent], step: Step, world: World, terms: Terms
 ) -> None:
     before = intents.get(step.backend)
     match step:
         case Send():
             late = None if node.accepts else world.now + timedelta(seconds=terms.answer_within_s(step.kind))
             intents[step.backend] = outcomes.claim(
-                before, step, world.now, epoch=terms.epoch, answer_by=late, boot_id=node.boot_id
+                node.id, before, step, world.now, epoch=terms.epoch, answer_by=late, boot_id=node.boot_id
             )
             decided.sends.append((node.id, step))
         case Done():
-            intents[step.backend] = outcomes.done(before, step, world.now)
+            intents[step.backend] = outcomes.done(node.id, before, step, world.now)
         case Fail() if before is not None:
             intents[step.backend] = outcomes.failed(before, step.reason, world.now, retry=terms.retry)
         case Drop() if before is not None:

@@ -38,8 +38,7 @@ from corral.gallery.galleries import BUILT_IN, Gallery, parse_galleries
 from corral.kit.clock import Clock
 from corral.kit.errors import Invalid, NotFound, Unavailable
 from corral.kit.log import get_log
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, TargetBuild
 
 log = get_log(__name__)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from corral.contract.messages.backends import BackendResult, Phase
-from corral.controller.backends.plan import Done, Intent, NodeWorld, Stage
+from corral.controller.backends.plan import Done, NodeWorld
 from corral.controller.orders.observations import (
     Observation,
     OrderAccepted,
@@ -18,7 +20,8 @@ from corral.controller.orders.observations import (
     OrderUnconfirmed,
     WorkerUnreachable,
 )
-from corral.controller.orders.order import OrderId, OrderKind, Send
+from corral.controller.orders.order import OrderId, Send
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
 NOT_SENT_WAIT = timedelta(seconds=2)  # after the controller itself could not send an order
@@ -40,26 +43,29 @@ USUAL = Retry()
 
 
 def claim(
-    before: Intent | None,
+    node_id: str,
+    before: BackendIntent | None,
     send: Send,
     now: datetime,
     *,
     epoch: int,
     answer_by: datetime | None,
     boot_id: str = "",
-) -> Intent:
-    """The order is about to go out. `answer_by`: until when a worker that answers late has time."""
+) -> BackendIntent:
+    """The order is about to be sent. `answer_by`: until when a LocalAI worker has time to carry it out."""
     same_rule = before is not None and before.generation == send.generation
     switching = before is not None and before.kind is OrderKind.FETCH and send.kind is not OrderKind.FETCH
-    return Intent(
-        send.kind,
-        send.generation,
-        send.operation,
-        send.build.variant if send.build else "",
-        send.build.digest if send.build else "",
-        Stage.SENT,
-        send.attempt,
-        before.failures if before is not None and same_rule and not switching else 0,
+    return BackendIntent(
+        node_id=node_id,
+        backend=send.backend,
+        kind=send.kind,
+        stage=IntentStage.SENT,
+        generation=send.generation,
+        operation_id=send.operation,
+        attempt=send.attempt,
+        variant=send.build.variant if send.build else "",
+        digest=send.build.digest if send.build else "",
+        failures=before.failures if before is not None and same_rule and not switching else 0,
         next_try_at=answer_by,
         updated_at=now,
         epoch=epoch,
@@ -69,39 +75,39 @@ def claim(
     )
 
 
-def accepted(intent: Intent, boot_id: str, now: datetime) -> Intent:
+def accepted(intent: BackendIntent, boot_id: str, now: datetime) -> BackendIntent:
     return replace(intent, accepted_at=now, boot_id=boot_id, next_try_at=None, running=False, updated_at=now)
 
 
-def unsure(intent: Intent, now: datetime) -> Intent:
+def unsure(intent: BackendIntent, now: datetime) -> BackendIntent:
     """Nobody said whether the order was accepted: the same one will be sent once more."""
     return replace(intent, next_try_at=now + ASK_AGAIN, updated_at=now)
 
 
-def still_running(intent: Intent, now: datetime, timeout: timedelta) -> Intent:
+def still_running(intent: BackendIntent, now: datetime, timeout: timedelta) -> BackendIntent:
     """A worker that answers when it is done did not in time. No failure: it most likely is still at it."""
     reason = "no answer yet: the worker is still at it"
     return replace(intent, running=True, reason=reason, next_try_at=now + timeout, updated_at=now)
 
 
-def answered(intent: Intent, now: datetime) -> Intent:
+def answered(intent: BackendIntent, now: datetime) -> BackendIntent:
     """It says it is done. Whether it is, the inventory tells."""
     return replace(intent, answered=True, updated_at=now)
 
 
 def failed(
-    intent: Intent,
+    intent: BackendIntent,
     reason: str,
     now: datetime,
     *,
     permanent: bool = False,
     switch_failed: bool = False,
     retry: Retry = USUAL,
-) -> Intent:
+) -> BackendIntent:
     failures = intent.failures + 1
     return replace(
         intent,
-        stage=Stage.PARKED if permanent else Stage.WAITING,
+        stage=IntentStage.PARKED if permanent else IntentStage.WAITING,
         failures=failures,
         reason=reason,
         next_try_at=None if permanent else now + retry.delay(failures),
@@ -113,60 +119,83 @@ def failed(
     )
 
 
-def not_sent(intent: Intent, reason: str, now: datetime, wait: timedelta) -> Intent:
+def not_sent(intent: BackendIntent, reason: str, now: datetime, wait: timedelta) -> BackendIntent:
     """Something of ours was in the way; the node had no part in it."""
-    return replace(intent, stage=Stage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
+    return replace(intent, stage=IntentStage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
 
 
-def ended(intent: Intent, result: OrderEnded, now: datetime, retry: Retry = USUAL) -> Intent:
+def ended(intent: BackendIntent, result: OrderEnded, now: datetime, retry: Retry = USUAL) -> BackendIntent:
     """What a worker reports of an order it accepted."""
     if result.success:
         return answered(intent, now)
     if result.cancelled:  # on our word; if it is wanted after all, it is sent anew
         return replace(
-            intent, stage=Stage.WAITING, reason="cancelled", next_try_at=None, accepted_at=None, updated_at=now
+            intent, stage=IntentStage.WAITING, reason="cancelled", next_try_at=None, accepted_at=None, updated_at=now
         )
     switching = intent.kind is not OrderKind.FETCH and result.phase not in _BEFORE_THE_SWITCH
     reason = result.error or "the node gave no reason"
     return failed(intent, reason, now, permanent=result.permanent, switch_failed=switching, retry=retry)
 
 
-def done(before: Intent | None, step: Done, now: datetime) -> Intent:
-    attempt = before.attempt if before is not None else 0
-    kind = before.kind if before is not None and before.stage is Stage.SENT else step.kind
-    variant = before.variant if before is not None else ""
-    return Intent(kind, step.generation, step.operation, variant, step.digest, Stage.DONE, attempt, updated_at=now)
-
-
-def dropped(intent: Intent, now: datetime) -> Intent:
-    """Kept, because its attempts are numbered through."""
-    return Intent(
-        intent.kind, intent.generation, intent.operation, stage=Stage.IDLE, attempt=intent.attempt, updated_at=now
+def done(node_id: str, before: BackendIntent | None, step: Done, now: datetime) -> BackendIntent:
+    return BackendIntent(
+        node_id=node_id,
+        backend=step.backend,
+        kind=before.kind if before is not None and before.stage is IntentStage.SENT else step.kind,
+        stage=IntentStage.DONE,
+        generation=step.generation,
+        operation_id=step.operation,
+        attempt=before.attempt if before is not None else 0,
+        updated_at=now,
+        variant=before.variant if before is not None else "",
+        digest=step.digest,
     )
 
 
-def over(intent: Intent, now: datetime) -> Intent:
+def dropped(intent: BackendIntent, now: datetime) -> BackendIntent:
+    """The row is kept: the numbers of its attempts must not start over."""
+    return BackendIntent(
+        node_id=intent.node_id,
+        backend=intent.backend,
+        kind=intent.kind,
+        stage=IntentStage.IDLE,
+        generation=intent.generation,
+        operation_id=intent.operation_id,
+        attempt=intent.attempt,
+        updated_at=now,
+    )
+
+
+def over(intent: BackendIntent, now: datetime) -> BackendIntent:
     """The worker does not know the order (any more): whatever came of it, it is not under way."""
-    return replace(intent, stage=Stage.WAITING, next_try_at=None, accepted_at=None, running=False, updated_at=now)
+    return replace(intent, stage=IntentStage.WAITING, next_try_at=None, accepted_at=None, running=False, updated_at=now)
 
 
 def catch_up(
     node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: Retry = USUAL
-) -> dict[str, Intent]:
+) -> dict[str, BackendIntent]:
     """Intents whose outcome stands in the node's last heartbeat: the event that told it was lost."""
     found = {}
     for backend, intent in node.intents.items():
-        result = results.get((intent.operation, intent.attempt))
-        if intent.stage is Stage.SENT and not intent.answered and result is not None and result.backend == backend:
-            order = OrderId(node.id, intent.operation, intent.attempt, backend)
+        result = results.get((intent.operation_id, intent.attempt))
+        if (
+            intent.stage is IntentStage.SENT
+            and not intent.answered
+            and result is not None
+            and result.backend == backend
+        ):
+            order = OrderId(node.id, intent.operation_id, intent.attempt, backend)
             found[backend] = ended(intent, OrderEnded.from_result(order, result), now, retry)
     return found
 
 
-def apply(intent: Intent, observation: Observation, now: datetime, retry: Retry = USUAL) -> Intent:
+def apply(intent: BackendIntent, observation: Observation, now: datetime, retry: Retry = USUAL) -> BackendIntent:
     """The intent after the observation; one about an order that is no longer the last says nothing."""
     order = observation.order
-    if intent.stage is not Stage.SENT or (intent.operation, intent.attempt) != (order.operation, order.attempt):
+    if intent.stage is not IntentStage.SENT or (intent.operation_id, intent.attempt) != (
+        order.operation,
+        order.attempt,
+    ):
         return intent
     match observation:
         case OrderAccepted(boot_id=boot_id):

@@ -16,7 +16,8 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller.backends.evidence import UNVERIFIED, Evidence, compare, why_not
 from corral.controller.backends.rules import Unwanted, Wanted, has_to_go
 from corral.controller.inventory.installed import Installed, find_installed
-from corral.controller.orders.order import Build, OrderKind, Send
+from corral.controller.orders.order import Build, Send
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 # A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
 # counts only after so long.
@@ -47,39 +48,6 @@ class NotLookedUp:
     until: datetime | None = None  # when that is tried again, after it failed
 
 
-class Stage(StrEnum):
-    WAITING = "waiting"  # not sent, or failed and waiting for its next try
-    SENT = "sent"  # ordered: accepted by the worker, or no answer came and it may be at it
-    PARKED = "parked"  # a refusal that time does not cure
-    DONE = "done"  # the inventory showed it
-    IDLE = "idle"  # nobody asks for it any more
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What one node still has to do for one backend, as it is stored."""
-
-    kind: OrderKind
-    generation: int
-    operation: str = ""
-    variant: str = ""
-    digest: str = ""  # what was asked for; once done, what was found
-    stage: Stage = Stage.WAITING
-    attempt: int = 0  # of the last order; numbered through for as long as the node is there
-    failures: int = 0
-    reason: str = ""
-    next_try_at: datetime | None = None
-    updated_at: datetime | None = None
-    epoch: int = 0  # of the lease under which it was sent
-    sent_at: datetime | None = None
-    accepted_at: datetime | None = None
-    boot_id: str = ""  # of the worker it was sent to
-    before: str = ""  # `Installed.mark` when it was sent, for what no digest can tell
-    running: bool = False  # no answer came in time: it may well be at it
-    answered: bool = False  # it says it is done, and the inventory has been read since
-    switch_failed: bool = False
-
-
 @dataclass(frozen=True)
 class NodeWorld:
     id: str
@@ -94,7 +62,7 @@ class NodeWorld:
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
     cured: frozenset[tuple[str, int]] = frozenset()  # of them, those it refused for a reason that is gone by now
-    intents: Mapping[str, Intent] = field(default_factory=dict)
+    intents: Mapping[str, BackendIntent] = field(default_factory=dict)
     stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
     keeping: frozenset[str] = frozenset()  # those of them that were paused: what came stays
 
@@ -201,7 +169,7 @@ def plan(
 class _Backend:
     """One backend on one node: the question `plan` asks for each."""
 
-    def __init__(self, node: NodeWorld, name: str, intent: Intent | None, now: datetime, epoch: int) -> None:
+    def __init__(self, node: NodeWorld, name: str, intent: BackendIntent | None, now: datetime, epoch: int) -> None:
         self.node = node
         self.name = name
         self.intent = intent
@@ -225,7 +193,7 @@ class _Backend:
         return [step] if step is not None else []
 
     def _nothing_more(self) -> list[Step]:
-        settled = self.intent is None or self.intent.stage in (Stage.DONE, Stage.IDLE)
+        settled = self.intent is None or self.intent.stage in (IntentStage.DONE, IntentStage.IDLE)
         return [] if settled else [Drop(self.name)]
 
     def _older_order(self, want: Wanted | Unwanted | None, build: BuildOrNot) -> list[Step]:
@@ -238,8 +206,8 @@ class _Backend:
         # Whether one that nobody answered is under way at all, the answer to a stop tells too.
         senseless = want is not None and (not useful or self._is_unsure(self.intent))
         if self.node.accepts and reachable and (cancelled or senseless):
-            paused = self.intent.operation in self.node.keeping
-            steps.append(Stop(self.name, self.intent.operation, self.intent.attempt, keep=paused))
+            paused = self.intent.operation_id in self.node.keeping
+            steps.append(Stop(self.name, self.intent.operation_id, self.intent.attempt, keep=paused))
         if want is not None:
             kind = OrderKind.DELETE if isinstance(want, Unwanted) else OrderKind.INSTALL
             steps.append(
@@ -299,7 +267,7 @@ class _Backend:
         intent = self.intent
         if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.looked:
             return True
-        if (intent.operation, intent.attempt) in self.node.orders:  # told in the same breath
+        if (intent.operation_id, intent.attempt) in self.node.orders:  # told in the same breath
             return True
         if self.node.heard_at is None:
             return False
@@ -309,7 +277,7 @@ class _Backend:
 
     def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
         intent = self.intent if self._is_mine(want) else None
-        if intent is not None and intent.stage is Stage.DONE:
+        if intent is not None and intent.stage is IntentStage.DONE:
             return there.digest == intent.digest  # still what was found then
         if not self.node.accepts and self.intent is not None and self.intent.generation > want.generation:
             return True  # an earlier rule holds again, and there is no way back there: it would fetch the newest anew
@@ -331,7 +299,7 @@ class _Backend:
     def _digest_before(self, there: Installed, want: Wanted) -> str | None:
         """Of what was there when this rule's order was sent; None where nothing was installed since."""
         intent = self.intent if self._is_mine(want) else None
-        return there.digest_before(intent.before) if intent is not None and intent.stage is Stage.SENT else None
+        return there.digest_before(intent.before) if intent is not None and intent.stage is IntentStage.SENT else None
 
     def _note(self, there: Installed, build: Build, want: Wanted) -> str:
         upgraded = self.intent is not None and self.intent.kind is OrderKind.UPGRADE
@@ -341,7 +309,7 @@ class _Backend:
     def _done(
         self, want: Wanted | Unwanted, kind: OrderKind, there: Installed | None = None, note: str = ""
     ) -> Done | None:
-        if self._is_mine(want) and self.intent is not None and self.intent.stage is Stage.DONE:
+        if self._is_mine(want) and self.intent is not None and self.intent.stage is IntentStage.DONE:
             return None
         digest, version = (there.digest, there.version) if there is not None else ("", "")
         return Done(self.name, want.operation, want.generation, kind, digest, version, note)
@@ -357,24 +325,24 @@ class _Backend:
         if intent is None or self._is_cured(intent):
             return fresh
         match intent.stage:
-            case Stage.IDLE:
+            case IntentStage.IDLE:
                 return fresh
-            case Stage.DONE:
+            case IntentStage.DONE:
                 settled = intent.updated_at is None or self.now - intent.updated_at > STALE_NEWS
                 return fresh if settled else None
-            case Stage.PARKED:
+            case IntentStage.PARKED:
                 if intent.boot_id and self.node.boot_id != intent.boot_id:
                     return fresh  # another worker by now: it may know better
                 return self._hold(want, order.kind, Why.PARKED, intent.reason)
-            case Stage.WAITING:
+            case IntentStage.WAITING:
                 if intent.next_try_at is not None and intent.next_try_at > self.now:
                     why = Why.RETRY if intent.failures else Why.TURN
                     return self._hold(want, order.kind, why, intent.reason, intent.next_try_at)
                 return fresh
-            case Stage.SENT:
+            case IntentStage.SENT:
                 return self._under_way(want, intent, order)
 
-    def _under_way(self, want: Wanted | Unwanted, intent: Intent, order: Send) -> Step:
+    def _under_way(self, want: Wanted | Unwanted, intent: BackendIntent, order: Send) -> Step:
         waiting = Wait(self.name, want.operation, intent.kind, intent.running)
         if intent.answered:
             if intent.kind is OrderKind.FETCH and order.kind is not OrderKind.FETCH:
@@ -387,14 +355,14 @@ class _Backend:
             if not self._has_time(intent):  # it had its time and has nothing to show: asked anew
                 return replace(order, attempt=intent.attempt + 1)
             return replace(waiting, running=True)
-        if intent.accepted_at is None and (intent.operation, intent.attempt) not in self.node.orders:
+        if intent.accepted_at is None and (intent.operation_id, intent.attempt) not in self.node.orders:
             return again if self._is_unsure(intent) else waiting
         return again if self._was_lost(intent) else waiting
 
-    def _is_cured(self, intent: Intent) -> bool:
+    def _is_cured(self, intent: BackendIntent) -> bool:
         """It failed, and the node says that what it lacked then is there now."""
-        failed = intent.stage in (Stage.PARKED, Stage.WAITING) and intent.failures > 0
-        return failed and (intent.operation, intent.attempt) in self.node.cured
+        failed = intent.stage in (IntentStage.PARKED, IntentStage.WAITING) and intent.failures > 0
+        return failed and (intent.operation_id, intent.attempt) in self.node.cured
 
     def _why_not_done(self, want: Wanted | Unwanted, build: Build | None) -> str:
         if isinstance(want, Wanted) and build is not None and not self.node.accepts:
@@ -403,10 +371,10 @@ class _Backend:
                 return why_not(there, build.digest, build.version)
         return "the node said it was done, but its inventory does not show it"
 
-    def _was_lost(self, intent: Intent) -> bool:
+    def _was_lost(self, intent: BackendIntent) -> bool:
         """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or
         that its end was too long ago to be told."""
-        if (intent.operation, intent.attempt) in self.node.orders:
+        if (intent.operation_id, intent.attempt) in self.node.orders:
             return False
         if self.node.known and intent.boot_id and self.node.boot_id != intent.boot_id:
             return True
@@ -416,16 +384,16 @@ class _Backend:
     def _is_to_be_stopped(self) -> bool:
         """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
         intent = self.intent
-        if intent is None or intent.stage is not Stage.SENT or intent.answered or not self.node.accepts:
+        if intent is None or intent.stage is not IntentStage.SENT or intent.answered or not self.node.accepts:
             return False
-        return intent.operation in self.node.stopping and not self._was_lost(intent)
+        return intent.operation_id in self.node.stopping and not self._was_lost(intent)
 
-    def _is_our_open_call(self, intent: Intent) -> bool:
+    def _is_our_open_call(self, intent: BackendIntent) -> bool:
         """Somebody here still waits for the answer, and will say how it went."""
         open_until = intent.next_try_at + OVERDUE if intent.next_try_at is not None else self.now
         return intent.epoch == self.epoch and not intent.running and self.now < open_until
 
-    def _has_time(self, intent: Intent) -> bool:
+    def _has_time(self, intent: BackendIntent) -> bool:
         """A worker that answers when it is done may still be at it. An order without a time was given to one that
         accepts first, which this one is no more."""
         return intent.next_try_at is not None and intent.next_try_at > self.now
@@ -433,20 +401,20 @@ class _Backend:
     def _is_under_way(self) -> bool:
         """Whether an order may be running on the node, whoever asked for it."""
         intent = self.intent
-        if intent is None or intent.stage is not Stage.SENT or intent.answered:
+        if intent is None or intent.stage is not IntentStage.SENT or intent.answered:
             return False
         if not self.node.accepts:
             return self._has_time(intent) or self._is_our_open_call(intent) or self._may_have_changed(intent)
         return not self._was_lost(intent)
 
-    def _may_have_changed(self, intent: Intent) -> bool:
+    def _may_have_changed(self, intent: BackendIntent) -> bool:
         """Its time is over and nobody heard how it ended: what is on file is from before that."""
         heard, until = self.node.heard_at, intent.next_try_at
         return until is not None and (heard is None or heard <= until)
 
-    def _is_unsure(self, intent: Intent) -> bool:
+    def _is_unsure(self, intent: BackendIntent) -> bool:
         """Nobody heard whether it was accepted, and nobody waits for that any more."""
-        if intent.accepted_at is not None or (intent.operation, intent.attempt) in self.node.orders:
+        if intent.accepted_at is not None or (intent.operation_id, intent.attempt) in self.node.orders:
             return False
         due = intent.next_try_at is not None and intent.next_try_at <= self.now
         return due or intent.epoch != self.epoch

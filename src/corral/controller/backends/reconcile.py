@@ -19,13 +19,14 @@ from corral.contract.messages.backends import DELETE_RESULT, INSTALL_RESULT, UPG
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.decide import Decided, Terms, decide
 from corral.controller.backends.outcomes import Retry
-from corral.controller.backends.plan import Intent, Step
+from corral.controller.backends.plan import Step
 from corral.controller.backends.targets import Targets
-from corral.controller.backends.world import World, read_world, row_of
+from corral.controller.backends.world import World, read_world
 from corral.controller.inventory.collector import with_boot
-from corral.controller.orders.backend_calls import BackendCalls, BackendOrder
+from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.dispatch import CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
+from corral.controller.orders.order import BackendOrder
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import INVENTORY, RULES
@@ -34,6 +35,7 @@ from corral.kit.clock import Clock
 from corral.kit.log import get_log
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendIntent
 from corral.store.tables import backend_intents, node_backends, nodes, operation_nodes, revisions
 
 log = get_log(__name__)
@@ -58,7 +60,7 @@ class Pace:
 # In the reconciler's transaction; True if anything changed that users see. The operations do it: they know of us, not
 # we of them.
 RecordSteps = Callable[
-    [Transaction, World, Mapping[str, Sequence[Step]], Mapping[tuple[str, str], Intent]], Awaitable[bool]
+    [Transaction, World, Mapping[str, Sequence[Step]], Mapping[tuple[str, str], BackendIntent]], Awaitable[bool]
 ]
 
 
@@ -211,8 +213,7 @@ class Reconciler:
                 self._pace.retry,
             )
             decided = decide(world, heard, terms)
-            changed = [row_of(*key, intent, now) for key, intent in decided.intents.items()]
-            await backend_intents.put(tx, changed)
+            await backend_intents.put(tx, decided.intents.values())
             told = await self._record_steps(tx, world, decided.steps, decided.intents)
             await self._set_alarm(tx, now)
             if told:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from corral.controller.backends.plan import Hold, Intent, Stage, Why
-from corral.controller.orders.order import OrderKind, Send
+from corral.controller.backends.plan import Hold, Why
+from corral.controller.orders.order import Send
 from corral.kit.errors import Invalid
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 DEFAULT = "25%"
 ALL_AT_ONCE = ""
@@ -24,7 +25,7 @@ class Peer:
 
     node_id: str
     node_name: str
-    intent: Intent
+    intent: BackendIntent
 
 
 def parse_max_parallel(text: str) -> str:
@@ -48,7 +49,7 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
     `nodes` how many nodes it concerns."""
     others = list(peers)
     broken = next((peer for peer in others if _has_failed(peer.intent)), None)
-    proven = {peer.intent.variant for peer in others if peer.intent.stage is Stage.DONE}
+    proven = {peer.intent.variant for peer in others if peer.intent.stage is IntentStage.DONE}
     # One that is to be sent anew has had its time: it must not wait for itself.
     anew = {node for node, send in sends.items() if not send.again}
     busy = [peer.intent.variant for peer in others if _is_switching(peer.intent) and peer.node_id not in anew]
@@ -69,12 +70,12 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
     return held
 
 
-def _has_failed(intent: Intent) -> bool:
-    return intent.failures > 0 and intent.switch_failed and intent.stage is not Stage.DONE
+def _has_failed(intent: BackendIntent) -> bool:
+    return intent.failures > 0 and intent.switch_failed and intent.stage is not IntentStage.DONE
 
 
-def _is_switching(intent: Intent) -> bool:
-    return intent.stage is Stage.SENT and intent.kind is not OrderKind.FETCH
+def _is_switching(intent: BackendIntent) -> bool:
+    return intent.stage is IntentStage.SENT and intent.kind is not OrderKind.FETCH
 
 
 def _hold(send: Send, why: Why, reason: str) -> Hold:

@@ -8,66 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
 
-from corral.contract.labels import Selector, parse_selector
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.inventory.installed import find_installed, only_called
-
-
-class Want(StrEnum):
-    PRESENT = "present"
-    ABSENT = "absent"
-    UPGRADED = "upgraded"
-
-
-class Origin(StrEnum):
-    PERSON = "person"
-    LOAD = "load"  # a model was to be loaded there and needed the backend
-
-
-class ScopeKind(StrEnum):
-    ALL = "all"
-    SELECTOR = "selector"
-    NODE = "node"
-
-
-@dataclass(frozen=True)
-class Scope:
-    kind: ScopeKind
-    value: str = ""  # the selector's text, or the node's id
-
-    def matches(self, node_id: str, labels: Mapping[str, str]) -> bool:
-        match self.kind:
-            case ScopeKind.ALL:
-                return True
-            case ScopeKind.NODE:
-                return self.value == node_id
-            case ScopeKind.SELECTOR:
-                return _selector(self.value).matches(labels)
-
-
-@lru_cache(maxsize=1024)
-def _selector(text: str) -> Selector:
-    return parse_selector(text)
-
-
-@dataclass(frozen=True)
-class Rule:
-    generation: int
-    scope: Scope
-    backend: str
-    want: Want
-    target: str = ""  # name of the resolved target (a digest per variant) it was accepted with; empty for absent
-    origin: Origin = Origin.PERSON
-    operation: str = ""  # the operation that made it
-    force: bool = False  # fetch again even what is there
-    max_parallel: str = ""  # how many nodes switch at once, when an upgrade goes one by one
-    excluded: frozenset[str] = frozenset()  # ids of nodes a person took out of it
-
-    def covers(self, node_id: str, labels: Mapping[str, str]) -> bool:
-        return node_id not in self.excluded and self.scope.matches(node_id, labels)
+from corral.store.records import BackendRule, Origin, ScopeKind, Want
 
 
 @dataclass(frozen=True)
@@ -89,7 +33,7 @@ class Unwanted:
 
 
 def fold(
-    rules: Iterable[Rule], *, node_id: str, labels: Mapping[str, str], installed: frozenset[str] = frozenset()
+    rules: Iterable[BackendRule], *, node_id: str, labels: Mapping[str, str], installed: frozenset[str] = frozenset()
 ) -> dict[str, Wanted | Unwanted]:
     """What holds for each backend some rule names; the rest is unmanaged and none of our business.
 
@@ -105,7 +49,7 @@ def fold(
                     continue  # where a person said no, a load does not say yes
                 result[rule.backend] = _wanted(rule)
             case Want.ABSENT:
-                result[rule.backend] = Unwanted(rule.generation, rule.operation)
+                result[rule.backend] = Unwanted(rule.generation, rule.operation_id)
             case Want.UPGRADED:
                 there = isinstance(before, Wanted) or (before is None and rule.backend in installed)
                 if there:
@@ -113,30 +57,30 @@ def fold(
     return result
 
 
-def without_overruled(rules: Iterable[Rule]) -> list[Rule]:
+def without_overruled(rules: Iterable[BackendRule]) -> list[BackendRule]:
     """Rules without those that cannot decide anything any more: a word for every node ends all earlier ones about the
     same backend. They are needed again when that word is withdrawn, so they are only left out here, not forgotten."""
-    kept: list[Rule] = []
+    kept: list[BackendRule] = []
     ended: set[str] = set()
     for rule in sorted(rules, key=lambda rule: rule.generation, reverse=True):
         if rule.backend in ended:
             continue
         kept.append(rule)
         # A load may be overruled by an earlier no, so it ends nothing; an upgrade only changes what went before.
-        whole = rule.scope.kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
+        whole = rule.scope_kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
         if whole and rule.want in (Want.PRESENT, Want.ABSENT):
             ended.add(rule.backend)
     return kept[::-1]
 
 
-def _wanted(rule: Rule) -> Wanted:
+def _wanted(rule: BackendRule) -> Wanted:
     return Wanted(
-        rule.target,
-        rule.generation,
-        rule.operation,
-        rule.force,
-        rule.want is Want.UPGRADED,
-        rule.max_parallel,
+        target=rule.target,
+        generation=rule.generation,
+        operation=rule.operation_id,
+        force=rule.force,
+        upgraded=rule.want is Want.UPGRADED,
+        max_parallel=rule.max_parallel,
     )
 
 

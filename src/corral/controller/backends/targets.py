@@ -22,9 +22,8 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendRequest, BackendTarget, TargetBuild
 from corral.store.tables import backend_targets, revisions
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import BackendTarget, TargetBuild
 
 log = get_log(__name__)
 

@@ -12,25 +12,22 @@ from datetime import datetime
 from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
-from corral.controller.backends.plan import BuildOrNot, Intent, NoBuild, NodeWorld, NotLookedUp, Stage
+from corral.controller.backends.plan import BuildOrNot, NoBuild, NodeWorld, NotLookedUp
 from corral.controller.backends.replacement import has_room_for_two, processes_of
 from corral.controller.backends.rollout import Peer
-from corral.controller.backends.rules import (
-    Origin,
-    Rule,
-    Scope,
-    ScopeKind,
-    Unwanted,
-    Want,
-    Wanted,
-    fold,
-    without_overruled,
-)
+from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.inventory.installed import names_in
 from corral.controller.inventory.nodes import is_current, takes_backends
-from corral.controller.orders.order import Build, OrderKind
+from corral.controller.orders.order import Build
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import storable
+from corral.store.records import (
+    BackendIntent,
+    BackendRequest,
+    BackendTarget,
+    IntentStage,
+    OrderKind,
+    ScopeKind,
+)
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -41,9 +38,6 @@ from corral.store.tables import (
     operation_nodes,
     operations,
 )
-from corral.store.tables.backend_intents import BackendIntent
-from corral.store.tables.backend_rules import BackendRequest, BackendRule
-from corral.store.tables.backend_targets import BackendTarget
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 
@@ -97,17 +91,17 @@ async def read_world(
     world = World(await tx.now())
     rules = await backend_rules.list_live(tx)
     world.asked = {rule.generation: rule.request for rule in rules}
-    pure = without_overruled(rule_of(rule) for rule in rules)
-    labelled = any(rule.scope.kind is ScopeKind.SELECTOR for rule in pure)
+    pure = without_overruled(rules)
+    labelled = any(rule.scope_kind is ScopeKind.SELECTOR for rule in pure)
     for outline in await nodes.list_outlines(tx, node_ids):
         if takes_backends(outline):
             world.outlines[outline.id] = outline
     ids = list(world.outlines)
     labels = await node_labels.list_for(tx, ids) if labelled else {}
     inventories = {row.node_id: row for row in await node_backends.list_(tx, ids)}
-    intents: dict[str, dict[str, Intent]] = {}
+    intents: dict[str, dict[str, BackendIntent]] = {}
     for row in await backend_intents.list_(tx, ids):
-        intents.setdefault(row.node_id, {})[row.backend] = intent_of(row)
+        intents.setdefault(row.node_id, {})[row.backend] = row
     stopping, keeping = await _stopping(tx, intents)
     for outline in world.outlines.values():
         inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
@@ -124,75 +118,10 @@ async def read_world(
     return world
 
 
-def rule_of(row: BackendRule) -> Rule:
-    return Rule(
-        row.generation,
-        Scope(ScopeKind(row.scope_kind), row.scope_value),
-        row.backend,
-        Want(row.want),
-        row.target,
-        Origin(row.origin),
-        row.operation_id,
-        row.force,
-        row.max_parallel,
-        frozenset(row.excluded),
-    )
-
-
-def intent_of(row: BackendIntent) -> Intent:
-    return Intent(
-        kind=OrderKind(row.kind),
-        generation=row.generation,
-        operation=row.operation_id,
-        variant=row.variant,
-        digest=row.digest,
-        stage=Stage(row.stage),
-        attempt=row.attempt,
-        failures=row.failures,
-        reason=row.reason,
-        next_try_at=row.next_try_at,
-        updated_at=row.updated_at,
-        epoch=row.epoch,
-        sent_at=row.sent_at,
-        accepted_at=row.accepted_at,
-        boot_id=row.boot_id,
-        before=row.before,
-        running=row.running,
-        answered=row.answered,
-        switch_failed=row.switch_failed,
-    )
-
-
-def row_of(node_id: str, backend: str, intent: Intent, now: datetime) -> BackendIntent:
-    return BackendIntent(
-        node_id=node_id,
-        backend=backend,
-        kind=intent.kind,
-        stage=intent.stage,
-        generation=intent.generation,
-        operation_id=intent.operation,
-        attempt=intent.attempt,
-        updated_at=intent.updated_at or now,
-        variant=intent.variant,
-        digest=storable(intent.digest, 512),
-        failures=intent.failures,
-        reason=storable(intent.reason),
-        next_try_at=intent.next_try_at,
-        epoch=intent.epoch,
-        sent_at=intent.sent_at,
-        accepted_at=intent.accepted_at,
-        boot_id=intent.boot_id,
-        before=storable(intent.before, 512),
-        running=intent.running,
-        answered=intent.answered,
-        switch_failed=intent.switch_failed,
-    )
-
-
 def _node_world(
     outline: NodeOutline,
     inventory: Inventory | None,
-    intents: dict[str, Intent],
+    intents: dict[str, BackendIntent],
     stops: tuple[frozenset[str], frozenset[str]],
     *,
     looked: bool,
@@ -231,7 +160,8 @@ def _installed(node: NodeWorld) -> frozenset[str]:
     upgrading = (
         backend
         for backend, intent in node.intents.items()
-        if intent.kind in (OrderKind.FETCH, OrderKind.UPGRADE) and intent.stage not in (Stage.DONE, Stage.IDLE)
+        if intent.kind in (OrderKind.FETCH, OrderKind.UPGRADE)
+        and intent.stage not in (IntentStage.DONE, IntentStage.IDLE)
     )
     return names_in(node.backends) | frozenset(upgrading)
 
@@ -247,11 +177,11 @@ def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult
 
 
 async def _stopping(
-    tx: Transaction, intents: dict[str, dict[str, Intent]]
+    tx: Transaction, intents: dict[str, dict[str, BackendIntent]]
 ) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
     """By node, the operations that were cancelled, as a whole or there; and which of them were only paused."""
     sent = {
-        node_id: {intent.operation for intent in own.values() if intent.stage is Stage.SENT}
+        node_id: {intent.operation_id for intent in own.values() if intent.stage is IntentStage.SENT}
         for node_id, own in intents.items()
     }
     named = sorted(set[str]().union(*sent.values()))
@@ -301,7 +231,7 @@ async def _read_rollouts(tx: Transaction, world: World) -> None:
         names = {row.node_id: row.node_name for row in rows}
         world.concerned[generation] = sum(row.status not in ("skipped", "withdrawn") for row in rows)
         world.peers[generation] = [
-            Peer(row.node_id, names.get(row.node_id, row.node_id), intent_of(row))
+            Peer(row.node_id, names.get(row.node_id, row.node_id), row)
             for row in await backend_intents.list_generation(tx, generation)
         ]
 

@@ -25,7 +25,6 @@ from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress,
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition, read_definition
 from corral.controller.models.views import definition_of
-from corral.controller.operations.bookkeeping import row_of
 from corral.controller.operations.fetches import (
     COUNTER,
     KIND,
@@ -39,7 +38,7 @@ from corral.controller.operations.fetches import (
     read_row,
     write_row,
 )
-from corral.controller.operations.state import Row, RowStatus, settle
+from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.controller.runtime.leadership import Leadership
@@ -49,8 +48,8 @@ from corral.kit.humanize import format_bytes
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks, Wake, run_every
 from corral.store.engine.transactions import Store
+from corral.store.records import CONTROLLER, OperationNode, OperationNodeStatus
 from corral.store.tables import models, operation_nodes, operations, revisions
-from corral.store.tables.operation_nodes import CONTROLLER
 
 log = get_log(__name__)
 
@@ -69,7 +68,7 @@ class Hearing(Protocol):
     """What all controllers know of progress."""
 
     async def heard(self, event: InstallProgress, tokens: Tokens) -> None: ...
-    def merged(self, operation_id: str, rows: Sequence[Row]) -> list[Row]: ...
+    def merged(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class Fetches:
         self._urgent &= wanted.keys()
         for operation in opened:
             known = rows.get(operation.id)
-            due = operation.id in self._urgent or (known and is_due(row_of(known[0]), wanted[operation.id], now))
+            due = operation.id in self._urgent or (known and is_due(known[0], wanted[operation.id], now))
             if due and operation.id not in self._tasks.under_way():
                 self._urgent.discard(operation.id)
                 self._at[operation.id] = wanted[operation.id]
@@ -246,7 +245,9 @@ class Fetches:
             if operation.finished_at is not None or row is None:
                 return None
             model = await models.find(tx, operation.backend)
-            row = settle(row, RowStatus.WITHDRAWN, MODEL_GONE) if model is None else begun(row, model.revision)
+            row = (
+                settle(row, OperationNodeStatus.WITHDRAWN, MODEL_GONE) if model is None else begun(row, model.revision)
+            )
             await write_row(tx, operation, row)
         self._told(operation_id)
         if model is None:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corral.contract.fleet import FleetFile
-from corral.controller.backends.rules import Origin, ScopeKind, Want
 from corral.controller.fleetfile.document import WantedBackend
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendRule, Origin, ScopeKind, Want
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
-from corral.store.tables.backend_rules import BackendRule
 from corral.store.tables.model_schedules import Schedule
 
 _ADMIN = "admin"

@@ -12,7 +12,6 @@ import msgspec
 from corral.contract.admin import PlanNode
 from corral.contract.catalogue import InstallModel, ScheduleBody
 from corral.contract.fleet import ApplyBody, FleetChange, FleetDiff, FleetFile
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.fleetfile.differences import differences
 from corral.controller.fleetfile.document import Document, WantedBackend, name_of, read_fleet
 from corral.controller.fleetfile.export import export_fleet, schedule_data, wanted_backends
@@ -25,8 +24,8 @@ from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
 from corral.kit.redact import redact_urls
 from corral.store.engine.transactions import Store
+from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import backend_rules, model_schedules, models, node_labels, nodes
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_schedules import Schedule
 from corral.store.tables.models import Model
 

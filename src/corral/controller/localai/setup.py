@@ -26,7 +26,7 @@ from corral.controller.localai.watch import Watching
 from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest
 
 _TIDY_EVERY_S = 10.0
 

@@ -28,8 +28,8 @@ from corral.kit.errors import Conflict, CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.redact import restore
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendRequest
 from corral.store.tables import model_files, model_schedules, models, node_backends, nodes, revisions
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.models import Model
 

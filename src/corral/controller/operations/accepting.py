@@ -13,19 +13,19 @@ import msgspec
 
 from corral.contract.admin import PlanNode, PlanView
 from corral.controller.backends.catalogue import MachineKind
-from corral.controller.backends.plan import NoBuild, Stage
-from corral.controller.backends.rules import Want
+from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.targets import add_target
 from corral.controller.backends.world import TargetKey
-from corral.controller.operations.bookkeeping import finish_or_reopen, record_of
+from corral.controller.operations.bookkeeping import finish_or_reopen, new_row
 from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, read_candidates
 from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
 from corral.controller.operations.requests import OperationKind, Wish
-from corral.controller.operations.state import Row, RowStatus, settle
+from corral.controller.operations.state import settle
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.kit.log import get_log
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendRule, IntentStage, OperationNode, OperationNodeStatus, Want
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -34,7 +34,6 @@ from corral.store.tables import (
     operations,
     revisions,
 )
-from corral.store.tables.backend_rules import BackendRule
 from corral.store.tables.operations import Operation, StoredRequest
 
 log = get_log(__name__)
@@ -87,7 +86,7 @@ class Accepting:
         self._feed.notify("operations", operation.id)
         return Accepted(operation.id, unchanged=_unchanged(prepared, rows))
 
-    async def _store_all(self, tx: Transaction, prepared: Prepared) -> tuple[Operation, list[Row]]:
+    async def _store_all(self, tx: Transaction, prepared: Prepared) -> tuple[Operation, list[OperationNode]]:
         wish, now = prepared.wish, await tx.now()
         operation_id, target = str(uuid.uuid4()), prepared.target
         if prepared.want is not Want.ABSENT and not target:
@@ -108,8 +107,8 @@ class Accepting:
         )
         await operations.insert(tx, operation)
         await backend_rules.insert(tx, _rule(prepared, operation, target))
-        rows = await _rows(tx, prepared)  # after the rule: what nodes should have counts with it
-        await operation_nodes.put(tx, [record_of(operation_id, row, now) for row in rows])
+        rows = await _rows(tx, prepared, operation)  # after the rule: what nodes should have counts with it
+        await operation_nodes.put(tx, rows)
         await finish_or_reopen(tx, [operation], now)
         return operation, rows
 
@@ -122,21 +121,21 @@ def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
     return BackendRule(
         generation=operation.generation,
         operation_id=operation.id,
-        scope_kind=operation.scope_kind,
-        scope_value=operation.scope_value,
+        scope_kind=wish.scope.kind,
+        scope_value=wish.scope.value,
         backend=operation.backend,
-        want=prepared.want.value,
+        want=prepared.want,
         target=target,
         created_at=operation.created_at,
         request=wish.asked,
-        origin=wish.origin.value,
+        origin=wish.origin,
         force=wish.force,
         max_parallel=wish.max_parallel,
         excluded=tuple(sorted(excluded)),
     )
 
 
-async def _rows(tx: Transaction, prepared: Prepared) -> list[Row]:
+async def _rows(tx: Transaction, prepared: Prepared, operation: Operation) -> list[OperationNode]:
     """One per node, as of this transaction: who joined or left while we prepared is seen."""
     chosen = {candidate.outline.id for candidate in prepared.candidates}
     everybody = prepared.want in (Want.PRESENT, Want.ABSENT)
@@ -145,7 +144,7 @@ async def _rows(tx: Transaction, prepared: Prepared) -> list[Row]:
     upgrade = prepared.want is Want.UPGRADED
     ordered = await _nodes_with_orders(tx, prepared.backend, [row.outline.id for row in present]) if upgrade else set()
     return [
-        _row(node, candidate, prepared.want, ordered=node.node_id in ordered)
+        _row(operation, node, candidate, prepared.want, ordered=node.node_id in ordered)
         for node, candidate in zip(shown, present, strict=True)
     ]
 
@@ -153,13 +152,22 @@ async def _rows(tx: Transaction, prepared: Prepared) -> list[Row]:
 async def _nodes_with_orders(tx: Transaction, backend: str, node_ids: list[str]) -> set[str]:
     """Nodes that still have something to do for the backend: what they report now may not be what they end with."""
     intents = await backend_intents.list_(tx, node_ids)
-    return {row.node_id for row in intents if row.backend == backend and row.stage not in (Stage.DONE, Stage.IDLE)}
+    return {
+        row.node_id
+        for row in intents
+        if row.backend == backend and row.stage not in (IntentStage.DONE, IntentStage.IDLE)
+    }
 
 
-def _row(node: PlanNode, candidate: Candidate, want: Want, *, ordered: bool) -> Row:
-    row = Row(node.node_id, node.node_name, variant=node.variant, version=node.version, digest=node.digest)
+def _row(operation: Operation, node: PlanNode, candidate: Candidate, want: Want, *, ordered: bool) -> OperationNode:
+    row = msgspec.structs.replace(
+        new_row(operation.id, node.node_id, node.node_name, operation.created_at),
+        variant=node.variant,
+        version=node.version,
+        digest=node.digest,
+    )
     if node.action == "skip" or (node.action == NOTHING and _is_over(candidate, want, ordered=ordered)):
-        return settle(row, RowStatus.SKIPPED, node.reason)
+        return settle(row, OperationNodeStatus.SKIPPED, node.reason)
     if node.waits:
         return msgspec.structs.replace(
             row, reason=f"node {candidate.outline.status}, will retry when healthy", waits=True
@@ -179,8 +187,8 @@ def _is_over(candidate: Candidate, want: Want, *, ordered: bool) -> bool:
             return candidate.known and not ordered
 
 
-def _unchanged(prepared: Prepared, rows: Sequence[Row]) -> str:
-    same = (RowStatus.SKIPPED, SAME_BUILD)
+def _unchanged(prepared: Prepared, rows: Sequence[OperationNode]) -> str:
+    same = (OperationNodeStatus.SKIPPED, SAME_BUILD)
     unchanged = bool(rows) and all((row.status, row.reason) == same for row in rows)
     return unchanged_words(prepared, rows) if unchanged else ""
 

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from corral.contract.messages.backends import NodeBackend
-from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Wanted, fold
-from corral.controller.backends.world import rule_of
+from corral.controller.backends.rules import Unwanted, Wanted, fold
 from corral.controller.inventory.installed import find_installed, names_in
 from corral.controller.inventory.nodes import takes_backends
 from corral.store.engine.transactions import Transaction
+from corral.store.records import BackendRule, ScopeKind
 from corral.store.tables import backend_rules, node_backends, node_labels, nodes
-from corral.store.tables.backend_rules import BackendRule
 from corral.store.tables.operations import Operation
 
 _NAMED = 3  # so many nodes are told by name
@@ -42,11 +41,11 @@ async def what_holds_again(tx: Transaction, operation: Operation, before: Sequen
     labels = await node_labels.list_for(tx, ids) if labelled else {}
     told = {row.node_id: row.backends for row in await node_backends.list_(tx, ids)}
     places = [Place(row.id, row.name, labels.get(row.id, {}), told.get(row.id, ())) for row in outlines]
-    return sentences(operation, places, [rule_of(rule) for rule in before], [rule_of(rule) for rule in after])
+    return sentences(operation, places, before, after)
 
 
 def sentences(
-    operation: Operation, places: Sequence[Place], before: Sequence[Rule], after: Sequence[Rule]
+    operation: Operation, places: Sequence[Place], before: Sequence[BackendRule], after: Sequence[BackendRule]
 ) -> tuple[str, ...]:
     """`places` in name order."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -61,12 +60,12 @@ def sentences(
     )
 
 
-def _decides(rules: Sequence[Rule], place: Place, backend: str, generation: int) -> bool:
+def _decides(rules: Sequence[BackendRule], place: Place, backend: str, generation: int) -> bool:
     want = _holds(rules, place, backend)
     return want is not None and want.generation == generation
 
 
-def _holds(rules: Sequence[Rule], place: Place, backend: str) -> Wanted | Unwanted | None:
+def _holds(rules: Sequence[BackendRule], place: Place, backend: str) -> Wanted | Unwanted | None:
     return fold(rules, node_id=place.id, labels=place.labels, installed=names_in(place.backends)).get(backend)
 
 

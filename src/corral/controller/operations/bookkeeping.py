@@ -14,17 +14,15 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from corral.controller.backends.plan import Done, Drop, Intent, Stage, Step, Stop
+from corral.controller.backends.plan import Done, Drop, Step, Stop
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
 from corral.controller.operations.rows import Shown, after_step
-from corral.controller.operations.state import Row, RowStatus, settle
+from corral.controller.operations.state import settle
 from corral.controller.orders.order import Send
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import storable
+from corral.store.records import BackendIntent, BackendTarget, IntentStage, OperationNode, OperationNodeStatus
 from corral.store.tables import operation_nodes, operations
-from corral.store.tables.backend_targets import BackendTarget
-from corral.store.tables.operation_nodes import OperationNode
 from corral.store.tables.operations import Operation
 
 SUPERSEDED = "a later operation decides about this node"
@@ -38,62 +36,21 @@ class _Shown:
 
     want: Wanted | Unwanted | None
     step: Step | None
-    intent: Intent | None
+    intent: BackendIntent | None
 
 
-_STATUSES = {status.value: status for status in RowStatus}
-
-
-def row_of(record: OperationNode) -> Row:
-    return Row(
-        record.node_id,
-        record.node_name,
-        _STATUSES[record.status],
-        record.reason,
-        record.phase,
-        record.file_name,
-        record.percentage,
-        record.current_bytes,
-        record.total_bytes,
-        record.rate,
-        record.attempt,
-        record.seq,
-        record.failures,
-        record.next_try_at,
-        record.waits,
-        record.variant,
-        record.version,
-        record.digest,
-    )
-
-
-def record_of(operation_id: str, row: Row, now: datetime) -> OperationNode:
+def new_row(operation_id: str, node_id: str, node_name: str, now: datetime) -> OperationNode:
     return OperationNode(
         operation_id=operation_id,
-        node_id=row.node_id,
-        node_name=row.node_name,
-        status=row.status,
+        node_id=node_id,
+        node_name=node_name,
+        status=OperationNodeStatus.QUEUED,
         updated_at=now,
-        reason=storable(row.reason),
-        phase=storable(row.phase, 64),
-        file_name=storable(row.file_name, 512),
-        percentage=row.percentage,
-        current_bytes=row.current_bytes,
-        total_bytes=row.total_bytes,
-        rate=row.rate,
-        attempt=row.attempt,
-        seq=row.seq,
-        failures=row.failures,
-        next_try_at=row.next_try_at,
-        waits=row.waits,
-        variant=row.variant,
-        version=row.version,
-        digest=storable(row.digest, 512),
     )
 
 
 async def keep_rows(
-    tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], Intent]
+    tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], BackendIntent]
 ) -> bool:
     """True if anything changed that people can see. `intents`: those that changed in this pass."""
     rows = await operation_nodes.list_open(tx, list(world.nodes))
@@ -103,12 +60,11 @@ async def keep_rows(
     if not named:
         return False
     known = {operation.id: operation for operation in await operations.list_for(tx, sorted(named))}
-    changed = [record_of(row.operation_id, _gone(row_of(row)), world.now) for row in orphans]
-    for record in rows:
-        before = row_of(record)
-        after = _after(before, known[record.operation_id], world, steps, intents)
+    changed = [replace(settle(row, OperationNodeStatus.WITHDRAWN, NODE_GONE), updated_at=world.now) for row in orphans]
+    for before in rows:
+        after = _after(before, known[before.operation_id], world, steps, intents)
         if after != before:
-            changed.append(record_of(record.operation_id, after, world.now))
+            changed.append(replace(after, updated_at=world.now))
     changed.extend(_late_rows(world, sends, {(row.operation_id, row.node_id) for row in rows}, known))
     await operation_nodes.put(tx, changed)
     await finish_or_reopen(tx, (known[id] for id in {row.operation_id for row in changed}), world.now)
@@ -132,28 +88,28 @@ async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: d
 async def _nothing_was_left(tx: Transaction, operation_id: str) -> bool:
     """Whether it was cancelled node by node, on all of them."""
     counts = (await operation_nodes.count_for(tx, [operation_id])).get(operation_id, {})
-    return set(counts) == {RowStatus.CANCELLED}
+    return set(counts) == {OperationNodeStatus.CANCELLED}
 
 
 def _after(
-    row: Row,
+    row: OperationNode,
     operation: Operation,
     world: World,
     steps: Mapping[str, Sequence[Step]],
-    intents: Mapping[tuple[str, str], Intent],
-) -> Row:
+    intents: Mapping[tuple[str, str], BackendIntent],
+) -> OperationNode:
     shown = _shown(row.node_id, operation.backend, world, steps, intents)
     if shown.want is None:
-        return settle(row, RowStatus.WITHDRAWN, NO_RULE)
+        return settle(row, OperationNodeStatus.WITHDRAWN, NO_RULE)
     if shown.want.operation != operation.id:
-        return settle(row, RowStatus.SUPERSEDED, SUPERSEDED)
+        return settle(row, OperationNodeStatus.SUPERSEDED, SUPERSEDED)
     failures = shown.intent.failures if shown.intent is not None else 0
     row = _with_build(row, world, operation.backend, failures)
     if shown.step is not None:
         assert not isinstance(shown.step, Stop | Drop)
         return after_step(row, _with_note(shown.step, world.target_of(row.node_id, operation.backend)))
     mine = shown.intent is not None and shown.intent.generation == shown.want.generation
-    if mine and shown.intent is not None and shown.intent.stage is Stage.DONE:
+    if mine and shown.intent is not None and shown.intent.stage is IntentStage.DONE:
         done = Done(operation.backend, operation.id, shown.want.generation, digest=shown.intent.digest)
         return after_step(row, _with_note(done, world.target_of(row.node_id, operation.backend)))
     return row
@@ -172,14 +128,14 @@ def _shown(
     backend: str,
     world: World,
     steps: Mapping[str, Sequence[Step]],
-    intents: Mapping[tuple[str, str], Intent],
+    intents: Mapping[tuple[str, str], BackendIntent],
 ) -> _Shown:
     own = [step for step in steps.get(node_id, ()) if step.backend == backend and not isinstance(step, Stop | Drop)]
     intent = intents.get((node_id, backend)) or world.nodes[node_id].intents.get(backend)
     return _Shown(world.wanted[node_id].get(backend), own[0] if own else None, intent)
 
 
-def _with_build(row: Row, world: World, backend: str, failures: int) -> Row:
+def _with_build(row: OperationNode, world: World, backend: str, failures: int) -> OperationNode:
     target = world.target_of(row.node_id, backend)
     if target is None or target.build is None:
         return replace(row, failures=failures)
@@ -196,10 +152,6 @@ def _late_rows(
     rows = []
     for node_id, send in sends:
         if send.operation in known and (send.operation, node_id) not in shown:
-            row = _with_build(Row(node_id, world.nodes[node_id].name), world, send.backend, 0)
-            rows.append(record_of(send.operation, after_step(row, send), world.now))
+            row = new_row(send.operation, node_id, world.nodes[node_id].name, world.now)
+            rows.append(after_step(_with_build(row, world, send.backend, 0), send))
     return rows
-
-
-def _gone(row: Row) -> Row:
-    return settle(row, RowStatus.WITHDRAWN, NODE_GONE)

@@ -13,15 +13,14 @@ from msgspec.structs import replace
 
 from corral.blobs.errors import is_final
 from corral.contract.messages.backends import Phase
-from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
-from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
+from corral.controller.operations.bookkeeping import finish_or_reopen, new_row
+from corral.controller.operations.state import settle
 from corral.controller.operations.views import FETCH
 from corral.kit.errors import CorralError, Denied
 from corral.store.engine.transactions import Transaction
+from corral.store.records import CONTROLLER, ENDED, BackendRequest, OperationNode, OperationNodeStatus
 from corral.store.tables import operation_nodes, operations, revisions
-from corral.store.tables.backend_rules import BackendRequest
 from corral.store.tables.models import Model
-from corral.store.tables.operation_nodes import CONTROLLER
 from corral.store.tables.operations import Operation, StoredRequest
 
 KIND = FETCH
@@ -36,11 +35,11 @@ def version_of(revision: str) -> str:
     return revision[:_SHOWN_REVISION]
 
 
-def begun(row: Row, revision: str) -> Row:
+def begun(row: OperationNode, revision: str) -> OperationNode:
     """The next attempt; what came in an earlier one is found on the disk, and counted again."""
     return replace(
         row,
-        status=RowStatus.DOWNLOADING,
+        status=OperationNodeStatus.DOWNLOADING,
         reason="",
         phase=Phase.RESOLVING,
         file_name="",
@@ -55,26 +54,30 @@ def begun(row: Row, revision: str) -> Row:
     )
 
 
-def fetched(row: Row, size_bytes: int) -> Row:
+def fetched(row: OperationNode, size_bytes: int) -> OperationNode:
     return replace(
-        settle(row, RowStatus.SUCCESS), phase="", file_name="", current_bytes=size_bytes, total_bytes=size_bytes
+        settle(row, OperationNodeStatus.SUCCESS),
+        phase="",
+        file_name="",
+        current_bytes=size_bytes,
+        total_bytes=size_bytes,
     )
 
 
-def failed(row: Row, error: CorralError, now: datetime, *, first_s: float, cap_s: float) -> Row:
+def failed(row: OperationNode, error: CorralError, now: datetime, *, first_s: float, cap_s: float) -> OperationNode:
     """Tried again later and later, for ever; but what only a person can mend waits for one."""
     failures = row.failures + 1
     wait_s = min(cap_s, first_s * 2.0 ** min(failures - 1, 32))
     parked = is_final(error) or isinstance(error, Denied)
     next_try_at = None if parked else now + timedelta(seconds=wait_s)
-    return replace(settle(row, RowStatus.ERROR, error.message), failures=failures, next_try_at=next_try_at)
+    return replace(settle(row, OperationNodeStatus.ERROR, error.message), failures=failures, next_try_at=next_try_at)
 
 
-def is_due(row: Row, revision: str, now: datetime) -> bool:
+def is_due(row: OperationNode, revision: str, now: datetime) -> bool:
     """Whether somebody should be at it. An edit of the model may have mended what failed."""
-    if row.status in TERMINAL:
+    if row.status in ENDED:
         return False
-    if row.status is not RowStatus.ERROR or row.version != version_of(revision):
+    if row.status is not OperationNodeStatus.ERROR or row.version != version_of(revision):
         return True
     return row.next_try_at is not None and row.next_try_at <= now
 
@@ -98,8 +101,8 @@ async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
         created_by=by,
     )
     await operations.insert(tx, opened)
-    row = Row(CONTROLLER, CONTROLLER, version=version_of(model.revision))
-    await operation_nodes.put(tx, [record_of(opened.id, row, now)])
+    row = replace(new_row(opened.id, CONTROLLER, CONTROLLER, now), version=version_of(model.revision))
+    await operation_nodes.put(tx, [row])
     await revisions.bump(tx, COUNTER)
     return opened
 
@@ -113,13 +116,13 @@ async def find_taken_back(tx: Transaction, model: Model) -> Operation | None:
     return last if row is not None and row.version == version_of(model.revision) else None
 
 
-async def read_row(tx: Transaction, operation_id: str) -> Row | None:
+async def read_row(tx: Transaction, operation_id: str) -> OperationNode | None:
     rows = await operation_nodes.list_(tx, operation_id)
-    return row_of(rows[0]) if rows else None
+    return rows[0] if rows else None
 
 
-async def write_row(tx: Transaction, operation: Operation, row: Row) -> None:
+async def write_row(tx: Transaction, operation: Operation, row: OperationNode) -> None:
     now = await tx.now()
-    await operation_nodes.put(tx, [record_of(operation.id, row, now)])
+    await operation_nodes.put(tx, [replace(row, updated_at=now)])
     await finish_or_reopen(tx, [operation], now)
     await revisions.bump(tx, COUNTER)

@@ -11,14 +11,12 @@ from corral.contract.admin import BackendMatrix, MatrixIntent
 from corral.contract.messages.backends import NodeBackend
 from corral.controller.backends.rules import without_overruled
 from corral.controller.backends.upgrades import UpgradeCheck
-from corral.controller.backends.world import rule_of
 from corral.controller.inventory.nodes import takes_backends
-from corral.controller.operations.bookkeeping import row_of
 from corral.controller.operations.matrix import Pending, away_with, matrix_of, pending_of
-from corral.controller.operations.state import Row
 from corral.kit.errors import NotFound
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import OperationNode
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -85,9 +83,9 @@ class InstalledBackends:
         return matrix_of(outlines, told, pending, checked.upgrades, checked.checked_at)
 
     async def _pending(self, tx: Transaction, node_ids: Sequence[str] | None = None) -> Pending:
-        rows: dict[str, list[Row]] = {}
+        rows: dict[str, list[OperationNode]] = {}
         for record in await operation_nodes.list_open(tx, node_ids):
-            rows.setdefault(record.operation_id, []).append(row_of(record))
+            rows.setdefault(record.operation_id, []).append(record)
         chosen = await operations.list_for(tx, sorted(rows))
         return pending_of(chosen, rows, await backend_intents.list_(tx, node_ids))
 
@@ -97,7 +95,7 @@ class InstalledBackends:
         away = [row for row in outlines if row.status != "healthy"]
         if not away:
             return {}
-        rules = without_overruled(rule_of(rule) for rule in await backend_rules.list_live(tx))
+        rules = without_overruled(await backend_rules.list_live(tx))
         return away_with(away, await node_labels.list_for(tx, [row.id for row in away]), told, rules)
 
     async def kinds(self) -> set[tuple[str, str]]:

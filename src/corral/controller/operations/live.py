@@ -13,18 +13,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
+from msgspec.structs import replace
+
 from corral.bus.api import Bus, Tokens
 from corral.contract.admin import OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
 from corral.controller.backends.reconcile import LEASE
-from corral.controller.operations.bookkeeping import record_of, row_of
-from corral.controller.operations.state import LAST_OF_ATTEMPT, Row, Tick, merge_tick
+from corral.controller.operations.state import LAST_OF_ATTEMPT, Tick, merge_tick
 from corral.controller.operations.views import operation_view, parse_size
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.kit.tasks import Wake, run_every
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import OperationNode
 from corral.store.tables import operation_nodes, operations, revisions
 from corral.store.tables.operations import Operation
 
@@ -62,7 +64,7 @@ class Progress:
         self._untold: set[str] = set()
         self._unwritten: set[str] = set()
         self._to_tell, self._to_write = Wake(), Wake()
-        self._base: dict[str, tuple[Operation, list[Row]]] = {}  # as last read from the store
+        self._base: dict[str, tuple[Operation, list[OperationNode]]] = {}  # as last read from the store
         feed.add_source(self)
 
     async def run(self) -> None:
@@ -95,7 +97,7 @@ class Progress:
             self._to_tell.set()
             self._to_write.set()
 
-    def merged(self, operation_id: str, rows: Sequence[Row]) -> list[Row]:
+    def merged(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]:
         """Rows with what was heard since they were written."""
         result = []
         for row in rows:
@@ -111,11 +113,13 @@ class Progress:
         self._base = {operation.id: (operation, rows) for operation, rows in await self.read_rows(tx, shown)}
         return {id: self.view(operation, rows) for id, (operation, rows) in self._base.items()}
 
-    async def read_rows(self, tx: Transaction, chosen: Sequence[Operation]) -> list[tuple[Operation, list[Row]]]:
-        records = await operation_nodes.list_for(tx, [operation.id for operation in chosen])
-        return [(operation, [row_of(record) for record in records.get(operation.id, ())]) for operation in chosen]
+    async def read_rows(
+        self, tx: Transaction, chosen: Sequence[Operation]
+    ) -> list[tuple[Operation, list[OperationNode]]]:
+        rows = await operation_nodes.list_for(tx, [operation.id for operation in chosen])
+        return [(operation, rows.get(operation.id, [])) for operation in chosen]
 
-    def view(self, operation: Operation, rows: Sequence[Row]) -> OperationView:
+    def view(self, operation: Operation, rows: Sequence[OperationNode]) -> OperationView:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
         return operation_view(operation, self.merged(operation.id, rows), scope_name=name)
@@ -141,7 +145,7 @@ class Progress:
             for operation, rows in await self.read_rows(tx, await operations.list_for(tx, sorted(unwritten))):
                 for before, after in zip(rows, self.merged(operation.id, rows), strict=True):
                     if after != before:
-                        changed.append(record_of(operation.id, after, now))
+                        changed.append(replace(after, updated_at=now))
             await operation_nodes.put(tx, changed)
             if changed:
                 await revisions.bump(tx, self.counter)

@@ -6,22 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.controller.backends.rules import Rule, Unwanted, fold, has_to_go
+from corral.controller.backends.rules import Unwanted, fold, has_to_go
 from corral.controller.inventory.installed import concrete_name, find_installed, names_in, previous_digests
-from corral.controller.operations.state import TERMINAL, Row, RowStatus
 from corral.controller.operations.views import rfc3339
-from corral.store.tables.backend_intents import BackendIntent
+from corral.store.records import ENDED, BackendIntent, BackendRule, OperationNode, OperationNodeStatus
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 from corral.store.tables.operations import Operation
 
 _OPEN = ("waiting", "sent", "parked")
-_STAGES = {RowStatus.QUEUED: "waiting", RowStatus.DOWNLOADING: "sent", RowStatus.RUNNING_ON_WORKER: "sent"}
+_STAGES = {
+    OperationNodeStatus.QUEUED: "waiting",
+    OperationNodeStatus.DOWNLOADING: "sent",
+    OperationNodeStatus.RUNNING_ON_WORKER: "sent",
+}
 Pending = Mapping[str, Mapping[str, MatrixIntent]]  # by node id, then backend
 
 
 def pending_of(
-    operations: Sequence[Operation], rows: Mapping[str, Sequence[Row]], intents: Sequence[BackendIntent]
+    operations: Sequence[Operation], rows: Mapping[str, Sequence[OperationNode]], intents: Sequence[BackendIntent]
 ) -> Pending:
     """What is still to be done where: as the operations show it, which have rows also for nodes that are away; and as
     the intents do, for what no operation shows any more."""
@@ -38,7 +41,7 @@ def pending_of(
             )
     for operation in sorted(operations, key=lambda operation: operation.generation):
         for row in rows.get(operation.id, ()):
-            if row.status not in TERMINAL:
+            if row.status not in ENDED:
                 found.setdefault(row.node_id, {})[operation.backend] = _of_row(operation, row)
     return found
 
@@ -47,7 +50,7 @@ def away_with(
     outlines: Sequence[NodeOutline],
     labels: Mapping[str, Mapping[str, str]],
     inventories: Mapping[str, Inventory],
-    rules: Sequence[Rule],
+    rules: Sequence[BackendRule],
 ) -> Pending:
     """What has to go from nodes that are away now. Of those that are here it stands in the intents; of these nothing
     is written before they are back."""
@@ -66,7 +69,7 @@ def away_with(
     return found
 
 
-def _of_row(operation: Operation, row: Row) -> MatrixIntent:
+def _of_row(operation: Operation, row: OperationNode) -> MatrixIntent:
     failing = "waiting" if row.next_try_at is not None else "parked"
     return MatrixIntent(
         operation.kind,

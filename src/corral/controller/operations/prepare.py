@@ -13,9 +13,9 @@ import msgspec
 
 from corral.controller.backends.catalogue import Catalogue, MachineKind
 from corral.controller.backends.plan import NoBuild
-from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Want, Wanted, fold
+from corral.controller.backends.rules import Unwanted, Wanted, fold
 from corral.controller.backends.targets import Targets
-from corral.controller.backends.world import kind_of, kinds_of, rule_of
+from corral.controller.backends.world import kind_of, kinds_of
 from corral.controller.inventory.installed import (
     Installed,
     concrete_name,
@@ -30,6 +30,7 @@ from corral.controller.operations.requests import ConcreteNeedsTarget, Operation
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import BackendRequest, BackendRule, ScopeKind, TargetBuild, Want
 from corral.store.tables import (
     backend_rules,
     backend_targets,
@@ -39,8 +40,6 @@ from corral.store.tables import (
     nodes,
     replicas,
 )
-from corral.store.tables.backend_rules import BackendRequest, BackendRule
-from corral.store.tables.backend_targets import TargetBuild
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 
@@ -181,7 +180,7 @@ async def read_candidates(tx: Transaction, wish: Wish) -> tuple[Candidate, ...]:
     labels = await node_labels.list_for(tx)
     covered = [row for row in outlines if wish.scope.matches(row.id, labels.get(row.id, {}))]
     told = {row.node_id: row for row in await node_backends.list_(tx, [row.id for row in covered])}
-    rules = [rule_of(rule) for rule in await backend_rules.list_live(tx, wish.asked.backend)]
+    rules = await backend_rules.list_live(tx, wish.asked.backend)
     return tuple(
         _candidate(outline, told.get(outline.id), rules, labels.get(outline.id, {}), wish.asked.backend)
         for outline in covered
@@ -203,7 +202,7 @@ def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[Machine
 
 
 def _candidate(
-    outline: NodeOutline, inventory: Inventory | None, rules: list[Rule], labels: Mapping[str, str], backend: str
+    outline: NodeOutline, inventory: Inventory | None, rules: list[BackendRule], labels: Mapping[str, str], backend: str
 ) -> Candidate:
     installed = names_in(inventory.backends) if inventory is not None else frozenset[str]()
     folded = fold(rules, node_id=outline.id, labels=labels, installed=installed)

@@ -9,12 +9,11 @@ from corral.contract.admin import PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.replacement import has_room_for_two, processes_of, start_took_s
-from corral.controller.backends.rules import ScopeKind, Want, Wanted
+from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.installed import Installed
 from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
-from corral.controller.operations.state import Row
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
 SAME_BUILD = "it has this very build"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
@@ -35,7 +34,7 @@ def changes_nothing(prepared: Prepared, nodes: Sequence[PlanNode]) -> bool:
     return prepared.want is Want.UPGRADED and bool(nodes) and all(node.action == NOTHING for node in nodes)
 
 
-def unchanged_words(prepared: Prepared, nodes: Sequence[PlanNode | Row]) -> str:
+def unchanged_words(prepared: Prepared, nodes: Sequence[PlanNode | OperationNode]) -> str:
     """The sentence for that: `vllm: nothing newer on any node (1.0 is installed)`."""
     scope = prepared.wish.scope
     where = {ScopeKind.ALL: "any node", ScopeKind.SELECTOR: f"nodes with {scope.value}"}.get(scope.kind)

@@ -8,13 +8,12 @@ from enum import StrEnum
 
 from corral.contract.labels import parse_selector
 from corral.controller.backends.rollout import DEFAULT, parse_max_parallel
-from corral.controller.backends.rules import Origin, Scope, ScopeKind
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.redact import is_redacted
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Transaction
+from corral.store.records import BackendRequest, Origin, Scope, ScopeKind
 from corral.store.tables import nodes
-from corral.store.tables.backend_rules import BackendRequest
 
 _NAME_MAX = 255
 _URI_MAX = 4096

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from corral.contract.messages.backends import Phase
 from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
-from corral.controller.operations.state import TERMINAL, Row, RowStatus, settle
-from corral.controller.orders.order import OrderKind, Send
+from corral.controller.operations.state import settle
+from corral.controller.orders.order import Send
+from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
 
 DELETING = "deleting"  # the phase shown for a delete: nothing is downloaded then
 RUNNING = "no answer yet: the worker is still at it"
@@ -17,35 +18,35 @@ RUNNING = "no answer yet: the worker is still at it"
 Shown = Send | Done | Skip | Hold | Wait | Fail
 
 
-def after_step(row: Row, step: Shown) -> Row:
+def after_step(row: OperationNode, step: Shown) -> OperationNode:
     """The row once the step is taken. One that has ended stays as it ended."""
-    if row.status in TERMINAL:
+    if row.status in ENDED:
         return row
     match step:
         case Send():
             return _sent(row, step)
         case Done():
-            ended = settle(row, RowStatus.SUCCESS, step.note)
+            ended = settle(row, OperationNodeStatus.SUCCESS, step.note)
             return replace(ended, phase="", digest=step.digest or row.digest, version=step.version or row.version)
         case Skip():
-            return settle(row, RowStatus.SKIPPED, step.reason)
+            return settle(row, OperationNodeStatus.SKIPPED, step.reason)
         case Hold():
             return _held(row, step)
         case Wait():
             return _at_work(row, step)
         case Fail():
-            return settle(row, RowStatus.ERROR, step.reason)
+            return settle(row, OperationNodeStatus.ERROR, step.reason)
         case _:
             assert_never(step)
 
 
-def _sent(row: Row, step: Send) -> Row:
+def _sent(row: OperationNode, step: Send) -> OperationNode:
     if step.again and step.attempt == row.attempt:
         return _at_work(row, Wait(step.backend, step.operation, step.kind))
     if step.fetched:  # its bar has been filled by fetching, and stays so while it switches
         return replace(
             row,
-            status=RowStatus.DOWNLOADING,
+            status=OperationNodeStatus.DOWNLOADING,
             reason="",
             phase=Phase.STARTING,
             percentage=99.0,
@@ -57,7 +58,7 @@ def _sent(row: Row, step: Send) -> Row:
         )
     return replace(
         row,
-        status=RowStatus.DOWNLOADING,
+        status=OperationNodeStatus.DOWNLOADING,
         reason="",
         phase=DELETING if step.kind is OrderKind.DELETE else "",
         file_name="",
@@ -74,19 +75,25 @@ def _sent(row: Row, step: Send) -> Row:
     )
 
 
-def _held(row: Row, step: Hold) -> Row:
+def _held(row: OperationNode, step: Hold) -> OperationNode:
     match step.why:
         case Why.RETRY | Why.PARKED:
-            return replace(settle(row, RowStatus.ERROR, step.reason), next_try_at=step.until)
+            return replace(settle(row, OperationNodeStatus.ERROR, step.reason), next_try_at=step.until)
         case Why.NODE | Why.STOPPED:
-            return replace(row, status=RowStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=True)
+            return replace(
+                row, status=OperationNodeStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=True
+            )
         case Why.TURN:
-            return replace(row, status=RowStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=False)
+            return replace(
+                row, status=OperationNodeStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=False
+            )
 
 
-def _at_work(row: Row, step: Wait) -> Row:
+def _at_work(row: OperationNode, step: Wait) -> OperationNode:
     if step.running:
-        return replace(row, status=RowStatus.RUNNING_ON_WORKER, reason=RUNNING, rate=0.0, next_try_at=None, waits=False)
-    if row.status is RowStatus.DOWNLOADING:
+        return replace(
+            row, status=OperationNodeStatus.RUNNING_ON_WORKER, reason=RUNNING, rate=0.0, next_try_at=None, waits=False
+        )
+    if row.status is OperationNodeStatus.DOWNLOADING:
         return row
-    return replace(row, status=RowStatus.DOWNLOADING, reason="", next_try_at=None, waits=False)
+    return replace(row, status=OperationNodeStatus.DOWNLOADING, reason="", next_try_at=None, waits=False)

@@ -13,17 +13,15 @@ import msgspec
 from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
-from corral.controller.backends.plan import Stage
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.backends.world import PAUSED
 from corral.controller.operations.accepting import Accepted, Accepting
 from corral.controller.operations.afterwards import what_holds_again
-from corral.controller.operations.bookkeeping import finish_or_reopen, record_of, row_of
+from corral.controller.operations.bookkeeping import finish_or_reopen
 from corral.controller.operations.fetches import KIND as FETCH
 from corral.controller.operations.fetches import open_fetch
 from corral.controller.operations.live import Progress
 from corral.controller.operations.requests import OperationKind, Wish, find_scope
-from corral.controller.operations.state import TERMINAL, Row, RowStatus, error_text, settle
+from corral.controller.operations.state import error_text, settle
 from corral.controller.operations.views import operation_view, record_view
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
@@ -32,6 +30,7 @@ from corral.kit.errors import Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
+from corral.store.records import ENDED, IntentStage, OperationNode, OperationNodeStatus, Scope, ScopeKind
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -105,7 +104,7 @@ class Operations:
     async def find_view(self, operation_id: str) -> OperationView | None:
         async with self._store.read() as tx:
             operation = await operations.find(tx, operation_id)
-            rows = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)] if operation else []
+            rows = await operation_nodes.list_(tx, operation_id) if operation is not None else []
         return self._progress.view(operation, rows) if operation is not None else None
 
     async def wait_settled(self, operation_id: str, *, timeout_s: float) -> OperationView:
@@ -131,15 +130,15 @@ class Operations:
     async def cancel(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
         """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule. Returns what
         holds again now, in words."""
-        return await self._take_back(operation_id, RowStatus.CANCELLED, "cancelled", node=node)
+        return await self._take_back(operation_id, OperationNodeStatus.CANCELLED, "cancelled", node=node)
 
     async def pause(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
         """The same, but nodes keep the bytes that came: whoever asks again goes on from there."""
-        return await self._take_back(operation_id, RowStatus.CANCELLED, PAUSED, node=node)
+        return await self._take_back(operation_id, OperationNodeStatus.CANCELLED, PAUSED, node=node)
 
     async def withdraw(self, operation_id: str) -> tuple[str, ...]:
         """Takes the rule back; what runs may end."""
-        return await self._take_back(operation_id, RowStatus.WITHDRAWN, "the rule was withdrawn")
+        return await self._take_back(operation_id, OperationNodeStatus.WITHDRAWN, "the rule was withdrawn")
 
     async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> Accepted:
         """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
@@ -156,16 +155,18 @@ class Operations:
             else:
                 wish = None
                 rows = await self._rows(tx, operation_id, node)
-                waiting = [row for row in intents if row.stage in (Stage.WAITING, Stage.PARKED)]
+                waiting = [row for row in intents if row.stage in (IntentStage.WAITING, IntentStage.PARKED)]
                 # A rule that decides again because a later one was withdrawn can fail where its row has ended long ago.
                 stuck = {row.node_id for row in waiting if row.failures}
-                failing = {row.node_id for row in rows if row.status is RowStatus.ERROR or row.node_id in stuck}
+                failing = {
+                    row.node_id for row in rows if row.status is OperationNodeStatus.ERROR or row.node_id in stuck
+                }
                 if not failing:
                     raise Invalid("nothing of it is failing")
                 now = await tx.now()
                 due = [row for row in waiting if row.node_id in failing]
                 await backend_intents.put(
-                    tx, [msgspec.structs.replace(row, stage=Stage.WAITING, next_try_at=None) for row in due]
+                    tx, [msgspec.structs.replace(row, stage=IntentStage.WAITING, next_try_at=None) for row in due]
                 )
                 await _forget_missing(tx, operation)
                 await self._write(tx, operation, _waiting_again(rows, failing), now)
@@ -181,7 +182,7 @@ class Operations:
             operation = await operations.find(tx, operation_id)
             if operation is None or operation.dismissed:
                 return
-            rows = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)]
+            rows = await operation_nodes.list_(tx, operation_id)
             outcome = operation.outcome or "failed"
             changed = msgspec.structs.replace(operation, dismissed=True, outcome=outcome, error=error_text(rows))
             await operations.replace(tx, changed)
@@ -198,14 +199,16 @@ class Operations:
             await revisions.bump(tx, "operations")
         self._feed.notify("operations")
 
-    async def _take_back(self, operation_id: str, status: RowStatus, reason: str, *, node: str = "") -> tuple[str, ...]:
+    async def _take_back(
+        self, operation_id: str, status: OperationNodeStatus, reason: str, *, node: str = ""
+    ) -> tuple[str, ...]:
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             operation = await operations.get(tx, operation_id)
             if operation.finished_at is not None:
                 raise Invalid(f"the operation has already ended: {operation.outcome}")
             now = await tx.now()
-            rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in TERMINAL]
+            rows = [row for row in await self._rows(tx, operation_id, node) if row.status not in ENDED]
             if node and not rows:
                 raise Invalid(f"nothing is left to do on {node}")
             before = await backend_rules.list_live(tx, operation.backend) if operation.kind != FETCH else []
@@ -214,7 +217,7 @@ class Operations:
             else:
                 if operation.kind != FETCH:  # which has no rule: its row says it all
                     await backend_rules.withdraw(tx, operation.generation)
-                field = "cancelled_at" if status is RowStatus.CANCELLED else "withdrawn_at"
+                field = "cancelled_at" if status is OperationNodeStatus.CANCELLED else "withdrawn_at"
                 operation = msgspec.structs.replace(operation, **{field: now})
                 await operations.replace(tx, operation)
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
@@ -225,10 +228,9 @@ class Operations:
         self._told(operation_id)
         return notes
 
-    async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[Row]:
+    async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[OperationNode]:
         """With what was heard since they were written, so that nothing of it is lost; of one node when it is named."""
-        stored = [row_of(row) for row in await operation_nodes.list_(tx, operation_id)]
-        rows = self._progress.merged(operation_id, stored)
+        rows = self._progress.merged(operation_id, await operation_nodes.list_(tx, operation_id))
         if not node:
             return rows
         chosen = [row for row in rows if node in (row.node_id, row.node_name)]
@@ -237,8 +239,8 @@ class Operations:
             raise NotFound(f"there is no node {node!r} in this operation{did_you_mean(node, names)}")
         return chosen
 
-    async def _write(self, tx: Transaction, operation: Operation, rows: list[Row], now: datetime) -> None:
-        await operation_nodes.put(tx, [record_of(operation.id, row, now) for row in rows])
+    async def _write(self, tx: Transaction, operation: Operation, rows: list[OperationNode], now: datetime) -> None:
+        await operation_nodes.put(tx, [replace(row, updated_at=now) for row in rows])
         await finish_or_reopen(tx, [operation], now)
         await revisions.bump(tx, "operations")
         await revisions.bump(tx, RULES)
@@ -267,9 +269,9 @@ async def _forget_missing(tx: Transaction, operation: Operation) -> None:
         await backend_targets.forget_missing(tx, rule.target)
 
 
-def _waiting_again(rows: list[Row], failing: set[str]) -> list[Row]:
+def _waiting_again(rows: list[OperationNode], failing: set[str]) -> list[OperationNode]:
     return [
-        replace(row, status=RowStatus.QUEUED, reason="will be tried again now", next_try_at=None)
+        replace(row, status=OperationNodeStatus.QUEUED, reason="will be tried again now", next_try_at=None)
         for row in rows
-        if row.node_id in failing and row.status not in TERMINAL
+        if row.node_id in failing and row.status not in ENDED
     ]

@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from corral.store.records import ENDED, OperationNode, OperationNodeStatus
 
-class RowStatus(StrEnum):
-    """The contract's five, and ours."""
-
-    QUEUED = "queued"  # recorded; the node is not healthy, or it has not been its turn
-    DOWNLOADING = "downloading"  # under way, in whatever phase
-    RUNNING_ON_WORKER = "running_on_worker"  # no answer in time: it may well be at it
-    ERROR = "error"  # failing; will be tried again, so not the end
-    SUCCESS = "success"
-    SKIPPED = "skipped"
-    SUPERSEDED = "superseded"
-    WITHDRAWN = "withdrawn"
-    CANCELLED = "cancelled"
-
-
-TERMINAL = frozenset(
-    {RowStatus.SUCCESS, RowStatus.SKIPPED, RowStatus.SUPERSEDED, RowStatus.WITHDRAWN, RowStatus.CANCELLED}
-)
-
-
-_AT_REST = TERMINAL | {RowStatus.ERROR}
-_UNCOUNTED = frozenset({RowStatus.SKIPPED, RowStatus.WITHDRAWN, RowStatus.SUPERSEDED})
-
-
-class Row(Struct, frozen=True, gc=False):
-    """One node in one operation."""
-
-    node_id: str
-    node_name: str
-    status: RowStatus = RowStatus.QUEUED
-    reason: str = ""  # why it waits, was skipped, or fails
-    phase: str = ""
-    file_name: str = ""
-    percentage: float = 0.0
-    current_bytes: int = 0
-    total_bytes: int = 0
-    rate: float = 0.0
-    attempt: int = 0
-    seq: int = 0
-    failures: int = 0
-    next_try_at: datetime | None = None
-    waits: bool = False  # nothing can happen now: its node is away, or another one has to succeed first
-    variant: str = ""
-    version: str = ""
-    digest: str = ""
+_AT_REST = ENDED | {OperationNodeStatus.ERROR}
+_UNCOUNTED = frozenset({OperationNodeStatus.SKIPPED, OperationNodeStatus.WITHDRAWN, OperationNodeStatus.SUPERSEDED})
 
 
 # No event of an attempt comes after this one: whatever still arrives of it is late.
@@ -80,16 +38,18 @@ class Outcome(StrEnum):
     UNDER_WAY = "under_way"
 
 
-def merge_tick(row: Row, tick: Tick) -> Row:
+def merge_tick(row: OperationNode, tick: Tick) -> OperationNode:
     """Progress never goes backwards, and an end is an end: late and doubled events are dropped here."""
     attempt = tick.attempt or row.attempt
-    if row.status in TERMINAL or (attempt, tick.seq) <= (row.attempt, row.seq):
+    if row.status in ENDED or (attempt, tick.seq) <= (row.attempt, row.seq):
         return row
     fresh = attempt > row.attempt
-    late = row.status is RowStatus.RUNNING_ON_WORKER and not fresh  # it moves, but its answer is still overdue
+    late = (
+        row.status is OperationNodeStatus.RUNNING_ON_WORKER and not fresh
+    )  # it moves, but its answer is still overdue
     return replace(
         row,
-        status=row.status if late else RowStatus.DOWNLOADING,
+        status=row.status if late else OperationNodeStatus.DOWNLOADING,
         reason=row.reason if late else "",
         phase=tick.phase,
         file_name=tick.file_name,
@@ -104,12 +64,12 @@ def merge_tick(row: Row, tick: Tick) -> Row:
     )
 
 
-def settle(row: Row, status: RowStatus, reason: str = "") -> Row:
+def settle(row: OperationNode, status: OperationNodeStatus, reason: str = "") -> OperationNode:
     """A row's end, or the next thing said of it; a row that has ended stays as it ended."""
-    if row.status in TERMINAL:
+    if row.status in ENDED:
         return row
-    percentage = 100.0 if status is RowStatus.SUCCESS else row.percentage
-    seq = LAST_OF_ATTEMPT if status in TERMINAL or status is RowStatus.ERROR else row.seq
+    percentage = 100.0 if status is OperationNodeStatus.SUCCESS else row.percentage
+    seq = LAST_OF_ATTEMPT if status in ENDED or status is OperationNodeStatus.ERROR else row.seq
     return replace(
         row, status=status, reason=reason, percentage=percentage, rate=0.0, seq=seq, next_try_at=None, waits=False
     )
@@ -122,12 +82,12 @@ class Summary(Struct, frozen=True):
     settled: bool  # nothing is moving: a watcher may go home; what waits for a node or a retry lives on without them
     processed: bool  # the contract's word: every node was called and has answered, failed, or is known to take longer
     progress: float  # one bar over all: the mean of the rows that count, 100 only when every one has ended
-    counts: dict[RowStatus, int]
+    counts: dict[OperationNodeStatus, int]
 
 
-def summarize(rows: Sequence[Row]) -> Summary:
+def summarize(rows: Sequence[OperationNode]) -> Summary:
     """In one pass: lists show thousands of rows."""
-    counts: dict[RowStatus, int] = {}
+    counts: dict[OperationNodeStatus, int] = {}
     settled = processed = True
     total = counted = 0.0
     for row in rows:
@@ -138,28 +98,28 @@ def summarize(rows: Sequence[Row]) -> Summary:
             counted += 1
         if status not in _AT_REST and not row.waits:
             settled = False
-            processed = processed and status is RowStatus.RUNNING_ON_WORKER
-    ended = counts.keys() <= TERMINAL
+            processed = processed and status is OperationNodeStatus.RUNNING_ON_WORKER
+    ended = counts.keys() <= ENDED
     mean = total / counted if counted else 100.0
     outcome = _outcome(counts, ended=ended, settled=settled, processed=processed)
     return Summary(outcome, settled, processed, mean if ended or not counted else min(mean, 99.0), counts)
 
 
-def _outcome(counts: Mapping[RowStatus, int], *, ended: bool, settled: bool, processed: bool) -> Outcome:
+def _outcome(counts: Mapping[OperationNodeStatus, int], *, ended: bool, settled: bool, processed: bool) -> Outcome:
     """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
     if ended:
         return Outcome.DONE
-    if processed and RowStatus.ERROR in counts:
+    if processed and OperationNodeStatus.ERROR in counts:
         return Outcome.FAILING
     return Outcome.WAITING if settled else Outcome.UNDER_WAY
 
 
-def error_text(rows: Sequence[Row]) -> str:
+def error_text(rows: Sequence[OperationNode]) -> str:
     """`name: reason; …` of the nodes that fail, in name order."""
-    failing = sorted((row for row in rows if row.status is RowStatus.ERROR), key=lambda row: row.node_name)
+    failing = sorted((row for row in rows if row.status is OperationNodeStatus.ERROR), key=lambda row: row.node_name)
     return "; ".join(f"{row.node_name}: {row.reason}" for row in failing)
 
 
-def running_text(rows: Sequence[Row]) -> str:
+def running_text(rows: Sequence[OperationNode]) -> str:
     """The nodes that are still at it though their answer is overdue."""
-    return ", ".join(sorted(row.node_name for row in rows if row.status is RowStatus.RUNNING_ON_WORKER))
+    return ", ".join(sorted(row.node_name for row in rows if row.status is OperationNodeStatus.RUNNING_ON_WORKER))

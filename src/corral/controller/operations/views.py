@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
-from corral.controller.operations.state import (
-    Outcome,
-    Row,
-    RowStatus,
-    Summary,
-    error_text,
-    running_text,
-    summarize,
-)
-from corral.store.tables.operation_nodes import CONTROLLER
+from corral.controller.operations.state import Outcome, Summary, error_text, running_text, summarize
+from corral.store.records import CONTROLLER, OperationNode, OperationNodeStatus
 from corral.store.tables.operations import Operation
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -50,14 +42,18 @@ def rfc3339(moment: datetime | None) -> str:
 
 
 def operation_view(
-    operation: Operation, rows: Sequence[Row], *, scope_name: str = "", counts: Mapping[str, int] | None = None
+    operation: Operation,
+    rows: Sequence[OperationNode],
+    *,
+    scope_name: str = "",
+    counts: Mapping[str, int] | None = None,
 ) -> OperationView:
     """`rows` in name order. `scope_name`: of the node, for an operation about one. `counts`: of one that has ended and
     is shown without its rows; they add nothing else to it then."""
     summary = summarize(rows)
     latest = _latest(rows)
     deletion = operation.kind == "delete"
-    queued = summary.counts.keys() == {RowStatus.QUEUED}
+    queued = summary.counts.keys() == {OperationNodeStatus.QUEUED}
     finished = operation.finished_at is not None
     return OperationView(
         id=operation.backend,
@@ -75,7 +71,7 @@ def operation_view(
         phase=latest.phase if latest else "",
         current_bytes=sum(row.current_bytes for row in rows),
         total_bytes=sum(row.total_bytes for row in rows),
-        error=(error_text(rows) if RowStatus.ERROR in summary.counts else "") or operation.error,
+        error=(error_text(rows) if OperationNodeStatus.ERROR in summary.counts else "") or operation.error,
         nodes=tuple(node_view(row) for row in rows),
         kind=operation.kind,
         backend=operation.backend,
@@ -94,8 +90,8 @@ def operation_view(
     )
 
 
-def node_view(row: Row) -> OperationNodeView:
-    succeeded = row.status is RowStatus.SUCCESS
+def node_view(row: OperationNode) -> OperationNodeView:
+    succeeded = row.status is OperationNodeStatus.SUCCESS
     return OperationNodeView(  # by place, because a thousand of them are made four times a second
         row.node_id,
         row.node_name,
@@ -119,7 +115,7 @@ def node_view(row: Row) -> OperationNodeView:
     )
 
 
-def message_of(operation: Operation, rows: Sequence[Row], summary: Summary) -> str:
+def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Summary) -> str:
     """One sentence; `completed` is the contract's own word."""
     if operation.cancelled_at is not None or operation.withdrawn_at is not None:
         return "cancelled" if operation.cancelled_at is not None else "withdrawn"
@@ -129,7 +125,7 @@ def message_of(operation: Operation, rows: Sequence[Row], summary: Summary) -> s
         case Outcome.FAILING:
             if operation.kind == FETCH and not any(row.next_try_at for row in rows):
                 return "failing; not tried again by itself"
-            return f"failing on {_count(rows, RowStatus.ERROR)}; will be tried again"
+            return f"failing on {_count(rows, OperationNodeStatus.ERROR)}; will be tried again"
         case Outcome.WAITING:
             waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
             return f"waits for {waiting}"
@@ -138,7 +134,7 @@ def message_of(operation: Operation, rows: Sequence[Row], summary: Summary) -> s
                 return "files are fetched to the controller"
             if summary.processed:
                 return f"{STILL_AT_IT}: {running_text(rows)}"
-            done = summary.counts.get(RowStatus.SUCCESS, 0)
+            done = summary.counts.get(OperationNodeStatus.SUCCESS, 0)
             return f"{done} of {len(rows)} nodes done"
 
 
@@ -201,12 +197,12 @@ def job_status(view: OperationView) -> dict[str, object]:
     return status
 
 
-def _latest(rows: Sequence[Row]) -> Row | None:
+def _latest(rows: Sequence[OperationNode]) -> OperationNode | None:
     moving = [row for row in rows if row.phase]
     return max(moving, key=lambda row: row.percentage, default=None)
 
 
-def _count(rows: Sequence[Row], status: RowStatus) -> str:
+def _count(rows: Sequence[OperationNode], status: OperationNodeStatus) -> str:
     chosen = [row for row in rows if row.status is status]
     if [row.node_id for row in chosen] == [CONTROLLER]:
         return "the controller"

@@ -40,11 +40,10 @@ from corral.controller.orders.observations import (
     OrderNotRunning,
     OrderStillRunning,
 )
-from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, OrderId, OrderKind, Send
+from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI, BackendOrder, OrderId
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, Invalid, OutcomeUnknown, Unreachable
-from corral.store.tables.backend_rules import BackendRequest
-from corral.store.tables.backend_targets import TargetBuild
+from corral.store.records import BackendRequest, OrderKind
 
 T = TypeVar("T")
 Aliases = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
@@ -61,21 +60,6 @@ class CallTimes:
     list_s: float = 30.0
     verify_s: float = 110.0  # tens of gigabytes are read; a client that asks through the gateway waits two minutes
     second_try_s: float = 0.25  # after a call that no worker listened to
-
-
-@dataclass(frozen=True)
-class BackendOrder:
-    node_id: str
-    accepts: bool  # the worker replies at once and reports later; a LocalAI worker replies when it has finished
-    boot_id: str
-    send: Send
-    asked: BackendRequest
-    build: TargetBuild | None
-    in_place: bool = False  # the running processes have to end before their successors start
-
-    @property
-    def id(self) -> OrderId:
-        return OrderId(self.node_id, self.send.operation, self.send.attempt, self.send.backend)
 
 
 class BackendCalls:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from corral.bus.api import Tokens
 from corral.contract.messages.backends import BackendResult
-from corral.controller.orders.backend_calls import BackendCalls, BackendOrder
+from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import (
     InventoryRead,
     Observation,
@@ -24,7 +24,7 @@ from corral.controller.orders.observations import (
     OrderStillRunning,
     WorkerUnreachable,
 )
-from corral.controller.orders.order import OrderId
+from corral.controller.orders.order import BackendOrder, OrderId
 from corral.kit.errors import CorralError, Unreachable
 from corral.kit.log import get_log
 from corral.kit.tasks import BackgroundTasks

@@ -8,7 +8,8 @@ The plan of `controller/backends` decides a `Send`; the reconciler adds the buil
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from corral.store.records import BackendRequest, OrderKind, TargetBuild
 
 NO_GALLERY_FOR_LOCALAI = "no gallery that a LocalAI worker can read has it"
 
@@ -21,13 +22,6 @@ class OrderId:
     operation: str
     attempt: int
     backend: str = ""  # empty for an order about a replica
-
-
-class OrderKind(StrEnum):
-    INSTALL = "install"
-    FETCH = "fetch"  # the first half of a node-by-node upgrade: the new build is stored beside the current one
-    UPGRADE = "upgrade"
-    DELETE = "delete"
 
 
 @dataclass(frozen=True)
@@ -54,3 +48,18 @@ class Send:
     before: str = ""
     max_parallel: str = ""
     fetched: bool = False  # the build is stored beside the current one already: only the switch is left
+
+
+@dataclass(frozen=True)
+class BackendOrder:
+    node_id: str
+    accepts: bool  # the worker replies at once and reports later; a LocalAI worker replies when it has finished
+    boot_id: str
+    send: Send
+    asked: BackendRequest
+    build: TargetBuild | None
+    in_place: bool = False  # the running processes have to end before their successors start
+
+    @property
+    def id(self) -> OrderId:
+        return OrderId(self.node_id, self.send.operation, self.send.attempt, self.send.backend)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from corral.controller.backends.rules import Origin, Scope, ScopeKind
 from corral.controller.operations.accepting import Accepting
 from corral.controller.operations.requests import OperationKind, make_wish
 from corral.controller.replicas.retry import Trying
@@ -13,7 +12,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest, Origin, Scope, ScopeKind
 
 log = get_log(__name__)
 

@@ -20,7 +20,7 @@ from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.kit.log import get_log
 from corral.kit.tasks import KeyedTasks
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest
 
 log = get_log(__name__)
 

@@ -14,8 +14,8 @@ from corral.contract.labels import selector_of_map
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.contract.models import Definition
 from corral.controller.backends.catalogue import MachineKind
-from corral.controller.backends.rules import Rule, ScopeKind, Unwanted, Wanted, fold, without_overruled
-from corral.controller.backends.world import TargetKey, rule_of
+from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
+from corral.controller.backends.world import TargetKey
 from corral.controller.files.member_uris import is_member, parse_member
 from corral.controller.files.wanted import is_archive, still_meant
 from corral.controller.inventory.installed import find_installed, names_in
@@ -29,7 +29,7 @@ from corral.controller.scheduler.world import Build, BuildState, Memory, Model, 
 from corral.kit.lines import in_short
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import storable
-from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
+from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, ScopeKind
 from corral.store.tables import (
     backend_intents,
     backend_rules,
@@ -46,7 +46,6 @@ from corral.store.tables import (
     process_peaks,
     replicas,
 )
-from corral.store.tables.backend_intents import BackendIntent
 from corral.store.tables.model_files import StoredFile
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import Node
@@ -118,7 +117,7 @@ async def read_all(
     found = [node for node in await nodes.list_(tx) if node.approved and node.node_type in ("", "backend")]
     await _read_models(tx, read, idle_unload_s, memory)
     backends = {model.backend for model in read.models.values()} if curious else _backends_at_stake(read)
-    rules = [rule_of(rule) for rule in await backend_rules.list_live(tx)]
+    rules = await backend_rules.list_live(tx)
     pure = without_overruled(rule for rule in rules if rule.backend in backends)
     nowhere = await _read_missing(tx, pure)
     for node in found:
@@ -211,7 +210,7 @@ def _backends_at_stake(read: Read) -> set[str]:
     return {read.models[name].backend for name in names if name in read.models} - {""}
 
 
-async def _read_missing(tx: Transaction, rules: Sequence[Rule]) -> dict[TargetKey, str]:
+async def _read_missing(tx: Transaction, rules: Sequence[BackendRule]) -> dict[TargetKey, str]:
     """What these rules mean on kinds of machine for which there is no such build, and why."""
     targets = sorted({rule.target for rule in rules if rule.target})
     if not targets:
@@ -248,7 +247,7 @@ def _node(
     node: Node,
     inventory: Inventory | None,
     labels: Mapping[str, str],
-    rules: Sequence[Rule],
+    rules: Sequence[BackendRule],
     backends: set[str],
     find: tuple[FindBuild, FindBuild],
     nowhere: Mapping[TargetKey, str],

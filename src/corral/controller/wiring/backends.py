@@ -8,7 +8,6 @@ from typing import Any
 from corral.bus.api import Bus
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.reconcile import Pace, Reconciler
-from corral.controller.backends.rules import Scope, ScopeKind
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.inventory.collector import Inventories
 from corral.controller.operations.accepting import Accepted, Accepting
@@ -26,7 +25,7 @@ from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.kit.clock import Clock
 from corral.store.engine.transactions import Store
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest, Scope, ScopeKind
 
 
 @dataclass(frozen=True)

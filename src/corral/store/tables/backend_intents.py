@@ -11,46 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
-import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, bindparam, func, select
 
 from corral.store.engine.schema import columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant, among
-
-
-class BackendIntent(msgspec.Struct, frozen=True):
-    node_id: str
-    backend: str
-    kind: str  # install, upgrade, delete
-    stage: str  # waiting, sent, parked, done, idle
-    generation: int  # the rule that asks for it
-    operation_id: str
-    attempt: int  # of the last order
-    updated_at: datetime
-    variant: str = ""
-    digest: str = ""  # what was asked for; once done, what was found
-    failures: int = 0  # in a row
-    reason: str = ""
-    next_try_at: datetime | None = None
-    epoch: int = 0  # of the lease under which the order was sent
-    sent_at: datetime | None = None
-    accepted_at: datetime | None = None
-    boot_id: str = ""  # of the worker that accepted it
-    before: str = ""  # `installed_at` when the order was sent
-    running: bool = False  # no answer came in time: the worker may be at it
-    answered: bool = False  # the worker says it is done
-    switch_failed: bool = False  # the last failure was not merely one of fetching
-
+from corral.store.engine.types import Choice, Instant, among, storable
+from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 table = Table(
     "backend_intents",
     metadata,
     Column("node_id", Text, ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True),
     Column("backend", Text, primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("stage", Text, nullable=False),
+    Column("kind", Choice(OrderKind), nullable=False),
+    Column("stage", Choice(IntentStage), nullable=False),
     Column("generation", BigInteger, nullable=False, index=True),
     Column("operation_id", Text, nullable=False),
     Column("attempt", BigInteger, nullable=False),
@@ -108,7 +84,16 @@ async def lock_operation(tx: Transaction, operation_id: str) -> list[BackendInte
 
 async def put(tx: Transaction, intents: Iterable[BackendIntent]) -> None:
     """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
-    await tx.execute_many(_PUT, [columns_of(intent) for intent in intents])
+    await tx.execute_many(_PUT, [_columns(intent) for intent in intents])
+
+
+def _columns(intent: BackendIntent) -> dict[str, Any]:
+    """Nodes report some of the texts."""
+    return columns_of(intent) | {
+        "digest": storable(intent.digest, 512),
+        "reason": storable(intent.reason),
+        "before": storable(intent.before, 512),
+    }
 
 
 async def list_sent_to(tx: Transaction, node_ids: Sequence[str]) -> set[str]:

@@ -5,43 +5,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Table, Text, bindparam, select, update
 from sqlalchemy import delete as delete_from
 
 from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant, Json, now
-
-
-class BackendRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was asked for, whole: enough to look its build up again for a node that comes later."""
-
-    backend: str  # as the gallery knows it, or the name given with a uri
-    uri: str = ""
-    alias: str = ""
-    galleries: str = ""  # JSON, when the request brought its own
-    gallery: str = ""  # when it named one: gallery@backend
-    pinned: bool = False  # the builds that are stored are all there is: nothing newer may be looked up for it
-
-
-class BackendRule(msgspec.Struct, frozen=True):
-    generation: int
-    operation_id: str
-    scope_kind: str  # all, selector, node
-    scope_value: str
-    backend: str
-    want: str  # present, absent, upgraded
-    target: str  # of `backend_targets`; empty for absent
-    created_at: datetime
-    request: BackendRequest
-    origin: str = "person"  # person, load
-    force: bool = False
-    max_parallel: str = ""  # of an upgrade's switches: 25%, 3; empty = all at once
-    excluded: tuple[str, ...] = ()  # node ids
-    withdrawn_at: datetime | None = None
-
+from corral.store.engine.types import Choice, Instant, Json, now
+from corral.store.records import BackendRequest, BackendRule, Origin, ScopeKind, Want
 
 table = Table(
     "backend_rules",
@@ -49,14 +20,14 @@ table = Table(
     # Numbered by the counter of `revisions`, whose row is held until the commit: the order is that of the commits.
     Column("generation", BigInteger, primary_key=True, autoincrement=False),
     Column("operation_id", Text, nullable=False, index=True),
-    Column("scope_kind", Text, nullable=False),
+    Column("scope_kind", Choice(ScopeKind), nullable=False),
     Column("scope_value", Text, nullable=False),
     Column("backend", Text, nullable=False, index=True),
-    Column("want", Text, nullable=False),
+    Column("want", Choice(Want), nullable=False),
     Column("target", Text, nullable=False),
     Column("created_at", Instant, nullable=False),
     Column("asked", Json[BackendRequest](BackendRequest), key="request", nullable=False),
-    Column("origin", Text, nullable=False),
+    Column("origin", Choice(Origin), nullable=False),
     Column("force", Boolean, nullable=False),
     Column("max_parallel", Text, nullable=False),
     Column("excluded", Json[tuple[str, ...]](tuple[str, ...]), nullable=False),

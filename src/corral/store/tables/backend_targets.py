@@ -4,45 +4,15 @@ the same build, whoever joins later and whatever the gallery says by then."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
-import msgspec
 from sqlalchemy import Column, Table, Text, bindparam, select
 from sqlalchemy import delete as delete_from
 
-from corral.contract.manifest import Manifest
-from corral.contract.sources import Source
 from corral.store.engine.schema import columns_of, insert_whole, metadata, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
+from corral.store.records import BackendTarget, TargetBuild
 from corral.store.tables import backend_rules
-
-
-class TargetBuild(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an order needs, as it travels."""
-
-    variant: str  # the concrete build's own name
-    digest: str = ""  # what the inventory must show; empty = nobody could say beforehand
-    version: str = ""
-    alias: str = ""
-    gallery_url: str = ""
-    sources: tuple[Source, ...] = ()
-    manifest: Manifest | None = None
-    size_bytes: int = 0  # to fetch; 0 = unknown
-    note: str = ""  # why it is not the machine's own kind of build, for people
-
-
-class BackendTarget(msgspec.Struct, frozen=True):
-    """One target on one kind of node: its build, or why there is none."""
-
-    id: str
-    capability: str
-    platform: str  # os/arch; empty = the node does not tell
-    python: str  # the same; wheels are locked for it
-    resolved_at: datetime
-    build: TargetBuild | None = None
-    reason: str = ""  # why there is none
-
 
 table = Table(
     "backend_targets",

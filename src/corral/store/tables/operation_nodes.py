@@ -4,42 +4,15 @@ has ended; progress is written here about once a second, and travels faster by t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from typing import Any
 
-import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Table, Text, and_, bindparam, func, select
 
 from corral.store.engine.schema import NameText, columns_of, metadata, records, upsert_whole
 from corral.store.engine.transactions import Transaction
-from corral.store.engine.types import Instant, Real, among
+from corral.store.engine.types import Choice, Instant, Real, among, storable
+from corral.store.records import CONTROLLER, ENDED, OperationNode, OperationNodeStatus
 from corral.store.tables import nodes, operations
-
-CONTROLLER = "controller"  # instead of a node's id, where the work is the controllers' own
-ENDED = ("success", "skipped", "superseded", "withdrawn", "cancelled")
-
-
-class OperationNode(msgspec.Struct, frozen=True, gc=False):
-    operation_id: str
-    node_id: str  # of a node that may be gone by now, or CONTROLLER
-    node_name: str
-    status: str
-    updated_at: datetime
-    reason: str = ""
-    phase: str = ""
-    file_name: str = ""
-    percentage: float = 0.0
-    current_bytes: int = 0
-    total_bytes: int = 0
-    rate: float = 0.0
-    attempt: int = 0
-    seq: int = 0
-    failures: int = 0
-    next_try_at: datetime | None = None
-    waits: bool = False
-    variant: str = ""
-    version: str = ""
-    digest: str = ""
-
 
 table = Table(
     "operation_nodes",
@@ -47,7 +20,7 @@ table = Table(
     Column("operation_id", Text, ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True),
     Column("node_id", Text, primary_key=True, index=True),
     Column("node_name", NameText, nullable=False),
-    Column("status", Text, nullable=False),
+    Column("status", Choice(OperationNodeStatus), nullable=False),
     Column("updated_at", Instant, nullable=False),
     Column("reason", Text, nullable=False),
     Column("phase", Text, nullable=False),
@@ -67,7 +40,7 @@ table = Table(
 )
 
 # Not `not_in`, whose list is written out anew for every row of a put.
-_NOT_ENDED = and_(*(table.c.status != status for status in ENDED))
+_NOT_ENDED = and_(*(table.c.status != status for status in sorted(ENDED)))
 _PUT = upsert_whole(table, where=_NOT_ENDED)
 _OF = select(table).where(among(table.c.operation_id, "ids")).order_by(table.c.operation_id, table.c.node_name)
 _OF_ONE = select(table).where(table.c.operation_id == bindparam("id")).order_by(table.c.node_name)
@@ -95,7 +68,17 @@ _OPEN_ON = _OPEN.where(among(table.c.node_id, "node_ids"))
 
 async def put(tx: Transaction, rows: Iterable[OperationNode]) -> None:
     """Whole rows, new or changed; one that has ended stays so. Raises `Conflict` when the operation is gone."""
-    await tx.execute_many(_PUT, [columns_of(row) for row in rows])
+    await tx.execute_many(_PUT, [_columns(row) for row in rows])
+
+
+def _columns(row: OperationNode) -> dict[str, Any]:
+    """Nodes report some of the texts."""
+    return columns_of(row) | {
+        "reason": storable(row.reason),
+        "phase": storable(row.phase, 64),
+        "file_name": storable(row.file_name, 512),
+        "digest": storable(row.digest, 512),
+    }
 
 
 async def list_(tx: Transaction, operation_id: str) -> list[OperationNode]:

@@ -14,7 +14,7 @@ from corral.kit.errors import NotFound
 from corral.store.engine.schema import columns_of, insert_whole, metadata, record, records
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, Json, among
-from corral.store.tables.backend_rules import BackendRequest
+from corral.store.records import BackendRequest
 
 
 class StoredRequest(msgspec.Struct, frozen=True, omit_defaults=True):
