@@ -195,7 +195,7 @@ class Controller:
         """As kill -9 ends it: from here on nothing it does reaches anybody."""
         self.alive = False
         self._gone.set()
-        self.bus.hushed = True
+        self.bus.frozen = True
 
     async def bury(self) -> None:
         """What is left of it in memory goes."""

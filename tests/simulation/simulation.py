@@ -213,7 +213,7 @@ class Simulation:
             self.note(name, "is killed")
             worker = self.workers[name]
             if worker.bus is not None:
-                worker.bus.hushed = True
+                worker.bus.frozen = True
             if worker.stall is not None:
                 worker.stall.die()
             task.cancel()
@@ -344,7 +344,7 @@ class Simulation:
         self.catalogue.away = self.files.away = False
         self.files.fails = 0.0
         for bus in self.buses():
-            if bus.hushed:  # what was sent meanwhile is lost, so it never just goes on: it is found silent and replaced
+            if bus.frozen:  # what was sent meanwhile is lost, so it never just goes on: it is found silent and replaced
                 bus.lose_connection("found silent")
             bus.restore_connection()
         for name, controller in list(self.controllers.items()):
@@ -396,7 +396,7 @@ class _Hub(LocalHub):
 
     def route(self, sender: LocalBus, subject: str, payload: bytes, reply: str) -> None:
         if not subject.endswith(".heartbeat"):
-            self._simulation.note(sender.name, "says", subject, crc32(payload), "unheard" if sender.hushed else "")
+            self._simulation.note(sender.name, "says", subject, crc32(payload), "unheard" if sender.frozen else "")
         super().route(sender, subject, payload, reply)
 
 

@@ -189,9 +189,9 @@ def test_no_such_order_is_no_proof_either(template: Path) -> None:
         await deleted.wait()
         controller = house.controllers["c0"]
         assert controller is not None
-        controller.bus.hushed = True  # nobody hears how it ended
+        controller.bus.frozen = True  # nobody hears how it ended
         await asyncio.sleep(2)
-        controller.bus.hushed = False
+        controller.bus.frozen = False
         await ask(house, "install")
         await asyncio.sleep(3)
 

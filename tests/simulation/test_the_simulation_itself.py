@@ -24,6 +24,7 @@ from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import lifecycle as life
 from corral.controller.scheduler import evict, place
 from corral.controller.scheduler.world import ReplicaState
+from corral.store.engine.schema import upsert_whole
 from corral.store.records import IntentStage
 from corral.store.tables.nodes import Heartbeat
 from corral.worker.agent.replica_orders import ReplicaOrders
@@ -82,10 +83,10 @@ def test_no_timer_of_a_fault_outlives_the_time_of_trouble(template: Path, fault:
         house.heal()
         since = [bus.connected_since for bus in buses]
         for bus in buses:
-            bus.hushed = True
+            bus.frozen = True
         house.store_luck.away = True
         await asyncio.sleep(100)
-        is_as_healed = [bus.connected_since for bus in buses] == since and all(bus.hushed for bus in buses)
+        is_as_healed = [bus.connected_since for bus in buses] == since and all(bus.frozen for bus in buses)
         seen.append((is_as_healed, house.store_luck.away))
 
     simulate(0, template, chaos=story)
@@ -145,18 +146,10 @@ def test_a_row_written_after_its_end_is_noticed(template: Path) -> None:
 
     said = break_something(
         template,
-        mock.patch.object(operation_nodes, "_PUT", _without_where(operation_nodes)),
+        mock.patch.object(operation_nodes, "_PUT", upsert_whole(operation_nodes.table)),
         mock.patch.object(live, "merge_tick", lambda row, tick: structs.replace(row, seq=tick.seq, phase=tick.phase)),
     )
     assert "had ended as" in said or "went back" in said
-
-
-def _without_where(module: Any) -> Any:
-    columns = [column.name for column in module.table.columns if not column.primary_key]
-    return module._INSERT.on_conflict_do_update(
-        index_elements=list(module.table.primary_key.columns),
-        set_={name: module._INSERT.excluded[name] for name in columns},
-    )
 
 
 def test_an_outage_taken_for_the_death_of_all_is_noticed(template: Path) -> None:
@@ -169,7 +162,7 @@ def test_an_outage_taken_for_the_death_of_all_is_noticed(template: Path) -> None
         await asyncio.sleep(60)
         for worker in house.workers.values():
             assert worker.bus is not None
-            worker.bus.hushed = True
+            worker.bus.frozen = True
         await asyncio.sleep(200)
 
     simulate(0, template, chaos=cut)

@@ -183,7 +183,7 @@ class Trials:
         self._house.bus_trouble_at = self._house.loop.time()
         worker.silent = silent
         if worker.bus is not None:
-            worker.bus.hushed = silent
+            worker.bus.frozen = silent
 
     # Processes nobody wants.
 

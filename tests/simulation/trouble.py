@@ -61,7 +61,7 @@ class Trouble:
         if chance.random() < 0.8:
             house.hub.faults = Faults(
                 drop=chance.choice((0.0, 0.02, 0.1, 0.3)),
-                double=chance.choice((0.0, 0.05, 0.2)),
+                duplicate=chance.choice((0.0, 0.05, 0.2)),
                 delay_s=(0.0, chance.choice((0.0, 0.05, 0.5, 3.0))),
             )
         house.luck.fails = house.files.fails = chance.choice((0.0, 0.1, 0.4))
@@ -146,7 +146,7 @@ class Trouble:
             return
         self.house.note(bus.name, "falls silent")
         self.house.bus_trouble_at = self.house.loop.time()
-        bus.hushed = True
+        bus.frozen = True
         self.house.while_failing(self.chance.uniform(1, 60), lambda: self._found_silent(bus))
 
     def _some_bus(self) -> LocalBus | None:

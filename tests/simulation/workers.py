@@ -180,7 +180,7 @@ class Worker:
                     await self.beat()
                     await self.pause()
         finally:
-            bus.hushed = True
+            bus.frozen = True
             if self.bus is bus:  # what is left of a life that was cut off may outlast the beginning of the next
                 self.bus = self._tasks = None
             await bus.close()

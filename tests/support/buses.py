@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from corral.bus.api import Bus, FixedCredentials
 from corral.bus.auth import MintedUser, user_jwt
+from corral.bus.handler_queue import QueueLimits
 from corral.bus.jwt import derive_seed, public_key
-from corral.bus.lanes import LaneLimits
 from corral.bus.local import LocalHub
 from corral.bus.nats import NatsBus
 from corral.bus.permissions import Permissions, inbox_prefix
@@ -28,7 +28,9 @@ class Yard(ABC):
     kind: str
 
     @abstractmethod
-    async def join(self, name: str, *, permissions: Permissions | None = None, limits: LaneLimits | None = None) -> Bus:
+    async def join(
+        self, name: str, *, permissions: Permissions | None = None, limits: QueueLimits | None = None
+    ) -> Bus:
         """Connected. Without permissions it may do everything."""
 
     @abstractmethod
@@ -36,7 +38,7 @@ class Yard(ABC):
         """Break its connection; it stays broken."""
 
     @abstractmethod
-    def hush(self, name: str) -> None:
+    def freeze(self, name: str) -> None:
         """Lose all it sends and receives without telling anybody."""
 
     @abstractmethod
@@ -50,14 +52,16 @@ class LocalYard(Yard):
         self._stack = stack
         self._hub = LocalHub(SystemClock(), seed=1)
 
-    async def join(self, name: str, *, permissions: Permissions | None = None, limits: LaneLimits | None = None) -> Bus:
+    async def join(
+        self, name: str, *, permissions: Permissions | None = None, limits: QueueLimits | None = None
+    ) -> Bus:
         return await self._stack.enter_async_context(self._hub.join(name, permissions=permissions, limits=limits))
 
     async def cut(self, name: str) -> None:
         self._hub.cut(name)
 
-    def hush(self, name: str) -> None:
-        self._hub.hush(name)
+    def freeze(self, name: str) -> None:
+        self._hub.freeze(name)
 
     async def heal(self, name: str) -> None:
         self._hub.heal(name)
@@ -71,7 +75,9 @@ class NatsYard(Yard):
         self._server = server
         self._cables: dict[str, Cable] = {}
 
-    async def join(self, name: str, *, permissions: Permissions | None = None, limits: LaneLimits | None = None) -> Bus:
+    async def join(
+        self, name: str, *, permissions: Permissions | None = None, limits: QueueLimits | None = None
+    ) -> Bus:
         cable = Cable(urlsplit(self._server.url).port or 0)
         self._cables[name] = await self._stack.enter_async_context(cable)
         user = self._mint(name, permissions)
@@ -79,7 +85,7 @@ class NatsYard(Yard):
             [cable.url],
             FixedCredentials(user.credentials()),
             inbox_prefix=user.inbox,
-            settings=quick_settings(lanes=limits, ping_interval_s=1.0, ping_timeout_s=2.0),
+            settings=quick_settings(queues=limits, ping_interval_s=1.0, ping_timeout_s=2.0),
         )
         await self._stack.enter_async_context(bus)
         await bus.wait_connected(WAIT_S)
@@ -88,8 +94,8 @@ class NatsYard(Yard):
     async def cut(self, name: str) -> None:
         await self._cables[name].cut()
 
-    def hush(self, name: str) -> None:
-        self._cables[name].hush()
+    def freeze(self, name: str) -> None:
+        self._cables[name].freeze()
 
     async def heal(self, name: str) -> None:
         await self._cables[name].heal()

@@ -26,10 +26,10 @@ from corral.bus.auth import (
     mint_service_credentials,
     mint_system_credentials,
 )
+from corral.bus.connection import ConnectionTimeouts
 from corral.bus.embedded import EmbeddedServer, ServerSettings, ServerTls
+from corral.bus.handler_queue import QueueLimits
 from corral.bus.keys import load_or_create_keys
-from corral.bus.lanes import LaneLimits
-from corral.bus.link import LinkTimes
 from corral.bus.nats import NatsBus, NatsSettings
 from corral.bus.revocation import push_account
 from tests.support.processes import free_port, kept_port
@@ -42,17 +42,17 @@ def quick_settings(
     ping_interval_s: float = 5.0,
     ping_timeout_s: float = 5.0,
     connect_timeout_s: float = 5.0,
-    lanes: LaneLimits | None = None,
+    queues: QueueLimits | None = None,
 ) -> NatsSettings:
     """As in production, with short retries."""
     return NatsSettings(
-        link=LinkTimes(
+        connection=ConnectionTimeouts(
             connect_timeout_s=connect_timeout_s,
             ping_interval_s=ping_interval_s,
             ping_timeout_s=ping_timeout_s,
             close_timeout_s=1.0,
         ),
-        lanes=lanes or LaneLimits(),
+        queues=queues or QueueLimits(),
         retry_first_s=0.02,
         retry_cap_s=0.2,
         close_grace_s=1.0,
@@ -188,7 +188,7 @@ class Cable:
         for writer in tuple(self._writers):
             writer.transport.abort()
 
-    def hush(self) -> None:
+    def freeze(self) -> None:
         self._passing.clear()
 
     async def heal(self) -> None:

@@ -1,8 +1,8 @@
-"""What the rest of the house may count on when it speaks on the bus. No NATS in here.
+"""The bus as other packages see it: calls, events, subscriptions, credentials. Nothing here depends on NATS.
 
-Handlers get decoded messages only. An exception in a handler is logged and never ends its subscription. Queues are
-bounded: when an event's queue is full the oldest waiting message goes (the newest says more), when a call's queue is
-full the new caller is told "busy". Losing an event costs latency, never state.
+Handlers receive decoded messages only. An exception in a handler is logged and never ends its subscription. Queues are
+bounded: a full event queue drops its oldest message (the newest is more useful), a full call queue answers the new
+caller with "busy". A lost event costs latency, never state.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol, TypeVar
 from corral.contract.codec import Message
 from corral.contract.subjects import Call, Event
 
-Asked = TypeVar("Asked", bound=Message)
-Answered = TypeVar("Answered", bound=Message)
-Told = TypeVar("Told", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+EventT = TypeVar("EventT", bound=Message)
 
 Tokens = Mapping[str, str]  # the named parts of a subject, e.g. {"node": "…"}
-EventHandler = Callable[[Told, Tokens], Awaitable[None]]
-CallHandler = Callable[[Asked, Tokens], Awaitable[Answered]]
+EventHandler = Callable[[EventT, Tokens], Awaitable[None]]
+CallHandler = Callable[[RequestT, Tokens], Awaitable[ReplyT]]
 BytesHandler = Callable[[bytes, Tokens], Awaitable[None]]
 
 MAX_PAYLOAD_BYTES = 512 * 1024  # the server's own limit is 1 MiB and closes the connection
@@ -30,52 +30,52 @@ MAX_PAYLOAD_BYTES = 512 * 1024  # the server's own limit is 1 MiB and closes the
 class Subscription(Protocol):
     @property
     def dropped(self) -> int:
-        """Messages that were not handled because the handler was too slow."""
+        """How many messages were not handled because the handler was too slow."""
 
     async def unsubscribe(self) -> None:
-        """No handler starts after this; those that run go on to their end. Twice is fine."""
+        """No handler starts after this; running handlers finish. A second call does nothing."""
 
 
 class Bus(Protocol):
     async def call(
-        self, call: Call[Asked, Answered], request: Asked, /, *, timeout_s: float, **tokens: str
-    ) -> Answered:
-        """Ask and wait for the answer.
+        self, call: Call[RequestT, ReplyT], request: RequestT, /, *, timeout_s: float, **tokens: str
+    ) -> ReplyT:
+        """Send a request and wait for the reply.
 
-        `Unavailable`: we are not connected, nothing was sent. `Unreachable`: nobody listens there, nothing happened.
-        `OutcomeUnknown`: no answer in time. `Failed`: an answer that cannot be read. `Denied`: the bus does not let
-        us ask. `Invalid`: the request is too large. An answer that says no is an answer: read its fields.
+        Raises `Unavailable` (not connected, nothing was sent), `Unreachable` (no process subscribes to it, nothing
+        happened), `OutcomeUnknown` (no reply in time), `Failed` (the reply cannot be read), `Denied` (no permission) or
+        `Invalid` (the request is too large). A reply that reports a refusal is a reply: read its fields.
         """
 
-    async def publish(self, event: Event[Told], message: Told, /, **tokens: str) -> None:
-        """Tell whoever listens. `Unavailable` when not connected: nothing is kept for later."""
+    async def publish(self, event: Event[EventT], message: EventT, /, **tokens: str) -> None:
+        """Send to all subscribers. Raises `Unavailable` when not connected: nothing is kept for later."""
 
     async def subscribe(
-        self, event: Event[Told], handler: EventHandler[Told], /, *, queue: str = "", **tokens: str
+        self, event: Event[EventT], handler: EventHandler[EventT], /, *, queue: str = "", **tokens: str
     ) -> Subscription:
-        """Hear an event, one message at a time, in order. Tokens not given match anything.
+        """Receive an event, one message at a time, in order. Tokens not given match anything.
 
-        Once this returns, messages published from then on arrive. With the bus away it returns at once and takes
-        effect when the bus is back. `Denied`: the bus does not let us hear this. Among subscribers with the same
-        `queue`, one hears each message. A payload that cannot be read is logged and reaches no handler.
+        Once this returns, messages published from then on arrive. While the bus is not connected it returns at once and
+        takes effect after the reconnect. Raises `Denied` without the permission. Among subscribers with the same
+        `queue`, one receives each message. A payload that cannot be read is logged and reaches no handler.
         """
 
     async def subscribe_bytes(
-        self, event: Event[Told], handler: BytesHandler, /, *, queue: str = "", **tokens: str
+        self, event: Event[EventT], handler: BytesHandler, /, *, queue: str = "", **tokens: str
     ) -> Subscription:
-        """The same for a handler that must see every payload as it came, readable or not."""
+        """The same for a handler that needs every payload as bytes, readable or not."""
 
     async def serve(
         self,
-        call: Call[Asked, Answered],
-        handler: CallHandler[Asked, Answered],
+        call: Call[RequestT, ReplyT],
+        handler: CallHandler[RequestT, ReplyT],
         /,
         *,
         concurrency: int = 1,
         queue: str = "",
         **tokens: str,
     ) -> Subscription:
-        """Answer calls. `concurrency=1` answers one after the other; more runs that many at once, the rest waits.
+        """Answer calls. At most `concurrency` handlers run at once; further requests wait.
 
         A request that cannot be read is answered `invalid request: …`; a handler's `CorralError` by its message, any
         other exception by `internal error`, all in the reply's `error` field.
@@ -83,39 +83,39 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Connected, with every subscription in place."""
+        """Whether the bus is connected, with every subscription in place."""
 
     @property
     def connected_since(self) -> float | None:
-        """The monotonic second since when that has held without a gap. Renewing credentials is no gap."""
+        """The monotonic time since when `connected` is true without a gap. A renewal of credentials is no gap."""
 
     async def wait_connected(self, timeout_s: float) -> None:
-        """`Unavailable`, with the reason of the last failure, when it takes longer."""
+        """Raises `Unavailable`, with the reason of the last failure, after `timeout_s`."""
 
     def on_change(self, callback: Callable[[bool], None], /) -> Callable[[], None]:
-        """Be told when `connected` changes. Returns the function that ends it."""
+        """Call `callback` when `connected` changes. Returns a function that removes the callback."""
 
 
 @dataclass(frozen=True)
 class BusCredentials:
-    """What to show the server: a token with its seed, or a plain user with a password, or nothing at all."""
+    """Credentials for the server: a token with its seed, or a user with a password, or nothing."""
 
     jwt: str = field(default="", repr=False)
     seed: str = field(default="", repr=False)
-    expires_in_s: float | None = None  # from the moment they were handed over; None = for ever
+    expires_in_s: float | None = None  # from the moment they were received; None = they do not expire
     user: str = ""
     password: str = field(default="", repr=False)
 
 
 class CredentialSource(Protocol):
     async def current(self) -> BusCredentials:
-        """The best credentials there are now. Asked at every connect and when the last ones near their end, so a
-        source that fetches does it here. May raise `CorralError`: it is asked again later."""
+        """The current credentials. Called at every connect and before the last ones expire, so a source that fetches
+        credentials does it here. May raise `CorralError`: the bus calls it again later."""
 
 
 @dataclass(frozen=True)
 class FixedCredentials:
-    """A source that always gives the same."""
+    """A source whose credentials never change."""
 
     credentials: BusCredentials = BusCredentials()
 
@@ -125,9 +125,9 @@ class FixedCredentials:
 
 @dataclass(frozen=True)
 class BusTls:
-    """What TLS goes by. With one of these given the connection is encrypted or does not come about."""
+    """TLS settings of the connection. With any `BusTls` the connection is encrypted or fails."""
 
     ca: Path | None = None
-    ca_pem: str = ""  # the same as text, as a controller hands it out; with neither, the system's roots
+    ca_pem: str = ""  # the same as text, as a controller sends it; with neither, the system's roots
     certificate: Path | None = None
     key: Path | None = None

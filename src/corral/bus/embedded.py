@@ -1,7 +1,7 @@
 """Our own nats-server: find the binary, write its configuration, run it.
 
-`prepare_server` only writes files and returns the command, for whoever supervises processes (`corral up`).
-`EmbeddedServer` runs it as a child that dies with us. Keys come from `keys.py`; the account's revocations are pushed
+`prepare_server` only writes files and returns the command, for a supervisor (`corral up`). `EmbeddedServer` runs it as
+a child that ends with this process. Keys come from `keys.py`; the account's revocations are pushed
 later by `revocation.py` and live in the server's own folder, which is why an account file that exists is kept.
 """
 
@@ -43,7 +43,7 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    folder: Path  # ours alone: nats.conf, jwt/, the log
+    folder: Path  # of this server alone: nats.conf, jwt/, the log
     host: str = "127.0.0.1"
     port: int = 4222
     tls: ServerTls | None = None
@@ -54,7 +54,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class PreparedServer:
-    """All a supervisor needs. `server_name` is fresh each time: it tells our server from somebody else's."""
+    """What a supervisor needs. `server_name` is new each time: it distinguishes our server from any other."""
 
     argv: tuple[str, ...]
     config: Path
@@ -69,7 +69,7 @@ class PreparedServer:
 
 
 def prepare_server(settings: ServerSettings, keys: BusKeys, *, now: datetime | None = None) -> PreparedServer:
-    """Check the port, write the files, say what to run. Blocking, a few milliseconds and one `--version`."""
+    """Check the port, write the files, return the command. Blocking: a few milliseconds and one `--version`."""
     binary = find_nats_server()
     check_port_is_free(settings.host, settings.port)
     make_private_folder(settings.folder)
@@ -123,7 +123,7 @@ def render_config(settings: ServerSettings, keys: BusKeys, server_name: str, pid
 
 
 def check_port_is_free(host: str, port: int) -> None:
-    """`Conflict`, in one line, before a child fails somewhere in a log."""
+    """Raise `Conflict` with a clear reason, instead of letting the server fail with a line in its log."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +135,7 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 class EmbeddedServer:
-    """`async with EmbeddedServer(settings, keys) as server`: ready when entered, gone when left."""
+    """`async with EmbeddedServer(settings, keys) as server`: the server runs inside the block."""
 
     def __init__(self, settings: ServerSettings, keys: BusKeys) -> None:
         self._settings = settings
@@ -184,7 +184,7 @@ class EmbeddedServer:
         log.info("bus server ready", url=self.url, pid=self._process.pid)
 
     async def stop(self) -> None:
-        """Terminate, then kill after the timeout. Fine when it is gone already."""
+        """Terminate, then kill after the timeout. Does nothing when the server has ended."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -197,7 +197,7 @@ class EmbeddedServer:
         self._process = None
 
     async def kill(self) -> None:
-        """As -9 would."""
+        """Send SIGKILL."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
@@ -212,7 +212,7 @@ class EmbeddedServer:
         assert process is not None
         try:
             async with asyncio.timeout(self._settings.ready_timeout_s):
-                while not await _answers(prepared):
+                while not await _is_ready(prepared):
                     if process.returncode is not None:
                         raise Failed(f"nats-server ended with {process.returncode}: {_last_line(output)}")
                     await asyncio.sleep(0.02)
@@ -221,15 +221,15 @@ class EmbeddedServer:
             raise Failed(f"nats-server was not ready within {waited:g} s: {_last_line(output)}") from error
 
 
-async def _answers(prepared: PreparedServer) -> bool:
-    """True when the server we just started, and no other, says hello on the port."""
+async def _is_ready(prepared: PreparedServer) -> bool:
+    """Whether the server that was just started, and no other, sends its INFO on the port."""
     try:
         reader, writer = await asyncio.open_connection(prepared.host, prepared.port)
     except OSError:
         return False
     try:
-        hello = await reader.readline()
-        info = json.loads(hello.removeprefix(b"INFO "))
+        info_line = await reader.readline()
+        info = json.loads(info_line.removeprefix(b"INFO "))
         return bool(info.get("server_name") == prepared.server_name)
     except (OSError, ValueError):
         return False
@@ -240,7 +240,7 @@ async def _answers(prepared: PreparedServer) -> bool:
 
 
 def _seed_accounts(folder: Path, keys: BusKeys, now: datetime) -> None:
-    """The accounts a server needs before anybody can push one. One that is there holds revocations: it stays."""
+    """Write the accounts that a server needs at its start. An existing file holds revocations and is kept."""
     for name, key in (("corral", keys.account), ("system", keys.system_account)):
         file = folder / f"{key}.jwt"
         if _is_account(read_text(file), key):
@@ -281,4 +281,4 @@ def _last_line(output: Path) -> str:
         lines = output.read_text(errors="replace").strip().splitlines()
         if lines:
             return lines[-1]
-    return f"see {output.name}" if os.path.exists(output) else "it said nothing"
+    return f"see {output.name}" if os.path.exists(output) else "no output"

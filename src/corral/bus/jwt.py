@@ -1,6 +1,6 @@
 """Keys and tokens of NATS' decentralised auth, without `nsc`: seeds, public keys, signed claims.
 
-Pure: randomness and time are handed in. What the claims say is `auth.py`'s business.
+Pure: the caller passes randomness and time. `auth.py` decides what the claims say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KeyKind(IntEnum):
 
 
 class BadKey(ValueError):
-    """The text is no seed, no token, or one of the wrong kind. The message never holds the text itself."""
+    """The text is not a seed or token, or has the wrong kind. The message never contains the text itself."""
 
 
 def new_seed(kind: KeyKind, random_bytes: Callable[[int], bytes]) -> str:
@@ -40,10 +40,10 @@ def seed_from_bytes(kind: KeyKind, raw: bytes) -> str:
 
 
 def derive_seed(parent_seed: str, *purpose: str) -> str:
-    """A user's seed that follows from its account's seed and its name, so that nobody has to store it.
+    """A user's seed, derived from its account's seed and its name, so that it need not be stored.
 
-    Whoever holds the account seed can sign any user anyway, so this gives away nothing; and it makes the public key
-    to revoke a function of the name.
+    The holder of the account seed can sign any user anyway, so this reveals nothing; and the public key to revoke
+    follows from the name.
     """
     _, raw = _decode_seed(parent_seed)
     label = "\0".join(("corral bus user", *purpose)).encode()
@@ -78,7 +78,7 @@ def encode_token(claims: Mapping[str, Any], issuer_seed: str) -> str:
 
 
 def decode_claims(token: str) -> dict[str, Any]:
-    """What a token says. The signature is not checked: the server does that."""
+    """The claims of a token. The signature is not checked: the server does that."""
     try:
         _, body, _ = token.split(".")
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))

@@ -1,4 +1,4 @@
-"""The bus's keys on disk: made once, 0600, in a folder of their own. What they mean is `auth.py`'s business."""
+"""The bus's keys on disk: made once, mode 0600, in a folder of their own. `auth.py` defines and uses them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _KINDS = {
 def load_or_create_keys(folder: Path, now: datetime, *, random_bytes: Callable[[int], bytes] = os.urandom) -> BusKeys:
     """The keys in `folder`, or new ones where there are none at all.
 
-    A folder with some of them is refused: filling the gap with a fresh key would silently lock every node out.
+    A folder with only some of them is refused: a new key in place of a missing one would lock every node out.
     """
     found = {name: read_text(folder / file) for name, file in file_names().items()}
     if not any(found.values()):
         return _create(folder, BusKeys.generate(random_bytes, now))
     missing = [file for name, file in file_names().items() if not found[name]]
     if missing:
-        raise Invalid(f"{folder} lacks {', '.join(missing)}: restore it, or remove the folder to start afresh")
+        raise Invalid(f"{folder} lacks {', '.join(missing)}: restore it, or remove the folder to start with new keys")
     keys = BusKeys(**{name: text or "" for name, text in found.items()})
     for name, kind in _KINDS.items():
         try:

@@ -1,8 +1,8 @@
-"""The bus without a server: participants of one process meet in a hub. For tests and the simulation.
+"""The bus without a server: participants of one process exchange messages through a hub. For tests and the simulation.
 
 It behaves as NATS does (order per connection, queue groups, no responders, permissions) and can misbehave on request:
-lost, doubled and delayed messages, participants cut off with or without their knowledge. Time comes from the clock it
-is given, chance from the seed: the same seed and the same steps give the same run.
+lost, duplicated and delayed messages, participants disconnected with or without notice. Time comes from the given
+clock, randomness from the seed: the same seed and the same steps give the same run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from corral.bus.core import BusCore, Registration
-from corral.bus.lanes import Delivery, LaneLimits
-from corral.bus.matching import matches
-from corral.bus.permissions import Permissions, inbox_prefix
+from corral.bus.handler_queue import Delivery, QueueLimits
+from corral.bus.permissions import Permissions, inbox_prefix, matches
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Denied, Unavailable
 from corral.kit.log import get_log
@@ -33,12 +32,12 @@ class Faults:
     """Chances per delivery, from 0 to 1; a delivery is one message on its way to one receiver."""
 
     drop: float = 0.0
-    double: float = 0.0
+    duplicate: float = 0.0
     delay_s: tuple[float, float] = (0.0, 0.0)  # from, to
 
 
 class LocalHub:
-    """What the server is for NATS."""
+    """Stands for the NATS server."""
 
     def __init__(self, clock: Clock, *, seed: int = 0, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
@@ -47,13 +46,13 @@ class LocalHub:
         self._members: dict[str, LocalBus] = {}
         self._joined = 0
 
-    def join(self, name: str, *, permissions: Permissions | None = None, limits: LaneLimits | None = None) -> LocalBus:
+    def join(self, name: str, *, permissions: Permissions | None = None, limits: QueueLimits | None = None) -> LocalBus:
         """A participant under a name of its own. Without permissions it may do everything."""
         if name in self._members:
             raise Conflict(f"{name} is on the bus already")
         self._joined += 1
         inbox = f"{inbox_prefix(name)}.{self._joined}"
-        bus = LocalBus(self, self._clock, name, inbox, permissions, limits or LaneLimits())
+        bus = LocalBus(self, self._clock, name, inbox, permissions, limits or QueueLimits())
         self._members[name] = bus
         return bus
 
@@ -62,23 +61,23 @@ class LocalHub:
             del self._members[bus.name]
 
     def cut(self, name: str) -> None:
-        """The connection breaks and everybody knows."""
+        """Close the participant's connection; it notices."""
         self._members[name].lose_connection("cut off")
 
-    def hush(self, name: str) -> None:
-        """The connection goes silent and nobody knows: what is sent either way vanishes."""
-        self._members[name].hushed = True
+    def freeze(self, name: str) -> None:
+        """The participant neither sends nor receives, and does not notice."""
+        self._members[name].frozen = True
 
     def heal(self, name: str) -> None:
         self._members[name].restore_connection()
 
     def route(self, sender: LocalBus, subject: str, payload: bytes, reply: str) -> None:
-        if sender.hushed:
+        if sender.frozen:
             return
         receivers = self._receivers(subject)
         if not receivers and reply:
             for bus, registration in self._receivers(reply):
-                bus.receive(self._clock.monotonic(), registration, reply, b"", "", unanswerable=True)
+                bus.receive(self._clock.monotonic(), registration, reply, b"", "", has_no_responders=True)
         for bus, registration in receivers:
             self._deliver(bus, registration, subject, payload, reply)
 
@@ -86,15 +85,15 @@ class LocalHub:
         plain: list[tuple[LocalBus, Registration]] = []
         groups: dict[str, list[tuple[LocalBus, Registration]]] = {}
         for bus in self._members.values():
-            for registration in bus.heard():
-                if matches(registration.pattern, subject) and bus.may_hear(subject):
+            for registration in bus.active_registrations():
+                if matches(registration.pattern, subject) and bus.may_receive(subject):
                     place = groups.setdefault(registration.queue, []) if registration.queue else plain
                     place.append((bus, registration))
         return plain + [self._chance.choice(members) for members in groups.values()]
 
     def _deliver(self, bus: LocalBus, registration: Registration, subject: str, payload: bytes, reply: str) -> None:
         faults = self.faults
-        copies = 0 if self._happens(faults.drop) else 2 if self._happens(faults.double) else 1
+        copies = 0 if self._happens(faults.drop) else 2 if self._happens(faults.duplicate) else 1
         for _ in range(copies):
             low, high = faults.delay_s
             delay_s = self._chance.uniform(low, high) if high > 0 else 0.0
@@ -107,8 +106,10 @@ class LocalHub:
 class LocalDelivery(Delivery):
     __slots__ = ("_bus",)
 
-    def __init__(self, bus: LocalBus, subject: str, payload: bytes, reply: str, *, unanswerable: bool = False) -> None:
-        super().__init__(subject, payload, reply, unanswerable)
+    def __init__(
+        self, bus: LocalBus, subject: str, payload: bytes, reply: str, *, has_no_responders: bool = False
+    ) -> None:
+        super().__init__(subject, payload, reply, has_no_responders)
         self._bus = bus
 
     async def respond(self, payload: bytes) -> None:
@@ -125,11 +126,11 @@ class LocalBus(BusCore):
         name: str,
         inbox: str,
         permissions: Permissions | None,
-        limits: LaneLimits,
+        limits: QueueLimits,
     ) -> None:
         super().__init__(clock, inbox=inbox, limits=limits)
         self.name = name
-        self.hushed = False
+        self.frozen = False
         self._hub = hub
         self._clock = clock
         self._permissions = permissions
@@ -149,24 +150,24 @@ class LocalBus(BusCore):
         await self.close()
 
     async def close(self) -> None:
-        """At once: there is no clock by which to grant a grace that a jumping one would not skip."""
+        """Close without a grace period: a simulated clock that jumps would skip it anyway."""
         self._hub.leave(self)
         self.lose_connection("closed")
-        await self._stop_lanes(0)
+        await self._stop_queues(0)
 
     async def wait_connected(self, timeout_s: float) -> None:
         try:
             await self._within(self._state.wait(), timeout_s)
         except TimeoutError as error:
-            raise Unavailable(f"the bus is away: {self._state.reason}") from error
+            raise Unavailable(f"the bus is not connected: {self._state.reason}") from error
 
-    # What the hub calls.
+    # Called by the hub.
 
-    def heard(self) -> list[Registration]:
+    def active_registrations(self) -> list[Registration]:
         return self._registrations if self.connected else []
 
-    def may_hear(self, subject: str) -> bool:
-        return self._permissions is None or self._permissions.may_hear(subject)
+    def may_receive(self, subject: str) -> bool:
+        return self._permissions is None or self._permissions.may_receive(subject)
 
     def receive(
         self,
@@ -176,16 +177,16 @@ class LocalBus(BusCore):
         payload: bytes,
         reply: str,
         *,
-        unanswerable: bool = False,
+        has_no_responders: bool = False,
     ) -> None:
-        if self.hushed:
+        if self.frozen:
             return
         if self._arriving:
-            due = max(due, self._arriving[-1][0])  # one connection keeps its order, however late
-        delivery = LocalDelivery(self, subject, payload, reply, unanswerable=unanswerable)
+            due = max(due, self._arriving[-1][0])  # one connection keeps its order, also when messages are late
+        delivery = LocalDelivery(self, subject, payload, reply, has_no_responders=has_no_responders)
         self._arriving.append((due, registration, delivery))
         if self._pump is None:
-            self._pump = asyncio.get_running_loop().create_task(self._hand_over(), name=f"bus {self.name}")
+            self._pump = asyncio.get_running_loop().create_task(self._deliver_due(), name=f"bus {self.name}")
 
     def lose_connection(self, reason: str) -> None:
         self._arriving.clear()
@@ -195,22 +196,22 @@ class LocalBus(BusCore):
         self._state.set(False, reason)
 
     def restore_connection(self) -> None:
-        self.hushed = False
+        self.frozen = False
         self._state.set(True, "connected")
 
     def answer(self, reply: str, payload: bytes) -> None:
-        """A request that came in may be answered, whatever else is permitted."""
+        """A received request may be answered without any other permission."""
         self._require_connected()
         self._hub.route(self, reply, payload, "")
 
-    # What the core asks of a transport.
+    # The transport methods of `BusCore`.
 
     async def _attach(self, registration: Registration) -> None:
         own_inbox = registration.pattern.startswith(f"{self._inbox}.")
         if self._permissions is None or own_inbox:
             return
         if not self._permissions.may_subscribe(registration.pattern):
-            raise Denied(f"the bus does not let us hear {registration.pattern}")
+            raise Denied(f"this process has no permission to subscribe to {registration.pattern}")
 
     async def _detach(self, registration: Registration) -> None:
         """The hub looks at the registrations themselves."""
@@ -220,14 +221,14 @@ class LocalBus(BusCore):
         if self._permissions is None or self._permissions.may_publish(subject):
             self._hub.route(self, subject, payload, reply)
         elif reply:
-            raise Denied(f"the bus does not let us ask on {subject}")
+            raise Denied(f"this process has no permission to call {subject}")
         else:
-            log.error("the bus refuses what we publish", subject=subject)
+            log.error("the bus server refuses a message of this process", subject=subject)
 
     async def _wait(self, answer: asyncio.Future[bytes], timeout_s: float) -> bytes:
         return await self._within(answer, timeout_s)
 
-    async def _hand_over(self) -> None:
+    async def _deliver_due(self) -> None:
         while self._arriving:
             due, registration, delivery = self._arriving[0]
             wait_s = due - self._clock.monotonic()
@@ -238,7 +239,7 @@ class LocalBus(BusCore):
         self._pump = None
 
     async def _within(self, work: Awaitable[T], timeout_s: float) -> T:
-        """`asyncio.timeout` goes by the event loop's clock; we go by ours."""
+        """Like `asyncio.timeout`, by this bus's own clock instead of the event loop's."""
         wanted = asyncio.ensure_future(work)
         timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:

@@ -1,11 +1,12 @@
-"""The bus on NATS, kept alive for ever.
+"""The bus on NATS, with a connection that is re-established for ever.
 
-One loop owns the connection. It asks for current credentials, makes a link, puts every registration on it, and only
-then calls itself connected. When the link ends, for whatever reason, it begins again, with back-off, without limit.
-Before the credentials end it makes the next link first and retires the old one after: every registration is a queue
-group of its own, so while both links are up each message still comes once, and no call is lost.
+One loop owns the connection. It gets current credentials, connects, subscribes every registration, and only then
+reports that it is connected. When the connection ends, for any reason, the loop starts again, with backoff and without
+limit. Before the credentials expire it opens the next connection first and retires the old one afterwards: every
+registration has a queue group of its own, so while both connections are open each message still arrives once, and no
+call is lost.
 
-A connection's own quirks are `link.py`'s; what messages mean is `core.py`'s.
+`connection.py` works around nats-py; `core.py` encodes messages and matches replies to calls.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from corral.bus.api import BusCredentials, BusTls, CredentialSource
+from corral.bus.connection import ConnectionTimeouts, NatsConnection, open_connection
 from corral.bus.core import BusCore, Registration
-from corral.bus.lanes import LaneLimits
-from corral.bus.link import Link, LinkTimes, open_link
+from corral.bus.handler_queue import QueueLimits
 from corral.bus.permissions import INBOX
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
@@ -31,14 +32,14 @@ log = get_log(__name__)
 
 @dataclass(frozen=True)
 class NatsSettings:
-    link: LinkTimes = field(default_factory=LinkTimes)
-    lanes: LaneLimits = field(default_factory=LaneLimits)
+    connection: ConnectionTimeouts = field(default_factory=ConnectionTimeouts)
+    queues: QueueLimits = field(default_factory=QueueLimits)
     credentials_timeout_s: float = 30.0
     renew_at: float = 0.75  # share of the credentials' lifetime
-    shortest_renewal_s: float = 0.5  # however little is left of it
+    min_renewal_s: float = 0.5  # shortest wait before a renewal, however little of the lifetime is left
     retry_first_s: float = 0.1
     retry_cap_s: float = 5.0
-    close_grace_s: float = 5.0  # for handlers that still run when we leave
+    close_grace_s: float = 5.0  # for handlers that still run when the bus is closed
 
 
 class NatsBus(BusCore):
@@ -60,21 +61,21 @@ class NatsBus(BusCore):
         self._settings = settings or NatsSettings()
         self._session = secrets.token_hex(8)
         clock = clock or SystemClock()
-        super().__init__(clock, inbox=f"{inbox_prefix}.{self._session}", limits=self._settings.lanes)
+        super().__init__(clock, inbox=f"{inbox_prefix}.{self._session}", limits=self._settings.queues)
         self._clock = clock
         self._urls = list(urls)
         self._source = credentials
         self._tls = tls
         self._name = name
-        self._link: Link | None = None
+        self._connection: NatsConnection | None = None
         self._groups: dict[Registration, str] = {}
         self._grouped = 0
-        self._keeper: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()
+        self._logged_reasons: set[str] = set()
 
     async def __aenter__(self) -> NatsBus:
-        self._keeper = asyncio.get_running_loop().create_task(self._keep_connected(), name="bus connection")
+        self._connection_task = asyncio.get_running_loop().create_task(self._keep_connected(), name="bus connection")
         return self
 
     async def __aexit__(
@@ -86,17 +87,17 @@ class NatsBus(BusCore):
         await self.close()
 
     async def close(self) -> None:
-        """Leave in order: hear nothing new, let handlers finish within the grace, send what they answered."""
-        if self._keeper is not None:
-            await _end(self._keeper)
-        if self._link is not None:
-            await self._link.stop_hearing()
-        await self._stop_lanes(self._settings.close_grace_s)
+        """Receive nothing new, let handlers finish within the grace period, send their replies, disconnect."""
+        if self._connection_task is not None:
+            await _end(self._connection_task)
+        if self._connection is not None:
+            await self._connection.stop_receiving()
+        await self._stop_queues(self._settings.close_grace_s)
         for task in tuple(self._retiring):
             await _end(task)
-        if self._link is not None:
-            await self._link.close()
-            self._link = None
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
         self._state.set(False, "closed")
 
     async def wait_connected(self, timeout_s: float) -> None:
@@ -104,35 +105,35 @@ class NatsBus(BusCore):
             async with asyncio.timeout(timeout_s):
                 await self._state.wait()
         except TimeoutError as error:
-            raise Unavailable(f"the bus is away: {self._state.reason}") from error
+            raise Unavailable(f"the bus is not connected: {self._state.reason}") from error
 
-    # What the core asks of a transport.
+    # The transport methods of `BusCore`.
 
     async def _attach(self, registration: Registration) -> None:
         self._groups[registration] = self._group_of(registration)
-        link = self._link
-        if link is None:
-            return  # the next link begins with every registration there is
-        await link.add(registration, self._groups[registration])
-        await link.barrier()
-        if link.denies(registration):
-            raise Denied(f"the bus does not let us hear {registration.pattern}")
+        connection = self._connection
+        if connection is None:
+            return  # the next connection starts with every registration
+        await connection.add(registration, self._groups[registration])
+        await connection.barrier()
+        if connection.denies(registration):
+            raise Denied(f"this process has no permission to subscribe to {registration.pattern}")
 
     def _group_of(self, registration: Registration) -> str:
-        if registration.twice_is_fine:
-            return ""  # and must be: the server tells of "no responders" only on a plain subscription
+        if registration.allows_duplicates:
+            return ""  # the server reports "no responders" only on a subscription without a group
         self._grouped += 1
         return registration.queue or f"only-{self._session}-{self._grouped}"
 
     async def _detach(self, registration: Registration) -> None:
         self._groups.pop(registration, None)
-        if self._link is not None:
-            await self._link.remove(registration)
+        if self._connection is not None:
+            await self._connection.remove(registration)
 
     async def _send(self, subject: str, payload: bytes, reply: str = "") -> None:
-        if self._link is None:
-            raise Unavailable(f"the bus is away: {self._state.reason}")
-        await self._link.send(subject, payload, reply)
+        if self._connection is None:
+            raise Unavailable(f"the bus is not connected: {self._state.reason}")
+        await self._connection.send(subject, payload, reply)
 
     async def _wait(self, answer: asyncio.Future[bytes], timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
@@ -146,53 +147,53 @@ class NatsBus(BusCore):
             try:
                 credentials = await self._ask_for_credentials()
                 got_at = self._clock.monotonic()
-                link = await self._make_link(credentials)
-                self._take_over(link)
-                await self._stay(link, credentials, got_at)
+                connection = await self._connect_and_subscribe(credentials)
+                self._switch_to(connection)
+                await self._hold(connection, credentials, got_at)
                 if self._clock.monotonic() - got_at > self._settings.retry_cap_s:
-                    backoff.reset()  # a connection that is cut as soon as it is made is a failure too
+                    backoff.reset()  # a connection that is closed right after it was opened counts as a failure
             except CorralError as error:
-                self._tell_once(error.message)
+                self._log_once(error.message)
             except Exception as error:
-                log.exception("bus connection failed and will be tried again")
-                self._lose(type(error).__name__)
+                log.exception("bus connection failed; retrying")
+                self._on_lost(type(error).__name__)
             await self._clock.sleep(backoff.next_s())
 
-    async def _stay(self, link: Link, credentials: BusCredentials, got_at: float) -> None:
-        """Until the connection is lost. Renews credentials on the way, each time with a new link."""
+    async def _hold(self, connection: NatsConnection, credentials: BusCredentials, got_at: float) -> None:
+        """Return when the connection is lost. Renew credentials in time, each time with a new connection."""
         backoff = Backoff(self._settings.retry_first_s, self._settings.retry_cap_s)
         while True:
             wait_s = self._until_renewal(credentials, got_at)
-            if await _closes_within(link, wait_s):
+            if await _closes_within(connection, wait_s):
                 break
             try:
                 renewed = await self._ask_for_credentials()
                 renewed_at = self._clock.monotonic()
                 if not _is_same(renewed, credentials):
-                    successor = await self._make_link(renewed)
-                    self._take_over(successor)
-                    self._retire(link)
-                    link = successor
+                    successor = await self._connect_and_subscribe(renewed)
+                    self._switch_to(successor)
+                    self._retire(connection)
+                    connection = successor
                 credentials, got_at = renewed, renewed_at
                 backoff.reset()
             except CorralError as error:
-                log.warning("bus credentials are not renewed yet", reason=error.message)
-                if await _closes_within(link, backoff.next_s()):
+                log.warning("bus credentials could not be renewed; retrying", reason=error.message)
+                if await _closes_within(connection, backoff.next_s()):
                     break
-        log.warning("bus connection lost", url=link.url, reason=link.reason)
-        self._lose(link.reason)
+        log.warning("bus connection lost", url=connection.url, reason=connection.reason)
+        self._on_lost(connection.reason)
 
-    def _lose(self, reason: str) -> None:
-        link, self._link = self._link, None
+    def _on_lost(self, reason: str) -> None:
+        connection, self._connection = self._connection, None
         self._state.set(False, reason)
-        if link is not None:
-            self._retire(link)
+        if connection is not None:
+            self._retire(connection)
 
     def _until_renewal(self, credentials: BusCredentials, got_at: float) -> float | None:
         if credentials.expires_in_s is None:
             return None
         due = got_at + self._settings.renew_at * credentials.expires_in_s
-        return max(self._settings.shortest_renewal_s, due - self._clock.monotonic())
+        return max(self._settings.min_renewal_s, due - self._clock.monotonic())
 
     async def _ask_for_credentials(self) -> BusCredentials:
         try:
@@ -201,100 +202,106 @@ class NatsBus(BusCore):
         except CorralError:
             raise
         except TimeoutError as error:
-            raise Unavailable("bus credentials were not given in time") from error
+            raise Unavailable("no bus credentials were received in time") from error
         except Exception as error:
             log.exception("the source of bus credentials failed")
-            raise Unavailable(f"bus credentials were not given: {type(error).__name__}") from error
+            raise Unavailable(f"no bus credentials were received: {type(error).__name__}") from error
 
-    async def _make_link(self, credentials: BusCredentials) -> Link:
-        """A link with everything registered on it, from the first server that takes us."""
+    async def _connect_and_subscribe(self, credentials: BusCredentials) -> NatsConnection:
+        """A connection with every registration, to the first server that accepts it."""
         failures: list[str] = []
         for url in tuple(self._urls):
             try:
-                link = await open_link(url, credentials, tls=self._tls, name=self._name, times=self._settings.link)
+                connection = await open_connection(
+                    url, credentials, tls=self._tls, name=self._name, times=self._settings.connection
+                )
             except Unavailable as error:
                 failures.append(error.message)
-                self._urls.append(self._urls.pop(0))  # begin with another one next time
+                self._urls.append(self._urls.pop(0))  # start with the next URL at the next attempt
                 continue
-            link.on_publish_denied = self._publish_denied
-            link.successor = lambda: self._link
+            connection.on_publish_denied = self._on_publish_denied
+            connection.successor = lambda: self._connection
             try:
-                await self._equip(link)
+                await self._subscribe_all(connection)
             except BaseException:
-                await link.close()
+                await connection.close()
                 raise
-            return link
+            return connection
         raise Unavailable("; ".join(failures))
 
-    async def _equip(self, link: Link) -> None:
-        """Put every registration on a new link. They may change meanwhile, so look until nothing is left to do."""
+    async def _subscribe_all(self, connection: NatsConnection) -> None:
+        """Subscribe every registration. Registrations may change meanwhile, so repeat until none is missing."""
         while True:
             wanted = tuple(self._registrations)
-            for gone in set(link.attached()) - set(wanted):
-                await link.remove(gone)
-            missing = [each for each in wanted if not link.has(each)]
+            for gone in set(connection.attached()) - set(wanted):
+                await connection.remove(gone)
+            missing = [each for each in wanted if not connection.has(each)]
             if not missing:
                 return
             for registration in missing:
                 group = self._groups.get(registration)
                 if group is not None:
-                    await link.add(registration, group)
-            await link.barrier()
-            if link.closed.is_set():
-                raise Unavailable(f"{link.url}: {link.reason}")
+                    await connection.add(registration, group)
+            await connection.barrier()
+            if connection.closed.is_set():
+                raise Unavailable(f"{connection.url}: {connection.reason}")
             for registration in missing:
-                if link.denies(registration):
-                    log.error("the bus does not let us hear", subject=registration.pattern, url=link.url)
+                if connection.denies(registration):
+                    log.error(
+                        "the bus server denies a subscription of this process",
+                        subject=registration.pattern,
+                        url=connection.url,
+                    )
 
-    def _take_over(self, link: Link) -> None:
-        if self._link is not None and self._link.closed.is_set():
-            self._state.set(False, self._link.reason)  # it died while its successor was made: that was a gap
-        self._link = link
+    def _switch_to(self, connection: NatsConnection) -> None:
+        if self._connection is not None and self._connection.closed.is_set():
+            self._state.set(False, self._connection.reason)  # it ended before its successor was ready: a gap
+        self._connection = connection
         if not self.connected:
-            log.info("bus connected", url=link.url)
-        self._told.clear()
+            log.info("bus connected", url=connection.url)
+        self._logged_reasons.clear()
         self._state.set(True, "connected")
 
-    def _retire(self, link: Link) -> None:
-        task = asyncio.get_running_loop().create_task(_retire_or_close(link), name="bus link retiring")
+    def _retire(self, connection: NatsConnection) -> None:
+        task = asyncio.get_running_loop().create_task(_retire_or_close(connection), name="retire bus connection")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    def _publish_denied(self, subject: str) -> None:
+    def _on_publish_denied(self, subject: str) -> None:
         self._fail_calls(
-            lambda asked: asked.lower() == subject,
-            lambda asked: Denied(f"the bus does not let us ask on {asked}"),
+            lambda called: called.lower() == subject,
+            lambda called: Denied(f"this process has no permission to call {called}"),
         )
 
-    def _tell_once(self, reason: str) -> None:
-        """One line per reason and outage, not one per try."""
+    def _log_once(self, reason: str) -> None:
+        """Log each reason once per outage, not at every attempt."""
         self._state.set(False, reason)
-        if reason not in self._told:
-            self._told.add(reason)
-            log.warning("bus cannot be reached, trying on", reason=reason)
+        if reason not in self._logged_reasons:
+            self._logged_reasons.add(reason)
+            log.warning("bus cannot be reached; retrying", reason=reason)
 
 
-async def _closes_within(link: Link, wait_s: float | None) -> bool:
+async def _closes_within(connection: NatsConnection, wait_s: float | None) -> bool:
     try:
         async with asyncio.timeout(wait_s):
-            await link.closed.wait()
+            await connection.closed.wait()
     except TimeoutError:
         return False
     return True
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Insist: a credential source is somebody else's code and may swallow its cancellation."""
+    """Cancel until the task has ended: a credential source may swallow its cancellation."""
     while not task.done():
         task.cancel()
         await asyncio.wait((task,), timeout=1.0)
 
 
-async def _retire_or_close(link: Link) -> None:
+async def _retire_or_close(connection: NatsConnection) -> None:
     try:
-        await link.retire()
+        await connection.retire()
     finally:
-        await link.close()
+        await connection.close()
 
 
 def _is_same(one: BusCredentials, other: BusCredentials) -> bool:

@@ -1,17 +1,17 @@
-"""Who may say and hear what on the bus: the exact lists, one function per kind of user. Pure.
+"""The publish and subscribe permissions of each kind of bus user, and subject patterns. Pure.
 
 A list that allows nothing must be written as a denial: an empty allow list means "everything" to the server.
 
-Nobody who answers by the right to respond may hear what it says itself. The server grants that right for the reply
-subject of every message it delivers, and whoever publishes chooses that subject: a node that heard its own heartbeat
-could send one whose "reply" is another node's order, and would then be allowed to give it.
+A user that replies by `allow_responses` must not receive its own messages. The server grants that permission for the
+reply subject of every message it delivers, and the publisher chooses that subject: a node that received its own
+heartbeat could send one whose reply subject is another node's order, and would then be allowed to publish that order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corral.bus.matching import covers
 from corral.contract.subjects import sanitise
 
 INBOX = "_INBOX"
@@ -22,18 +22,18 @@ EVERYTHING = ">"
 class Permissions:
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    reply_ttl_s: float = 0.0  # how long one answer to each received request may take; 0 = may not answer
-    unheard: tuple[str, ...] = ()  # left out of what `subscribe` allows, also where a pattern covers it
+    reply_ttl_s: float = 0.0  # the longest time between a request and its one reply; 0 = may not reply
+    denied_subscriptions: tuple[str, ...] = ()  # exceptions to `subscribe`, also where a pattern covers them
 
     def may_publish(self, subject: str) -> bool:
         return any(covers(allowed, subject) for allowed in self.publish)
 
     def may_subscribe(self, pattern: str) -> bool:
-        """Like the server: a pattern that covers what is unheard is allowed, and simply does not bring it."""
-        return any(covers(allowed, pattern) for allowed in self.subscribe) and self.may_hear(pattern)
+        """Like the server: a pattern that covers a denied subject is allowed, and does not deliver that subject."""
+        return any(covers(allowed, pattern) for allowed in self.subscribe) and self.may_receive(pattern)
 
-    def may_hear(self, subject: str) -> bool:
-        return not any(covers(denied, subject) for denied in self.unheard)
+    def may_receive(self, subject: str) -> bool:
+        return not any(covers(denied, subject) for denied in self.denied_subscriptions)
 
 
 def inbox_prefix(name: str) -> str:
@@ -48,7 +48,7 @@ def gateway_inbox(name: str) -> str:
 
 def node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
     own = f"nodes.{sanitise(node)}"
-    says = (
+    published = (
         f"{own}.heartbeat",
         f"{own}.load",
         f"{own}.backend.*.*.progress",
@@ -57,7 +57,10 @@ def node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
         f"{own}.replica.*.*.result",
     )
     return Permissions(
-        publish=says, subscribe=(f"{own}.>", f"{inbox_prefix(node)}.>"), reply_ttl_s=reply_ttl_s, unheard=says
+        publish=published,
+        subscribe=(f"{own}.>", f"{inbox_prefix(node)}.>"),
+        reply_ttl_s=reply_ttl_s,
+        denied_subscriptions=published,
     )
 
 
@@ -66,12 +69,14 @@ def localai_node_permissions(node: str, *, reply_ttl_s: float) -> Permissions:
     asks nothing itself, so it gets no inbox and can neither read nor forge another node's replies. Less `files.>` to
     publish, too: it is asked there and must hear it, and says nothing there but answers."""
     own = f"nodes.{sanitise(node)}"
-    says = (f"{own}.backend.install.*.progress",)
-    return Permissions(publish=says, subscribe=(f"{own}.>",), reply_ttl_s=reply_ttl_s, unheard=says)
+    published = (f"{own}.backend.install.*.progress",)
+    return Permissions(
+        publish=published, subscribe=(f"{own}.>",), reply_ttl_s=reply_ttl_s, denied_subscriptions=published
+    )
 
 
 def gateway_permissions(name: str) -> Permissions:
-    """A gateway only listens: what it has to say goes to the controller by HTTP."""
+    """A gateway only subscribes: it reports to the controller by HTTP."""
     return Permissions(
         publish=(),
         subscribe=("corral.view.>", "nodes.*.load", f"{gateway_inbox(name)}.>"),
@@ -79,7 +84,7 @@ def gateway_permissions(name: str) -> Permissions:
 
 
 def service_permissions(name: str, *, reply_ttl_s: float) -> Permissions:
-    """Controllers: everything of the domain, nothing of the server's own (`$SYS` belongs to the system account)."""
+    """Controllers: all subjects of Corral, none of the server (`$SYS` belongs to the system account)."""
     return Permissions(
         publish=("nodes.>", "corral.>"),
         subscribe=("nodes.>", "corral.>", f"{inbox_prefix(name)}.>"),
@@ -88,8 +93,32 @@ def service_permissions(name: str, *, reply_ttl_s: float) -> Permissions:
 
 
 def system_permissions(name: str) -> Permissions:
-    """The one user of the system account: may replace and look up accounts, nothing else."""
+    """The one user of the system account: may update and look up accounts, nothing else."""
     return Permissions(
         publish=("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP"),
         subscribe=(f"{inbox_prefix(name)}.>",),
     )
+
+
+# Subject patterns: `*` stands for one token, a final `>` for one or more.
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Does a subscription to `pattern` receive a message on `subject`?"""
+    return _covers(pattern.split("."), subject.split("."))
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Does `wide` allow everything that `narrow`, itself perhaps a pattern, could ever match?"""
+    return _covers(wide.split("."), narrow.split("."))
+
+
+def _covers(wide: Sequence[str], narrow: Sequence[str]) -> bool:
+    for place, token in enumerate(wide):
+        if token == ">":
+            return len(narrow) > place
+        if place >= len(narrow) or narrow[place] == ">":
+            return False
+        if token != "*" and token != narrow[place]:
+            return False
+    return len(wide) == len(narrow)

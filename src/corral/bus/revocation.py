@@ -1,8 +1,8 @@
-"""Tell the server which users no longer count: push the account's token, revocations inside, to its resolver.
+"""Revoke users: push the account's token, with the revocations in it, to the server's resolver.
 
-Level-triggered: the token is built whole from what SQL says, and callers push it at every change and after every
-reconnect. Pushing twice, or from several controllers, is harmless. The server drops a revoked user at once, keeps the
-token in its folder and refuses the user also after a restart.
+Level-triggered: the whole token is built from the database, and callers push it at every change and after every
+reconnect. Pushing twice, or from several controllers, is harmless. The server disconnects a revoked user at once,
+keeps the token in its folder and refuses the user also after a restart.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from corral.bus.api import BusCredentials, BusTls
 from corral.bus.auth import SYSTEM
+from corral.bus.connection import ConnectionTimeouts, NatsConnection, open_connection
 from corral.bus.core import Registration
-from corral.bus.lanes import Delivery, Direct
-from corral.bus.link import Link, LinkTimes, open_link
+from corral.bus.handler_queue import Delivery, DirectSink
 from corral.bus.permissions import inbox_prefix
 from corral.kit.errors import Failed, OutcomeUnknown, Unavailable, Unreachable
 
@@ -33,17 +33,17 @@ async def push_account(
     timeout_s: float = 5.0,
     inbox: str = inbox_prefix(SYSTEM),
 ) -> None:
-    """Returns once a server has taken the token. `Failed` says why one refused it; `Unavailable`, `Unreachable` (no
-    server with such a resolver) and `OutcomeUnknown` mean: try again later."""
-    answer = await _ask_server(urls, system, _UPDATE, account_jwt.encode(), tls, timeout_s, inbox)
+    """Return once a server has accepted the token. Raises `Failed` with the reason of a refusal; after `Unavailable`,
+    `Unreachable` (no server with such a resolver) and `OutcomeUnknown` the caller tries again later."""
+    answer = await _request_server(urls, system, _UPDATE, account_jwt.encode(), tls, timeout_s, inbox)
     try:
-        said = json.loads(answer)
-        refused = said.get("error")
-        taken = said.get("data", {}).get("code") == 200
+        report = json.loads(answer)
+        refused = report.get("error")
+        taken = report.get("data", {}).get("code") == 200
     except (ValueError, AttributeError) as error:
-        raise Failed("the bus server answered something else than a report on the account") from error
+        raise Failed("the bus server's reply is not a report on the account") from error
     if refused or not taken:
-        why = (refused or {}).get("description") or said
+        why = (refused or {}).get("description") or report
         raise Failed(f"the bus server refuses the account: {why}")
 
 
@@ -56,15 +56,15 @@ async def look_up_account(
     timeout_s: float = 5.0,
     inbox: str = inbox_prefix(SYSTEM),
 ) -> str:
-    """The account's token as the server has it: what to revise on a NATS whose accounts are not ours alone."""
+    """The account's token as the server has it, to be revised on a NATS server whose accounts others use too."""
     subject = _LOOKUP.format(account=account)
-    answer = (await _ask_server(urls, system, subject, b"", tls, timeout_s, inbox)).decode()
+    answer = (await _request_server(urls, system, subject, b"", tls, timeout_s, inbox)).decode()
     if not answer:
         raise Failed(f"the bus server knows no account {account}")
     return answer
 
 
-async def _ask_server(
+async def _request_server(
     urls: Sequence[str],
     system: BusCredentials,
     subject: str,
@@ -73,8 +73,8 @@ async def _ask_server(
     timeout_s: float,
     inbox: str,
 ) -> bytes:
-    """One question on a connection of its own: revoking is rare, and the system account is nobody's daily user."""
-    link = await _open_any(urls, system, tls, timeout_s)
+    """One request on a connection of its own: revocations are rare."""
+    connection = await _open_any(urls, system, tls, timeout_s)
     answered: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
     def take(delivery: Delivery) -> None:
@@ -84,25 +84,27 @@ async def _ask_server(
     reply = f"{inbox}.{secrets.token_hex(8)}"
     try:
         async with asyncio.timeout(timeout_s):
-            await link.add(Registration(reply, "", Direct(take)), "")
-            await link.barrier()
-            await link.send(subject, payload, reply)
+            await connection.add(Registration(reply, "", DirectSink(take)), "")
+            await connection.barrier()
+            await connection.send(subject, payload, reply)
             delivery = await answered
     except TimeoutError as error:
         raise OutcomeUnknown(f"the bus server did not answer on {subject} within {timeout_s:g} s") from error
     finally:
-        await link.close()
-    if delivery.unanswerable:
-        raise Unreachable("the bus server takes no accounts at run time (no full resolver)")
+        await connection.close()
+    if delivery.has_no_responders:
+        raise Unreachable("the bus server accepts no accounts at run time (it has no full resolver)")
     return delivery.payload
 
 
-async def _open_any(urls: Sequence[str], system: BusCredentials, tls: BusTls | None, timeout_s: float) -> Link:
+async def _open_any(
+    urls: Sequence[str], system: BusCredentials, tls: BusTls | None, timeout_s: float
+) -> NatsConnection:
     failures: list[str] = []
-    times = LinkTimes(connect_timeout_s=timeout_s, ping_timeout_s=timeout_s)
+    times = ConnectionTimeouts(connect_timeout_s=timeout_s, ping_timeout_s=timeout_s)
     for url in urls:
         try:
-            return await open_link(url, system, tls=tls, name="corral revocation", times=times)
+            return await open_connection(url, system, tls=tls, name="corral revocation", times=times)
         except Unavailable as error:
             failures.append(error.message)
     raise Unavailable("; ".join(failures) or "no bus URL given")

@@ -1,4 +1,4 @@
-"""Subjects on the bus, each tied to the types that travel on it."""
+"""Subjects of the bus, each with the types of its messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Generic, TypeVar
 
 from corral.contract.codec import Message
 
-Asked = TypeVar("Asked", bound=Message)
-Answered = TypeVar("Answered", bound=Message)
-Told = TypeVar("Told", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+EventT = TypeVar("EventT", bound=Message)
 
 _UNSAFE = str.maketrans(dict.fromkeys(".*> \t\n", "-"))
 _TOKEN = re.compile(r"\{(\w+)\}")
 
 
 def sanitise(token: str) -> str:
-    """What the contract allows in one place of a subject: `.`, `*`, `>`, space, tab and newline become `-`."""
+    """A name as one token of a subject: `.`, `*`, `>`, space, tab and newline become `-`."""
     return token.translate(_UNSAFE)
 
 
@@ -45,25 +45,25 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Call(Generic[Asked, Answered]):
-    """Request and reply."""
+class Call(Generic[RequestT, ReplyT]):
+    """A request with a reply."""
 
     subject: Subject
-    asked: type[Asked]
-    answered: type[Answered]
+    request_type: type[RequestT]
+    reply_type: type[ReplyT]
 
 
 @dataclass(frozen=True)
-class Event(Generic[Told]):
-    """Publish and forget: losing one costs latency, never state."""
+class Event(Generic[EventT]):
+    """A message without a reply: a lost event costs latency, never state."""
 
     subject: Subject
-    told: type[Told]
+    message_type: type[EventT]
 
 
-def call(template: str, asked: type[Asked], answered: type[Answered]) -> Call[Asked, Answered]:
-    return Call(Subject(template), asked, answered)
+def call(template: str, request_type: type[RequestT], reply_type: type[ReplyT]) -> Call[RequestT, ReplyT]:
+    return Call(Subject(template), request_type, reply_type)
 
 
-def event(template: str, told: type[Told]) -> Event[Told]:
-    return Event(Subject(template), told)
+def event(template: str, message_type: type[EventT]) -> Event[EventT]:
+    return Event(Subject(template), message_type)

@@ -120,7 +120,7 @@ async def test_a_lost_refusal_is_found_in_the_next_heartbeat(fleet: Fleet) -> No
 
 async def test_a_doubled_order_is_carried_out_once(local_fleet: Fleet) -> None:
     barn = await local_fleet.corral("barn")
-    local_fleet.hub.faults = type(local_fleet.hub.faults)(double=1.0)
+    local_fleet.hub.faults = type(local_fleet.hub.faults)(duplicate=1.0)
     operation = await local_fleet.install()
     await local_fleet.until(operation, "done")
     assert barn.carried_out == [("install", operation, 1)]
@@ -128,7 +128,7 @@ async def test_a_doubled_order_is_carried_out_once(local_fleet: Fleet) -> None:
 
 async def test_messages_lost_on_the_way_cost_time_and_nothing_else(local_fleet: Fleet) -> None:
     workers = [await local_fleet.corral(f"n{number}") for number in range(4)]
-    local_fleet.hub.faults = type(local_fleet.hub.faults)(drop=0.3, double=0.2)
+    local_fleet.hub.faults = type(local_fleet.hub.faults)(drop=0.3, duplicate=0.2)
     operation = await local_fleet.install()
 
     async def nearly() -> bool:

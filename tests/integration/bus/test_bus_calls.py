@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from corral.bus.api import Bus, Tokens
-from corral.bus.lanes import LaneLimits
+from corral.bus.handler_queue import QueueLimits
 from corral.contract.codec import Message
 from corral.contract.messages.backends import (
     INSTALL_BACKEND,
@@ -237,7 +237,7 @@ async def test_one_slow_subject_delays_no_other(yard: Yard) -> None:
 
 
 async def test_a_full_queue_tells_the_caller_so(yard: Yard) -> None:
-    controller, worker = await yard.join("c"), await yard.join("n", limits=LaneLimits(messages=2))
+    controller, worker = await yard.join("c"), await yard.join("n", limits=QueueLimits(messages=2))
     release = asyncio.Event()
     running = await serve_and_count(worker, 1, release)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from corral.bus.api import Tokens
-from corral.bus.lanes import LaneLimits
+from corral.bus.handler_queue import QueueLimits
 from corral.contract.messages.backends import INSTALL_PROGRESS, STOP_BACKEND, InstallProgress, StopBackend
 from corral.contract.messages.hints import VIEW_CHANGED, ViewChanged
 from corral.contract.messages.nodes import NODE_HEARTBEAT, STOP_NODE, BusHeartbeat
@@ -144,7 +144,7 @@ async def test_a_handler_that_fails_hears_the_next_message(yard: Yard) -> None:
 
 
 async def test_a_slow_consumer_loses_its_oldest_and_delays_nobody(yard: Yard) -> None:
-    listener, teller = await yard.join("l", limits=LaneLimits(messages=10)), await yard.join("t")
+    listener, teller = await yard.join("l", limits=QueueLimits(messages=10)), await yard.join("t")
     release = asyncio.Event()
     seen: list[int] = []
 
@@ -167,7 +167,7 @@ async def test_a_slow_consumer_loses_its_oldest_and_delays_nobody(yard: Yard) ->
 
 
 async def test_waiting_messages_are_bounded_by_their_size_too(yard: Yard) -> None:
-    limits = LaneLimits(messages=1000, payload_bytes=100_000)
+    limits = QueueLimits(messages=1000, payload_bytes=100_000)
     listener, teller = await yard.join("l", limits=limits), await yard.join("t")
     begun, release = asyncio.Event(), asyncio.Event()
     seen: list[str] = []
@@ -217,11 +217,11 @@ async def test_a_token_no_server_would_take_is_refused_before_it_breaks_the_conn
     with pytest.raises(ValueError, match="empty token"):
         await bus.publish(NODE_HEARTBEAT, BusHeartbeat(), node="")
     for token in ("a\rb", "a\x00b", "a\u2028b", "a\x7f"):
-        with pytest.raises(Invalid, match="is no subject"):
+        with pytest.raises(Invalid, match="is not a subject"):
             await bus.publish(NODE_HEARTBEAT, BusHeartbeat(), node=token)
-        with pytest.raises(Invalid, match="is no subject"):
+        with pytest.raises(Invalid, match="is not a subject"):
             await bus.subscribe(NODE_HEARTBEAT, Ear(), node=token)
-    with pytest.raises(Invalid, match="is no subject"):
+    with pytest.raises(Invalid, match="is not a subject"):
         await bus.subscribe(NODE_HEARTBEAT, Ear(), node="")
     ear = Ear()
     await bus.subscribe(NODE_HEARTBEAT, ear)

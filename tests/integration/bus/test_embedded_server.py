@@ -234,7 +234,7 @@ async def test_a_server_without_a_full_resolver_says_so(tmp_path: Path, keys: Bu
     try:
         await until(lambda: "Server is ready" in output.read_text(), "the server")
         server = NatsServer(keys, EmbeddedServer(ServerSettings(folder=tmp_path / "bus", port=prepared.port), keys))
-        with pytest.raises(Unreachable, match="takes no accounts at run time"):
+        with pytest.raises(Unreachable, match="accepts no accounts at run time"):
             await push_account([prepared.url], server.system().credentials(), tokens[keys.account])
     finally:
         process.kill()

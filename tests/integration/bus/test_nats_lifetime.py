@@ -118,7 +118,7 @@ async def test_renewing_in_a_flood_loses_nothing(nats_server: NatsServer) -> Non
             return dataclasses.replace(fresh.credentials(), expires_in_s=0.01)
 
     source = Hasty()
-    settings = dataclasses.replace(quick_settings(), shortest_renewal_s=0.02)
+    settings = dataclasses.replace(quick_settings(), min_renewal_s=0.02)
     heard: list[int] = []
 
     async def hear(message: ViewChanged, tokens: Tokens) -> None:
@@ -169,7 +169,7 @@ async def test_when_renewal_fails_the_bus_returns_as_soon_as_credentials_do(
         await node.serve(INSTALL_BACKEND, answer, node="a")
         source.failing = True
         await until(lambda: not node.connected, "the end of the credentials")
-        with pytest.raises(Unavailable, match="the bus is away"):
+        with pytest.raises(Unavailable, match="the bus is not connected"):
             await node.publish(NODE_HEARTBEAT, BusHeartbeat(), node="a")
         asked = source.asked
         await until(lambda: source.asked > asked + 3, "more tries")
@@ -191,9 +191,9 @@ async def test_credentials_that_stay_the_same_are_no_reason_to_reconnect(nats_se
     source = Lasting()
     async with nats_server.bus(source.minted, source=source) as node:
         await node.wait_connected(WAIT_S)
-        link = node._link
+        link = node._connection
         await until(lambda: source.asked >= 3, "two renewals")
-        assert node._link is link
+        assert node._connection is link
 
 
 async def test_a_revoked_node_is_dropped_at_once_and_stays_out(nats_server: NatsServer) -> None:
@@ -333,7 +333,7 @@ async def test_a_server_that_comes_late_is_fine(tmp_path: Path, nats_server: Nat
             nats_server.bus(nats_server.node("a"), url=late.url) as node,
         ):
             await node.serve(INSTALL_BACKEND, answer, node="a")
-            with pytest.raises(Unavailable, match="the bus is away"):
+            with pytest.raises(Unavailable, match="the bus is not connected"):
                 await controller.wait_connected(0.5)
             with pytest.raises(Unavailable):
                 await order(controller)
@@ -341,7 +341,7 @@ async def test_a_server_that_comes_late_is_fine(tmp_path: Path, nats_server: Nat
                 await controller.wait_connected(WAIT_S)
                 await node.wait_connected(WAIT_S)
                 assert (await order(controller)).success
-    failures = [entry for entry in logs if entry["event"] == "bus cannot be reached, trying on"]
+    failures = [entry for entry in logs if entry["event"] == "bus cannot be reached; retrying"]
     assert len(failures) == 2  # one each, however many tries
 
 

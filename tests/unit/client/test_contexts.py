@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli.common.data_folder import DataFolder, hold
+from corral.cli.common.data_folder import DataFolder, lock_file
 from corral.client import LocalFleet, find_endpoint, local_file, write_local
 from corral.client.contexts import (
     check_context_name,
@@ -51,7 +51,7 @@ class Machine:
     def run(self, folder: str) -> LocalFleet:
         fleet = self.fleet(folder)
         self._locks[folder] = ExitStack()
-        self._locks[folder].enter_context(hold(DataFolder(Path(fleet.data)).lock))
+        self._locks[folder].enter_context(lock_file(DataFolder(Path(fleet.data)).lock))
         return fleet
 
     def up(self, folder: str, name: str = "") -> str:

@@ -25,7 +25,7 @@ async def two(clock: ManualClock) -> AsyncIterator[list[Demand]]:
     async with hub.join("c1") as one, hub.join("c2") as other:
         made = [Demand(one, clock), Demand(other, clock)]
         tasks = [asyncio.create_task(each.run()) for each in made]
-        await until(lambda: len(one.heard()) == len(other.heard()) == 1, "both listen")
+        await until(lambda: len(one.active_registrations()) == len(other.active_registrations()) == 1, "both listen")
         yield made
         for task in tasks:
             task.cancel()

@@ -145,7 +145,7 @@ class Bus:
 
     async def publish(self, event: InstallProgress) -> None:
         if self.down:
-            raise Unavailable("the bus is away")
+            raise Unavailable("the bus is not connected")
         self.sent.append(event)
 
 

@@ -1,7 +1,7 @@
-"""Between the connection's reader and a handler: a bounded queue that never makes the reader wait.
+"""The bounded queue between a connection's reader and a handler. It never makes the reader wait.
 
-A lane runs at most `concurrency` handlers at once, in the order of arrival. It has no task while there is nothing to
-do. What to do with one delivery (decode, handle, answer) is the caller's.
+A queue runs at most `concurrency` handlers at once, in the order of arrival, and has no task while it is empty. The
+caller passes the function that decodes, handles and answers one delivery.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from corral.kit.log import get_log
 
 log = get_log(__name__)
 
-_MOST_REFUSALS = 1024  # under way at once: beyond that a caller learns from silence
-_YIELD_EVERY = 64  # a handler that never waits must not keep the event loop to itself through a full queue
+MAX_REFUSALS = 1024  # being sent at once; beyond that a caller runs into its timeout
+_YIELD_EVERY = 64  # a handler that never awaits must not block the event loop while it works through a full queue
 
 
 @dataclass(frozen=True)
-class LaneLimits:
-    """How much may wait for one subscription's handler."""
+class QueueLimits:
+    """How many messages and bytes may wait for one subscription's handler."""
 
     messages: int = 65_536
     payload_bytes: int = 64 * 1024 * 1024
 
 
 class Delivery:
-    """One message as it came off the wire."""
+    """One received message."""
 
-    __slots__ = ("payload", "reply", "subject", "unanswerable")
+    __slots__ = ("has_no_responders", "payload", "reply", "subject")
 
-    def __init__(self, subject: str, payload: bytes, reply: str = "", unanswerable: bool = False) -> None:
+    def __init__(self, subject: str, payload: bytes, reply: str = "", has_no_responders: bool = False) -> None:
         self.subject = subject
         self.payload = payload
         self.reply = reply
-        self.unanswerable = unanswerable  # the server's notice that nobody listens where we asked
+        self.has_no_responders = (
+            has_no_responders  # the server's notice that no process subscribes to the subject of our request
+        )
 
     async def respond(self, payload: bytes) -> None:
-        """Answer on the way the message came. Only deliveries that came from a connection can."""
+        """Reply on the connection that received the message."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Called once when nothing more will be done with this message, handled or not."""
+        """Called once when the message is done, handled or dropped."""
 
 
 class Sink(Protocol):
-    """Where a connection puts what it reads for one subscription."""
+    """Where a connection puts the messages of one subscription."""
 
     dropped: int
 
@@ -59,8 +61,8 @@ class Sink(Protocol):
     async def stop(self, grace_s: float, /) -> None: ...
 
 
-class Direct:
-    """A sink without a queue, for work that only wakes someone."""
+class DirectSink:
+    """A sink without a queue, for a function that never waits."""
 
     def __init__(self, process: Callable[[Delivery], None]) -> None:
         self.dropped = 0
@@ -77,17 +79,17 @@ class Direct:
         """Nothing runs here."""
 
 
-class Lane:
+class HandlerQueue:
     def __init__(
         self,
         name: str,
         process: Callable[[Delivery], Awaitable[None]],
         *,
         concurrency: int,
-        limits: LaneLimits,
+        limits: QueueLimits,
         refuse: Callable[[Delivery], Awaitable[None]] | None = None,
     ) -> None:
-        """`refuse` answers the newest when the queue is full; without it the oldest is dropped."""
+        """When the queue is full, `refuse` answers the new message; without `refuse` the oldest message is dropped."""
         self.dropped = 0
         self._name = name
         self._process = process
@@ -98,7 +100,7 @@ class Lane:
         self._waiting_bytes = 0
         self._runners: set[asyncio.Task[None]] = set()
         self._refusals: set[asyncio.Task[None]] = set()
-        self._told_of_overflow = False
+        self._overflow_logged = False
         self._closed = False
 
     def offer(self, delivery: Delivery, /) -> None:
@@ -106,7 +108,7 @@ class Lane:
         if self._closed:
             delivery.settle()
             return
-        if self._is_full_for(delivery) and not self._make_room(delivery):
+        if self._is_full_for(delivery) and not self._drop_or_refuse(delivery):
             return
         self._waiting.append(delivery)
         self._waiting_bytes += len(delivery.payload)
@@ -114,13 +116,13 @@ class Lane:
             self._runners.add(asyncio.get_running_loop().create_task(self._run(), name=f"bus {self._name}"))
 
     def close(self) -> None:
-        """Forget what waits and start nothing more. Handlers that run go on."""
+        """Drop the waiting messages and start no handler any more. Running handlers continue."""
         self._closed = True
         while self._waiting:
             self._take().settle()
 
     async def stop(self, grace_s: float, /) -> None:
-        """Take nothing more, work off what waits within the grace, then end what still runs."""
+        """Take no new message, handle the waiting ones within the grace period, then cancel running handlers."""
         self._closed = True
         running = self._runners | self._refusals
         running.discard(_current_task())  # a handler may close its own bus
@@ -136,16 +138,16 @@ class Lane:
         over = len(self._waiting) >= self._limits.messages
         return over or self._waiting_bytes + len(delivery.payload) > self._limits.payload_bytes
 
-    def _make_room(self, delivery: Delivery) -> bool:
-        """True if the delivery may now join the queue."""
-        self._tell_of_overflow()
+    def _drop_or_refuse(self, delivery: Delivery) -> bool:
+        """True if the queue has space for the delivery now."""
+        self._log_overflow()
         if self._refuse is None:
             while self._waiting and self._is_full_for(delivery):
                 self._take().settle()
                 self.dropped += 1
             return True
         self.dropped += 1
-        if len(self._refusals) < _MOST_REFUSALS:
+        if len(self._refusals) < MAX_REFUSALS:
             task = asyncio.get_running_loop().create_task(self._send_refusal(delivery))
             self._refusals.add(task)
             task.add_done_callback(self._refusals.discard)
@@ -160,10 +162,10 @@ class Lane:
         finally:
             delivery.settle()
 
-    def _tell_of_overflow(self) -> None:
-        if not self._told_of_overflow:
-            self._told_of_overflow = True
-            log.warning("bus handler is too slow, messages are lost", subject=self._name)
+    def _log_overflow(self) -> None:
+        if not self._overflow_logged:
+            self._overflow_logged = True
+            log.warning("bus handler is too slow; messages are lost", subject=self._name)
 
     async def _run(self) -> None:
         me = _current_task()
@@ -175,10 +177,10 @@ class Lane:
                 if handled % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
         finally:
-            # In the same breath as the last look at the queue: an offer a moment later must start a new runner.
+            # No await since the last check of the queue: a later offer must start a new runner.
             self._runners.discard(me)
-        if self._told_of_overflow and not self._runners:
-            self._told_of_overflow = False
+        if self._overflow_logged and not self._runners:
+            self._overflow_logged = False
             log.warning("bus handler caught up", subject=self._name, lost_so_far=self.dropped)
 
     async def _handle(self, delivery: Delivery, me: asyncio.Task[None]) -> None:

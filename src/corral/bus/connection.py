@@ -1,15 +1,15 @@
-"""One connection to one server: connect, subscribe, send, retire, close. It never reconnects: `nats.py` makes a new
-link instead, because nats-py gives up for good when a token expires or is revoked.
+"""One connection to one NATS server: connect, subscribe, send, retire, close. A connection never reconnects: `nats.py`
+opens a new one instead, because nats-py gives up for good when a token expires or is revoked.
 
-This module alone touches nats-py, and all its quirks are dealt with here:
+Only this module uses nats-py, and it works around these properties of the library:
 
 - PING overtakes commands still in the client's buffer, so one flush is no barrier; two are.
-- A PONG for a flush that was given up kills the client's reader without a word. So a flush is never cancelled, and one
-  that times out ends the link.
-- `Subscription.drain` forgets the subscription before the server has: messages in between are lost. `retire` waits.
-- With `tls` given, a server that does not ask for TLS gets a plain connection. We look before we show credentials.
+- A PONG for a cancelled flush ends the client's reader silently. So a flush is never cancelled, and a flush that times
+  out closes the connection.
+- `Subscription.drain` forgets the subscription before the server does: messages in between are lost. `retire` waits.
+- With `tls` given, a server that does not ask for TLS gets a plain connection. We check before we send credentials.
 - Error texts come in lower case.
-- It swallows cancellation; `_cancellable` brings it back.
+- The library swallows cancellation; `_cancellable` raises it again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from nats.aio.subscription import Subscription
 
 from corral.bus.api import BusCredentials, BusTls
 from corral.bus.core import Registration
+from corral.bus.handler_queue import Delivery
 from corral.bus.jwt import BadKey, sign
-from corral.bus.lanes import Delivery
 from corral.kit.errors import Unavailable
 from corral.kit.log import get_log, mask_secrets
 from corral.kit.transports import abort
@@ -48,47 +48,47 @@ _NEVER_S = 86_400  # nats-py's own pings: ours notice a dead connection sooner a
 
 
 @dataclass(frozen=True)
-class LinkTimes:
+class ConnectionTimeouts:
     connect_timeout_s: float = 5.0
-    ping_interval_s: float = 5.0  # how often a quiet connection is tried
-    ping_timeout_s: float = 5.0  # how long one answer may take: sum of both = how long a dead one goes unnoticed
+    ping_interval_s: float = 5.0  # between two pings of an idle connection
+    ping_timeout_s: float = 5.0  # for one pong; the sum of both is how long a dead connection goes unnoticed
     close_timeout_s: float = 2.0
 
 
-class LinkDelivery(Delivery):
-    __slots__ = ("_link",)
+class ConnectionDelivery(Delivery):
+    __slots__ = ("_connection",)
 
-    def __init__(self, link: Link, message: Msg) -> None:
+    def __init__(self, connection: NatsConnection, message: Msg) -> None:
         super().__init__(message.subject, message.data, message.reply, _is_no_responders(message))
-        self._link = link
+        self._connection = connection
         if self.reply:
-            link.owe(+1)
+            connection.count_unanswered(+1)
 
     async def respond(self, payload: bytes) -> None:
-        await self._link.respond(self.reply, payload)
+        await self._connection.respond(self.reply, payload)
 
     def settle(self) -> None:
         if self.reply:
-            self._link.owe(-1)
+            self._connection.count_unanswered(-1)
 
 
-class Link:
-    """Made by `open_link`. `closed` is set once, whatever the cause; `reason` says which."""
+class NatsConnection:
+    """Made by `open_connection`. `closed` is set once, for any cause; `reason` says which."""
 
-    def __init__(self, client: Client, url: str, times: LinkTimes) -> None:
+    def __init__(self, client: Client, url: str, times: ConnectionTimeouts) -> None:
         self.url = url
         self.closed = asyncio.Event()
         self.reason = ""
         self.on_publish_denied: Callable[[str], None] = lambda subject: None
-        self.successor: Callable[[], Link | None] = lambda: None
+        self.successor: Callable[[], NatsConnection | None] = lambda: None
         self._client = client
         self._times = times
         self._subscriptions: dict[Registration, Subscription] = {}
         self._denied: set[str] = set()
         self._retiring = False
-        self._owed = 0
-        self._owes_nothing = asyncio.Event()
-        self._owes_nothing.set()
+        self._unanswered = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
@@ -104,12 +104,12 @@ class Link:
         return registration.pattern.lower() in self._denied
 
     async def add(self, registration: Registration, group: str) -> None:
-        """Ask for messages; `barrier` makes sure. A link on its way out takes no more."""
+        """Subscribe; the subscription is in force after `barrier`. A retiring connection takes no new subscription."""
         if self._is_leaving() or self.has(registration):
             return
 
         async def receive(message: Msg) -> None:
-            registration.sink.offer(LinkDelivery(self, message))
+            registration.sink.offer(ConnectionDelivery(self, message))
 
         try:
             subscribing = self._client.subscribe(registration.pattern, queue=group, cb=receive)
@@ -118,8 +118,8 @@ class Link:
             self._fail(describe(error))
             return
         self._subscriptions[registration] = subscription
-        if self._is_leaving():  # since we looked
-            await self._stop_hearing([subscription])
+        if self._is_leaving():  # since the check above
+            await self._stop_receiving([subscription])
 
     async def remove(self, registration: Registration) -> None:
         subscription = self._subscriptions.pop(registration, None)
@@ -132,62 +132,62 @@ class Link:
 
     async def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         if self.closed.is_set():
-            raise Unavailable(f"the bus is away: {self.reason}")
+            raise Unavailable(f"the bus is not connected: {self.reason}")
         try:
             await _cancellable(self._client.publish(subject, payload, reply))
         except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"the bus is away: {describe(error)}") from error
+            raise Unavailable(f"the bus is not connected: {describe(error)}") from error
 
     async def respond(self, reply: str, payload: bytes) -> None:
-        """Answer on this link as long as it lives: the server lets a node answer only where it was asked. After that
-        the next link is worth a try, for users who may publish anyway."""
-        link = self if not self.closed.is_set() else (self.successor() or self)
-        await link.send(reply, payload)
+        """Reply on this connection while it is open: the server lets a node reply only on the connection that received
+        the request. Afterwards the next connection is tried, for users who may publish anyway."""
+        connection = self if not self.closed.is_set() else (self.successor() or self)
+        await connection.send(reply, payload)
 
     async def barrier(self) -> None:
-        """Returns once the server has acted on everything sent so far, or the link is closed."""
+        """Returns once the server has acted on everything sent so far, or the connection is closed."""
         if self.closed.is_set():
             return
         # Shielded, because a cancelled flush would kill the client's reader.
         await asyncio.shield(self._spawn(self._flush_twice()))
 
-    def owe(self, change: int) -> None:
-        """Requests that came this way and are not answered yet."""
-        self._owed += change
-        if self._owed:
-            self._owes_nothing.clear()
+    def count_unanswered(self, change: int) -> None:
+        """Count the requests that arrived on this connection and have no reply yet."""
+        self._unanswered += change
+        if self._unanswered:
+            self._all_answered.clear()
         else:
-            self._owes_nothing.set()
+            self._all_answered.set()
 
     async def retire(self) -> None:
-        """Hear nothing new, hand on everything heard, stay until every answer owed is sent, then close.
+        """Receive nothing new, deliver all received messages, wait until every reply is sent, then close.
 
-        The wait ends by itself: the server closes the connection when its token expires.
+        The wait always ends: the server closes the connection when its token expires.
         """
-        await self.stop_hearing()
+        await self.stop_receiving()
         if not self.closed.is_set():
-            owes_nothing = asyncio.ensure_future(self._owes_nothing.wait())
+            all_answered = asyncio.ensure_future(self._all_answered.wait())
             closed = asyncio.ensure_future(self.closed.wait())
             try:
-                await asyncio.wait((owes_nothing, closed), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((all_answered, closed), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                owes_nothing.cancel()
+                all_answered.cancel()
                 closed.cancel()
         await self.close()
 
-    async def stop_hearing(self) -> None:
-        """No new messages; returns when those already here are handed on."""
+    async def stop_receiving(self) -> None:
+        """Receive no new messages; return when the messages received so far are delivered."""
         self._retiring = True
-        await self._stop_hearing(list(self._subscriptions.values()))
+        await self._stop_receiving(list(self._subscriptions.values()))
         while any(subscription.pending_msgs for subscription in self._subscriptions.values()):
             if self.closed.is_set():
                 break
-            await asyncio.sleep(0)  # the client's own tasks hand each message on without waiting
+            await asyncio.sleep(0)  # the client's own tasks deliver each message without waiting
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._times.close_timeout_s):
-                await self.barrier()  # what was sent last must reach the server
+                await self.barrier()  # the last messages must reach the server
         self._fail("closed")
         for task in tuple(self._tasks):
             if task is not asyncio.current_task():
@@ -196,24 +196,24 @@ class Link:
 
     # Called by nats-py.
 
-    async def took_error(self, error: Exception) -> None:
+    async def on_error(self, error: Exception) -> None:
         found = _DENIED.search(str(error))
         if found is None:
             log.debug("bus client reports", error=describe(error))
         elif found.group(1) == "subscription":
             self._denied.add(found.group(2))
         else:
-            log.error("the bus refuses what we publish", subject=found.group(2))
+            log.error("the bus server refuses a message of this process", subject=found.group(2))
             self.on_publish_denied(found.group(2))
 
-    async def took_close(self) -> None:
+    async def on_close(self) -> None:
         last = self._client.last_error
         self._fail(describe(last) if last is not None else "the server closed the connection")
 
-    # Inside.
+    # Private.
 
     async def _watch(self) -> None:
-        """Tries a quiet connection, so that a server that froze or a cable that was cut is noticed."""
+        """Ping an idle connection, so that a frozen server or a cut cable is noticed."""
         while not self.closed.is_set():
             await asyncio.sleep(self._times.ping_interval_s)
             await self._ping()
@@ -232,8 +232,8 @@ class Link:
         except (nats.errors.Error, OSError, AssertionError) as error:
             self._fail(describe(error))
 
-    async def _stop_hearing(self, subscriptions: list[Subscription]) -> None:
-        # `Subscription.unsubscribe` would throw away what has arrived and what is still on its way.
+    async def _stop_receiving(self, subscriptions: list[Subscription]) -> None:
+        # `Subscription.unsubscribe` would discard messages that have arrived and messages that are still in transit.
         for subscription in subscriptions:
             if self.closed.is_set():
                 return
@@ -255,17 +255,19 @@ class Link:
         return task
 
 
-async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None, name: str, times: LinkTimes) -> Link:
-    """Connect to one server. `Unavailable` says in one line why not."""
+async def open_connection(
+    url: str, credentials: BusCredentials, *, tls: BusTls | None, name: str, times: ConnectionTimeouts
+) -> NatsConnection:
+    """Connect to one server. Raises `Unavailable` with the reason in one line."""
     client = Client()
-    link = Link(client, shown_url(url), times)
+    connection = NatsConnection(client, redacted_url(url), times)
     address, in_url = split_url(url)
     wants_tls = tls is not None or address.startswith("tls://")
     errors: list[Exception] = []
 
-    async def took_error(error: Exception) -> None:
+    async def on_error(error: Exception) -> None:
         errors.append(error)
-        await link.took_error(error)
+        await connection.on_error(error)
 
     try:
         options = _credential_options(client, credentials, in_url, wants_tls)
@@ -275,8 +277,8 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
             connecting = client.connect(
                 servers=[address],
                 name=name,
-                error_cb=took_error,
-                closed_cb=link.took_close,
+                error_cb=on_error,
+                closed_cb=connection.on_close,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,  # 0 would mean for ever
                 reconnect_time_wait=0,
@@ -287,21 +289,21 @@ async def open_link(url: str, credentials: BusCredentials, *, tls: BusTls | None
                 **options,
             )
             await _cancellable(connecting)
-        _check_tls(client, wants_tls)  # where no credentials were asked for, nobody has looked yet
+        _check_tls(client, wants_tls)  # without credentials the callbacks have not checked it
     except BaseException as error:
         await _dispose(client, _ABANDON_S)
         if isinstance(error, nats.errors.NoServersError) and errors:
             error = errors[-1]  # "no servers available" hides why
         if isinstance(error, nats.errors.Error | OSError | TimeoutError | ValueError):
-            raise Unavailable(f"{link.url}: {describe(error)}") from error
+            raise Unavailable(f"{connection.url}: {describe(error)}") from error
         raise
-    link.start()
-    return link
+    connection.start()
+    return connection
 
 
 async def _cancellable(work: Awaitable[T]) -> T:
-    """The library swallows cancellation in places, and so does `asyncio.wait_for` of Python 3.11 when the awaited thing
-    fails in the same moment. Whoever was cancelled while in there is cancelled when out."""
+    """Raise a cancellation that the library swallowed; `asyncio.wait_for` of Python 3.11 swallows one too when the
+    awaited work fails in the same moment."""
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
     try:
@@ -313,13 +315,13 @@ async def _cancellable(work: Awaitable[T]) -> T:
 
 def _check_tls(client: Client, wants_tls: bool) -> None:
     if wants_tls and not client._server_info.get("tls_required"):
-        raise nats.errors.Error("nats: the server does not offer TLS, and we were told to use it")
+        raise nats.errors.Error("nats: the server does not offer TLS, which the settings require")
 
 
 def _credential_options(
     client: Client, credentials: BusCredentials, in_url: BusCredentials, wants_tls: bool
 ) -> dict[str, Any]:
-    """As callbacks, which nats-py calls after the server's hello: the last moment to find out that it is in clear."""
+    """As callbacks, which nats-py calls after the server's INFO: the last moment to notice that there is no TLS."""
 
     def shown(text: str) -> str:
         _check_tls(client, wants_tls)
@@ -343,7 +345,7 @@ def _credential_options(
 
 
 def split_url(url: str) -> tuple[str, BusCredentials]:
-    """The address alone, and what stood before its `@`."""
+    """The address without credentials, and the credentials that stood before its `@`."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     return address, BusCredentials(user=unquote(parts.username or ""), password=unquote(parts.password or ""))
@@ -356,15 +358,15 @@ def tls_context(tls: BusTls) -> ssl.SSLContext:
     return context
 
 
-def shown_url(url: str) -> str:
-    """The URL for a log line: where, never who."""
+def redacted_url(url: str) -> str:
+    """The URL for a log line: the address without credentials."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else (parts.hostname or "?")
     return f"{parts.scheme}://{host}:{parts.port or 4222}"
 
 
 def describe(error: BaseException) -> str:
-    """One line for a person."""
+    """The error in one line for people."""
     text = str(error).removeprefix("nats: ").strip().strip("'")
     lowered = text.lower()
     if "authorization violation" in lowered or isinstance(error, nats.errors.AuthorizationError):
@@ -387,7 +389,7 @@ def _is_no_responders(message: Msg) -> bool:
 
 
 async def _dispose(client: Client, timeout_s: float) -> None:
-    """Close whatever state the client is in, and within bounds: its own close waits for a peer that may be frozen."""
+    """Close the client in any state, within `timeout_s`: its own close waits for a server that may be frozen."""
     try:
         async with asyncio.timeout(timeout_s):
             await _cancellable(client.close())

@@ -76,7 +76,7 @@ async def test_without_faults_everything_arrives_once_in_order_and_at_once() -> 
 
 
 async def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
-    faults = Faults(drop=0.1, double=0.1, delay_s=(0.0, 0.5))
+    faults = Faults(drop=0.1, duplicate=0.1, delay_s=(0.0, 0.5))
     first, again, other = await run(7, faults), await run(7, faults), await run(8, faults)
     assert first == again
     assert first != other
@@ -89,7 +89,7 @@ async def test_drops_lose_messages_and_nothing_else() -> None:
 
 
 async def test_doubles_repeat_messages() -> None:
-    numbers = [number for _, number in await run(3, Faults(double=0.3))]
+    numbers = [number for _, number in await run(3, Faults(duplicate=0.3))]
     assert sorted(set(numbers)) == list(range(200))
     assert 220 < len(numbers) < 300
 

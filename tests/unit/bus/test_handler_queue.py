@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from corral.bus.lanes import Delivery, Lane, LaneLimits
+from corral.bus.handler_queue import Delivery, HandlerQueue, QueueLimits
 from tests.support.waiting import DEADLINE_S
 
 
@@ -30,14 +30,14 @@ async def test_every_message_is_settled_exactly_once_whatever_becomes_of_it() ->
         await release.wait()
         raise RuntimeError
 
-    lane = Lane("s", hold, concurrency=1, limits=LaneLimits(messages=3))
+    queue = HandlerQueue("s", hold, concurrency=1, limits=QueueLimits(messages=3))
     offered = deliveries(10)
     for delivery in offered:
-        lane.offer(delivery)
+        queue.offer(delivery)
     release.set()
     await rest()
     assert Counted.settled == 10
-    assert lane.dropped == 7
+    assert queue.dropped == 7
 
 
 async def test_an_offer_in_the_moment_a_runner_ends_is_not_stuck() -> None:
@@ -46,9 +46,9 @@ async def test_an_offer_in_the_moment_a_runner_ends_is_not_stuck() -> None:
     async def handle(delivery: Delivery) -> None:
         handled.append(delivery.payload)
 
-    lane = Lane("s", handle, concurrency=1, limits=LaneLimits())
+    queue = HandlerQueue("s", handle, concurrency=1, limits=QueueLimits())
     for delivery in deliveries(20):
-        lane.offer(delivery)
+        queue.offer(delivery)
         await asyncio.sleep(0)  # one step: the runner may be at any point of its last one
     await rest()
     assert handled == [str(number).encode() for number in range(20)]
@@ -62,12 +62,12 @@ async def test_closing_forgets_what_waits_but_not_what_runs() -> None:
         await release.wait()
         handled.append(delivery.payload)
 
-    lane = Lane("s", hold, concurrency=1, limits=LaneLimits())
+    queue = HandlerQueue("s", hold, concurrency=1, limits=QueueLimits())
     for delivery in deliveries(3):
-        lane.offer(delivery)
+        queue.offer(delivery)
     await rest()
-    lane.close()
-    lane.offer(deliveries(1)[0])
+    queue.close()
+    queue.offer(deliveries(1)[0])
     release.set()
     await rest()
     assert handled == [b"0"]
@@ -80,10 +80,10 @@ async def test_stopping_works_off_what_waits_within_the_grace() -> None:
         await asyncio.sleep(0)
         handled.append(delivery.payload)
 
-    lane = Lane("s", handle, concurrency=2, limits=LaneLimits())
+    queue = HandlerQueue("s", handle, concurrency=2, limits=QueueLimits())
     for delivery in deliveries(10):
-        lane.offer(delivery)
-    await lane.stop(DEADLINE_S)
+        queue.offer(delivery)
+    await queue.stop(DEADLINE_S)
     assert len(handled) == 10
     assert Counted.settled == 10
 
@@ -98,11 +98,11 @@ async def test_stopping_ends_what_does_not_end_itself() -> None:
             cancelled.append(delivery.subject)
             raise
 
-    lane = Lane("s", endless, concurrency=2, limits=LaneLimits())
+    queue = HandlerQueue("s", endless, concurrency=2, limits=QueueLimits())
     for delivery in deliveries(5):
-        lane.offer(delivery)
+        queue.offer(delivery)
     await rest()
-    await lane.stop(0.01)
+    await queue.stop(0.01)
     assert len(cancelled) == 2
     assert Counted.settled == 5
 
@@ -114,10 +114,10 @@ async def test_a_handler_that_never_waits_leaves_room_for_others() -> None:
         nonlocal handled
         handled += 1
 
-    lane = Lane("s", greedy, concurrency=1, limits=LaneLimits(messages=10_000))
+    queue = HandlerQueue("s", greedy, concurrency=1, limits=QueueLimits(messages=10_000))
     for delivery in deliveries(5_000):
-        lane.offer(delivery)
+        queue.offer(delivery)
     await asyncio.sleep(0)
     assert 0 < handled < 5_000
-    await lane.stop(DEADLINE_S)
+    await queue.stop(DEADLINE_S)
     assert handled == 5_000

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from corral.bus.matching import covers, matches
-from corral.bus.permissions import Permissions, localai_node_permissions, node_permissions
+from corral.bus.permissions import Permissions, covers, localai_node_permissions, matches, node_permissions
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,8 @@ def test_a_node_hears_nothing_that_it_can_say(permissions: Callable[..., Permiss
     """Or it could send itself a message whose reply subject is somebody else's, and then "answer" there."""
     own = permissions("a", reply_ttl_s=60)
     for said in own.publish:
-        assert not own.may_hear(said)
+        assert not own.may_receive(said)
         assert not own.may_subscribe(said)
     assert own.may_subscribe("nodes.a.>")
-    assert own.may_hear("nodes.a.backend.install")
-    assert own.may_hear("nodes.a.files.ensure")
+    assert own.may_receive("nodes.a.backend.install")
+    assert own.may_receive("nodes.a.files.ensure")

@@ -7,7 +7,7 @@ import ssl
 import nats.errors
 import pytest
 
-from corral.bus.link import describe, shown_url, split_url
+from corral.bus.connection import describe, redacted_url, split_url
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from corral.bus.link import describe, shown_url, split_url
     ],
 )
 def test_a_shown_url_says_where_and_never_who(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+    assert redacted_url(url) == shown
 
 
 def test_credentials_in_a_url_are_taken_out_of_it() -> None:
