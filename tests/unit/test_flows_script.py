@@ -18,13 +18,15 @@ LOOP = call("async controller/loop.py run_once")
 SEND = call("async controller/orders.py send", "async controller/loop.py run_once", "plain cli/main.py main")
 DECIDE = call("plain controller/plan.py decide", "async controller/loop.py run_once")
 INSERT = call("async store/rows.py insert", "async controller/api.py create")
+POST = call("async client/calls.py post")
 CHANCE = call("async controller/prune.py prune")
 
 
 def test_a_file_is_on_the_path_with_a_new_coroutine_or_one_below_it() -> None:
-    found = flows.count_files([{1: {LOOP}, 2: {LOOP, ROUTE, SEND, DECIDE, INSERT}}])["install"]
-    assert found.on_path == {"controller/api.py", "controller/loop.py", "controller/orders.py"}
-    assert found.touched == {"controller/api.py", "controller/orders.py", "controller/plan.py", "store/rows.py"}
+    found = flows.count_files([{1: {LOOP}, 2: {LOOP, ROUTE, SEND, DECIDE, INSERT, POST}}])["install"]
+    assert found.in_programs == {"controller/api.py", "controller/loop.py", "controller/orders.py"}
+    assert found.on_path == found.in_programs | {"client/calls.py", "store/rows.py"}
+    assert found.touched == (found.on_path - {"controller/loop.py"}) | {"controller/plan.py"}
 
 
 def test_calls_of_an_idle_period_or_of_some_runs_only_do_not_count() -> None:
