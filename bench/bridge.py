@@ -31,7 +31,7 @@ from bench.support.systems import free_port
 from corral.contract import backend_pb2 as pb
 from corral.contract.backend_pb2_grpc import BackendServicer, BackendStub, add_BackendServicer_to_server
 from corral.contract.http import Request, Responder
-from corral.inference.backend_process import Served
+from corral.inference.backend_process import BackendProcess
 from corral.inference.bridge import Bridge
 from corral.inference.request_files import LocalFiles
 from corral.relay import RelayServer
@@ -62,7 +62,9 @@ async def serve_backend(port: int, tokens: int) -> None:
 
 async def serve_bridge(port: int, backend: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bridge = Bridge(Served(f"127.0.0.1:{backend}", "bench", load='{"Model": "bench"}'), LocalFiles(Path(folder)))
+        bridge = Bridge(
+            BackendProcess(f"127.0.0.1:{backend}", "bench", load='{"Model": "bench"}'), LocalFiles(Path(folder))
+        )
 
         class Mounted:
             async def handle(self, request: Request, responder: Responder) -> None:

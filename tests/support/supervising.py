@@ -97,7 +97,7 @@ def tiny(folder: Path, want: str = "", **changed: Any) -> ProcessSpec:
 
 def mock_manifest() -> Manifest:
     """As the built-in gallery has it."""
-    entries = yaml.safe_load((ROOT / "src" / "corral" / "gallery" / "builtin.yaml").read_text())
+    entries = yaml.safe_load((ROOT / "src" / "corral" / "gallery" / "backends" / "builtin.yaml").read_text())
     (entry,) = [entry for entry in entries if entry["name"] == "mock"]
     return msgspec.convert(entry["corral"], Manifest)
 

@@ -17,9 +17,7 @@ from tests.support.scripts import ROOT, load_script
 COMMON_CLASS_NAMES: frozenset[str] = frozenset(
     {
         "Backends",
-        "Caller",
         "Deleted",
-        "Files",
         "Model",
         "Origin",
         "Pace",

@@ -1,7 +1,5 @@
-"""What goes wrong, in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`. Pure.
-
-gRPC's own errors are read in `calling.py`; here is only how they are told.
-"""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. Pure. `grpc/client.py` translates
+gRPC's errors."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 
 
-class Refused(Exception):
-    """A request that gets an answer, but not the one it wanted."""
+class ApiError(Exception):
+    """The request is answered with an error."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: int = 0
@@ -35,25 +33,27 @@ class Refused(Exception):
     def headers(self) -> Headers:
         if self.retry_after_s:
             return (JSON, (b"retry-after", b"%d" % self.retry_after_s))
-        if self.status == 410:  # it found itself to be another's: it has not acted, and must not be asked again
+        if (
+            self.status == 410
+        ):  # the process serves another model: the request was not executed, so another process may get it
             return (JSON, (NOT_REACHED, b"1"))
         return (JSON,)
 
 
-class BrokenOff(RelayError):
-    """An answer that cannot be brought to its end, nor say so itself."""
+class StreamBroken(RelayError):
+    """An answer broke off after its start, in a format that cannot contain an error."""
 
 
-def bad(param: str, message: str) -> Refused:
-    """The client can mend it, and this is the field."""
-    return Refused(400, message, param=param)
+def invalid_field(param: str, message: str) -> ApiError:
+    """The client can fix the request: the error names the field."""
+    return ApiError(400, message, param=param)
 
 
-def not_bridged(rpc: str, what: str) -> Refused:
-    """`rpc` empty: the contract has none for it."""
+def not_bridged(rpc: str, what: str) -> ApiError:
+    """`rpc` empty: there is no RPC for it."""
     why = f"its RPC, {rpc}, is not translated here" if rpc else "there is no RPC for it"
-    return Refused(501, f"{what} is not served by gRPC backends: {why}.", code="not_implemented")
+    return ApiError(501, f"{what} is not served by gRPC backends: {why}.", code="not_implemented")
 
 
-def not_implemented(backend: str, rpc: str) -> Refused:
-    return Refused(501, f"The backend {backend} does not implement {rpc}.", code="not_implemented")
+def not_implemented(backend: str, rpc: str) -> ApiError:
+    return ApiError(501, f"The backend {backend} does not implement {rpc}.", code="not_implemented")

@@ -1,4 +1,4 @@
-"""What is known about the process that requests are bridged to. Pure, and free of gRPC."""
+"""A gRPC process and its model, as the bridge knows it; the result of a health check. Pure, without gRPC."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import msgspec
 
 
 @dataclass(frozen=True)
-class Served:
-    """One gRPC process with its model. `definition` is the model's, whole: defaults of requests come from it."""
+class BackendProcess:
+    """One gRPC process with its model. Defaults of requests come from the model's `definition`."""
 
     address: str  # host:port
-    model: str  # what clients call it, and what answers say
+    model: str  # the name that clients use
     backend: str = ""
-    token: str = field(default="", repr=False)  # empty: it asks for none
+    token: str = field(default="", repr=False)  # empty: the process requires none
     definition: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     load: str = field(default="", repr=False)  # the ModelOptions it was loaded with, as JSON
     slots: int = 1
 
     @cached_property
     def identity(self) -> str:
-        """What requests must name so that another model on a recycled port refuses them; empty: nobody checks."""
-        return identity_of(self.load)
+        """The identity in requests, so that another model on a reused port refuses them; empty: not checked."""
+        return model_identity(self.load)
 
     @property
     def model_file(self) -> str:
@@ -37,7 +37,7 @@ class Served:
         return self._loaded("ModelPath")
 
     def setting(self, *keys: str) -> Any:
-        """A value of the definition, `setting("template", "use_tokenizer_template")`; None when nobody said."""
+        """A value of the definition: `setting("template", "use_tokenizer_template")`; None if it is not set."""
         value: Any = self.definition
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -47,18 +47,18 @@ class Served:
         return _text(self.load, name)
 
 
-def identity_of(load: str) -> str:
-    """What a process that was loaded with this must be asked for; empty: nobody checks."""
+def model_identity(load: str) -> str:
+    """The identity of the model in these load options; empty: not checked."""
     return _text(load, "Model")
 
 
 def _text(load: str, name: str) -> str:
-    told = msgspec.json.decode(load) if load else {}
-    value = told.get(name)
+    options = msgspec.json.decode(load) if load else {}
+    value = options.get(name)
     return value if isinstance(value, str) else ""
 
 
-class Pulse(StrEnum):
+class ProcessHealth(StrEnum):
     ALIVE = "alive"
-    BUSY = "busy"  # it did not answer in time, or answered something else: silence is not death
+    BUSY = "busy"  # no answer in time, or another answer: a busy process may be silent
     UNREACHABLE = "unreachable"

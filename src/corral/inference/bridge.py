@@ -1,7 +1,7 @@
-"""OpenAI's HTTP for one gRPC process: which path is which RPC. A `Handler` of contract/http.py.
+"""Serves OpenAI's HTTP routes for one gRPC process: maps paths to RPCs. A `Handler` of contract/http.py.
 
-Whoever mounts it has checked the caller and counts the request. A path without an RPC is refused by the name of the
-RPC it would be.
+The code that mounts the bridge authorizes and counts requests. A path that is not translated is refused with the name
+of its RPC.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Awaitable, Callable
 
 from corral.contract.codec import encode
 from corral.contract.http import BodyTooLarge, ClientGone, Request, Responder
-from corral.inference.api_errors import JSON, Refused, not_bridged
-from corral.inference.backend_process import Served
-from corral.inference.grpc.client import Caller
-from corral.inference.openai.json_body import Asked
-from corral.inference.request_files import Files
+from corral.inference.api_errors import JSON, ApiError, not_bridged
+from corral.inference.backend_process import BackendProcess
+from corral.inference.grpc.client import BackendClient
+from corral.inference.openai.json_body import JsonBody
+from corral.inference.request_files import RequestFiles
 from corral.inference.routes import completions, embeddings, speech, transcription, utilities
 
-LARGEST_BODY = 64 * 1024 * 1024
-LONGEST_SHOWN = 100
+MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_SHOWN_CHARS = 100
 
-# A JSON object in, an answer out.
-_ASKED: dict[bytes, Callable[[Caller, Asked, Responder], Awaitable[int]]] = {
+# Routes with a JSON body.
+_JSON_ROUTES: dict[bytes, Callable[[BackendClient, JsonBody, Responder], Awaitable[int]]] = {
     b"/v1/chat/completions": completions.chat,
     b"/v1/completions": completions.complete,
     b"/v1/embeddings": embeddings.embed,
@@ -30,21 +30,21 @@ _ASKED: dict[bytes, Callable[[Caller, Asked, Responder], Awaitable[int]]] = {
     b"/tokenize": utilities.tokenize,
     b"/v1/detokenize": utilities.detokenize,
     b"/detokenize": utilities.detokenize,
-    b"/v1/vad": utilities.find_speech,
-    b"/vad": utilities.find_speech,
+    b"/v1/vad": utilities.detect_voice_activity,
+    b"/vad": utilities.detect_voice_activity,
 }
-# A form with a file in it.
-_FORMS: dict[bytes, Callable[[Caller, Request, Responder, Files], Awaitable[int]]] = {
+# Routes with a form that contains a file.
+_FORM_ROUTES: dict[bytes, Callable[[BackendClient, Request, Responder, RequestFiles], Awaitable[int]]] = {
     b"/v1/audio/transcriptions": transcription.transcribe,
     b"/v1/audio/translations": transcription.translate,
     b"/v1/audio/diarization": transcription.diarize,
 }
-_LOOKS: dict[bytes, Callable[[Caller, Responder], Awaitable[int]]] = {
+_GET_ROUTES: dict[bytes, Callable[[BackendClient, Responder], Awaitable[int]]] = {
     b"/health": utilities.health,
     b"/status": utilities.status,
 }
 _SPEECH = b"/v1/audio/speech"
-# What is not translated, by the RPC it would be (docs/reference/wire/grpc.md#rpcs). LocalAI's own paths.
+# LocalAI's paths that are not translated, with their RPC (docs/reference/wire/grpc.md#rpcs).
 _NOT_BRIDGED = {
     b"/v1/images/generations": "GenerateImage",
     b"/v1/images/edits": "GenerateImage",
@@ -76,81 +76,82 @@ _NOT_BRIDGED = {
 
 
 class Bridge:
-    """Of one process. `close` it when that process is gone: the last request under way closes it in truth."""
+    """The bridge to one process. `close` it when that process is gone: the channel is closed after the last active
+    request."""
 
-    def __init__(self, served: Served, files: Files) -> None:
-        """`files`: where the process can read and write them."""
-        self.served = served
+    def __init__(self, process: BackendProcess, files: RequestFiles) -> None:
+        """`files`: creates files that the process can read and write."""
+        self.process = process
         self._files = files
-        self._caller = Caller(served)
+        self._client = BackendClient(process)
         self._open = 0
         self._closing = False
 
     async def handle(self, request: Request, responder: Responder) -> int:
-        """Answers, and tells the status for the count. Raises UpstreamFailed, before anything was answered, when the
-        process could not be reached or broke off."""
+        """Answer the request; returns the status for the metrics. Raises UpstreamFailed, before anything was sent, if
+        the process cannot be reached or breaks the connection."""
         self._open += 1
         try:
             return await self._handle(request, responder)
         finally:
             self._open -= 1
             if self._closing and not self._open:
-                await self._caller.close()
+                await self._client.close()
 
     async def close(self) -> None:
         self._closing = True
         if not self._open:
-            await self._caller.close()
+            await self._client.close()
 
     async def _handle(self, request: Request, responder: Responder) -> int:
         try:
             return await self._route(request, responder)
         except ClientGone:
             return 499
-        except BaseExceptionGroup as group:  # of several choices asked for at once, the first that failed
+        except BaseExceptionGroup as group:  # of several concurrent choices, the first that failed
             failure = _first(group)
-            if not isinstance(failure, Refused):
+            if not isinstance(failure, ApiError):
                 raise failure from group
             refused = failure
-        except Refused as failure:
+        except ApiError as failure:
             refused = failure
         await responder.send(refused.status, refused.headers, refused.body)
         return refused.status
 
     async def _route(self, request: Request, responder: Responder) -> int:
-        route, caller = request.route, self._caller
-        if (ask := _ASKED.get(route)) is not None:
-            return await ask(caller, await self._asked(request), responder)
-        if (fill := _FORMS.get(route)) is not None:
+        route, client = request.route, self._client
+        if (handler := _JSON_ROUTES.get(route)) is not None:
+            return await handler(client, await self._read_json(request), responder)
+        if (form_handler := _FORM_ROUTES.get(route)) is not None:
             _check_method(request, b"POST")
-            return await fill(caller, request, responder, self._files)
+            return await form_handler(client, request, responder, self._files)
         if route == _SPEECH:
-            return await speech.speak(caller, await self._asked(request), responder, self._files)
-        if (look := _LOOKS.get(route)) is not None:
+            return await speech.create_speech(client, await self._read_json(request), responder, self._files)
+        if (get_handler := _GET_ROUTES.get(route)) is not None:
             _check_method(request, b"GET")
-            return await look(caller, responder)
+            return await get_handler(client, responder)
         if route == b"/v1/models":
             _check_method(request, b"GET")
             return await self._models(responder)
-        raise not_bridged(_NOT_BRIDGED.get(route, ""), route[:LONGEST_SHOWN].decode("latin-1"))
+        raise not_bridged(_NOT_BRIDGED.get(route, ""), route[:MAX_SHOWN_CHARS].decode("latin-1"))
 
-    async def _asked(self, request: Request) -> Asked:
+    async def _read_json(self, request: Request) -> JsonBody:
         _check_method(request, b"POST")
         try:
-            return Asked.read(await request.body.read(LARGEST_BODY))
+            return JsonBody.read(await request.body.read(MAX_BODY_BYTES))
         except BodyTooLarge as error:
-            words = f"The body is larger than {LARGEST_BODY} bytes."
-            raise Refused(413, words, code="request_too_large") from error
+            words = f"The body is larger than {MAX_BODY_BYTES} bytes."
+            raise ApiError(413, words, code="request_too_large") from error
 
     async def _models(self, responder: Responder) -> int:
-        rows = [{"id": self.served.model, "object": "model", "created": 0, "owned_by": self.served.backend}]
+        rows = [{"id": self.process.model, "object": "model", "created": 0, "owned_by": self.process.backend}]
         await responder.send(200, (JSON,), encode({"object": "list", "data": rows}))
         return 200
 
 
 def _check_method(request: Request, method: bytes) -> None:
     if request.method != method:
-        raise Refused(405, f"Only {method.decode()} is served here.", code="method_not_allowed")
+        raise ApiError(405, f"Only {method.decode()} is allowed here.", code="method_not_allowed")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,7 +1,8 @@
-"""What LoadModel is told of a model's definition (docs/reference/wire/grpc.md#loadmodel). Pure; needs no gRPC.
+"""Makes the options of LoadModel from a model's definition (docs/reference/wire/grpc.md#loadmodel). Pure; needs no
+gRPC.
 
-The result is `ModelOptions` as JSON would have it, names verbatim. `options` of the definition is the contract's list
-of `key:value` texts; as a mapping it is fields of LoadModel in the backend's own words, and these count above all else.
+The result is `ModelOptions` as JSON, with verbatim names. `options` in the definition is LocalAI's list of `key:value`
+texts; a mapping instead sets fields of LoadModel directly and wins over everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from corral.kit.errors import Invalid
 
 CONTEXT_SIZE = 4096
 BATCH = 512
-WIDEST_BATCH = 8192
+MAX_BATCH = 8192
 ALL_LAYERS = 99_999_999
 _INT32 = 2**31
 
@@ -31,8 +32,8 @@ _TYPES = {
 }
 _LLAMA_CPP = ("llama", "go-llama", "ik_llama", "ik-llama")
 
-# These load what `Model` names and never look at `ModelFile` (docs/reference/wire/grpc.md#loadmodel): their weights are
-# named by where they are.
+# These backends load `Model` and ignore `ModelFile` (docs/reference/wire/grpc.md#loadmodel): `Model` must be the path
+# of the weights.
 _BY_NAME_ONLY = ("mlx", "rerankers", "faster-whisper", "kokoro", "moonshine", "insightface", "rfdetr")
 
 _TEXTS = {
@@ -50,7 +51,7 @@ _TEXTS = {
     "CacheTypeValue": "cache_type_v",
     "DType": "dtype",
 }
-# Names of files or folders: where one is there, its path is told; else the word stays, a hub's name perhaps.
+# Names of files or folders: an existing one becomes a path; any other name stays, perhaps a name on the hub.
 _COMPANIONS = {
     "CLIPModel": "diffusers.clip_model",
     "Tokenizer": "parameters.tokenizer",
@@ -58,7 +59,7 @@ _COMPANIONS = {
     "LoraAdapter": "lora_adapter",
     "AudioPath": "tts.audio_path",
 }
-_PATHS = {"MMProj": "mmproj", "DraftModel": "draft_model"}  # always below the models folder
+_PATHS = {"MMProj": "mmproj", "DraftModel": "draft_model"}  # always inside the models folder
 _FLAGS = {
     "F16Memory": "f16",
     "MLock": "mmlock",
@@ -106,135 +107,136 @@ _PROXY = {
 }
 
 
-class Place(NamedTuple):
-    """The machine the model is loaded on."""
+class LoadTarget(NamedTuple):
+    """The machine that loads the model."""
 
-    folder: str  # absolute: relative names of the definition count from here
-    model_file: str = ""  # absolute; empty: the weights are no file here, and the backend knows them by name
+    folder: str  # absolute; relative names in the definition start here
+    model_file: str = ""  # absolute; empty: the weights are not a local file, and the backend finds them by name
     threads: int = 4
-    seed: int = 0  # for a model that names none
+    seed: int = 0  # for a definition without a seed
     exists: Callable[[str], bool] = lambda _path: False
 
 
 def weights_of(definition: Mapping[str, Any]) -> str:
-    """The name of the weights, as the definition has it: of a repository on the hub, its name there."""
-    named = _Told(definition).text("parameters.model") or _Told(definition).text("model")
+    """The name of the weights in the definition; for a repository on the hub, its name there."""
+    named = _DefinitionReader(definition).text("parameters.model") or _DefinitionReader(definition).text("model")
     repository = parse_repository(named)
     return repository.id if repository is not None else named or artifact_weights(definition)
 
 
 def is_llama_cpp(backend: str) -> bool:
-    """By any of its names, also as the build for one kind of machine (`cuda12-llama-cpp`)."""
+    """Whether the name is one of llama.cpp's, including builds for one kind of machine (`cuda12-llama-cpp`)."""
     return "llama-cpp" in backend.lower() or backend.lower() in _LLAMA_CPP
 
 
-def load_options(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> dict[str, Any]:
-    """Raises Invalid for a value that cannot be meant, naming its key. What is zero is left out."""
-    told = _Told(definition)
-    name = (told.text("backend") or backend).lower()
+def load_options(definition: Mapping[str, Any], model: str, backend: str, target: LoadTarget) -> dict[str, Any]:
+    """Raises Invalid for an invalid value, with its key. Zero values are left out."""
+    reader = _DefinitionReader(definition)
+    name = (reader.text("backend") or backend).lower()
     fields: dict[str, Any] = {
-        "Model": _model(definition, model, name, place),
-        "ModelFile": place.model_file,
-        "ModelPath": place.folder,
-        "ContextSize": _context_size(told, name),
-        "Seed": place.seed if told.whole("parameters.seed", -1) == -1 else told.whole("parameters.seed"),
-        "MMap": told.flag("mmap", not ("intel" in name or "sycl" in name)),
-        "NGPULayers": told.whole("gpu_layers", ALL_LAYERS),
-        "Threads": told.whole("threads") or place.threads,
-        "CUDA": told.flag("cuda") or told.flag("diffusers.cuda"),
-        "FlashAttention": told.switch("flash_attention") or "auto",
-        "TensorParallelSize": told.whole("tensor_parallel_size") or told.whole("tensor_parallel"),
-        "LoraAdapters": [_found(adapter, place) for adapter in told.texts("lora_adapters")],
-        "LoraScales": told.numbers("lora_scales"),
-        "Options": _options(told, name),
-        "Overrides": told.texts("overrides"),
-        "GrammarTriggers": _triggers(told),
-        "EnableScore": "score" in told.texts("known_usecases"),
-        "EngineArgs": encode(args).decode() if (args := told.mapping("engine_args")) else "",
-        "Proxy": _proxy(told) if name == "cloud-proxy" else {},
+        "Model": _model(definition, model, name, target),
+        "ModelFile": target.model_file,
+        "ModelPath": target.folder,
+        "ContextSize": _context_size(reader, name),
+        "Seed": target.seed if reader.whole("parameters.seed", -1) == -1 else reader.whole("parameters.seed"),
+        "MMap": reader.flag("mmap", not ("intel" in name or "sycl" in name)),
+        "NGPULayers": reader.whole("gpu_layers", ALL_LAYERS),
+        "Threads": reader.whole("threads") or target.threads,
+        "CUDA": reader.flag("cuda") or reader.flag("diffusers.cuda"),
+        "FlashAttention": reader.switch("flash_attention") or "auto",
+        "TensorParallelSize": reader.whole("tensor_parallel_size") or reader.whole("tensor_parallel"),
+        "LoraAdapters": [_found(adapter, target) for adapter in reader.texts("lora_adapters")],
+        "LoraScales": reader.numbers("lora_scales"),
+        "Options": _options(reader, name),
+        "Overrides": reader.texts("overrides"),
+        "GrammarTriggers": _triggers(reader),
+        "EnableScore": "score" in reader.texts("known_usecases"),
+        "EngineArgs": encode(args).decode() if (args := reader.mapping("engine_args")) else "",
+        "Proxy": _proxy(reader) if name == "cloud-proxy" else {},
     }
-    fields |= {field: told.text(key) for field, key in _TEXTS.items()}
-    fields |= {field: _found(told.text(key), place) for field, key in _COMPANIONS.items()}
-    fields |= {field: _below(told.text(key), key, place) for field, key in _PATHS.items()}
-    fields |= {field: told.flag(key) for field, key in _FLAGS.items()}
-    fields |= {field: told.whole(key) for field, key in _WHOLE.items()}
-    fields |= {field: told.number(key) for field, key in _NUMBERS.items()}
-    fields["NBatch"] = told.whole("parameters.batch") or _batch(fields)
+    fields |= {field: reader.text(key) for field, key in _TEXTS.items()}
+    fields |= {field: _found(reader.text(key), target) for field, key in _COMPANIONS.items()}
+    fields |= {field: _below(reader.text(key), key, target) for field, key in _PATHS.items()}
+    fields |= {field: reader.flag(key) for field, key in _FLAGS.items()}
+    fields |= {field: reader.whole(key) for field, key in _WHOLE.items()}
+    fields |= {field: reader.number(key) for field, key in _NUMBERS.items()}
+    fields["NBatch"] = reader.whole("parameters.batch") or _batch(fields)
     fields["Type"] = _TYPES.get(name) or fields["Type"]
-    own = told.get("options")
+    own = reader.get("options")
     verbatim = dict(own) if isinstance(own, Mapping) else {}
     return {field: value for field, value in fields.items() if value} | verbatim
 
 
-def _model(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> str:
-    if place.model_file and any(word in backend for word in _BY_NAME_ONLY):
-        return place.model_file
+def _model(definition: Mapping[str, Any], model: str, backend: str, target: LoadTarget) -> str:
+    if target.model_file and any(word in backend for word in _BY_NAME_ONLY):
+        return target.model_file
     return weights_of(definition) or model
 
 
-def _context_size(told: _Told, backend: str) -> int:
-    """The definition's is what one request may use; llama.cpp is told what all of them share."""
-    context = max(0, told.whole("context_size")) or CONTEXT_SIZE
-    shared = context * _slots(told) if is_llama_cpp(backend) else context
+def _context_size(reader: _DefinitionReader, backend: str) -> int:
+    """The definition has the context of one request; llama.cpp needs the context of all parallel requests."""
+    context = max(0, reader.whole("context_size")) or CONTEXT_SIZE
+    shared = context * _slots(reader) if is_llama_cpp(backend) else context
     return shared if shared < _INT32 else context
 
 
-def _slots(told: _Told) -> int:
-    """Requests at once in our own word for it. Who uses the engine's (`options: ["parallel:4"]`) means the engine's."""
-    said = {option.partition(":")[0] for option in _listed_options(told)}
-    return 1 if said & {"parallel", "n_parallel"} else max(1, told.whole("parallel"))
+def _slots(reader: _DefinitionReader) -> int:
+    """Parallel requests, from the key `parallel`. The engine's own option (`options: ["parallel:4"]`) is left to the
+    engine."""
+    named = {option.partition(":")[0] for option in _listed_options(reader)}
+    return 1 if named & {"parallel", "n_parallel"} else max(1, reader.whole("parallel"))
 
 
 def _batch(fields: Mapping[str, Any]) -> int:
-    """A text that is embedded or ranked has to fit into one batch."""
+    """Texts that are embedded or ranked must fit into one batch."""
     if fields["Embeddings"] or fields["Reranking"] or fields["EnableScore"]:
-        return max(BATCH, min(int(fields["ContextSize"]), WIDEST_BATCH))
+        return max(BATCH, min(int(fields["ContextSize"]), MAX_BATCH))
     return BATCH
 
 
-def _options(told: _Told, backend: str) -> list[str]:
-    options = _listed_options(told)
-    if is_llama_cpp(backend) and not isinstance(told.get("options"), Mapping):
-        said = {option.partition(":")[0] for option in options}
-        if (slots := _slots(told)) > 1:
+def _options(reader: _DefinitionReader, backend: str) -> list[str]:
+    options = _listed_options(reader)
+    if is_llama_cpp(backend) and not isinstance(reader.get("options"), Mapping):
+        named = {option.partition(":")[0] for option in options}
+        if (slots := _slots(reader)) > 1:
             options.append(f"parallel:{slots}")
-        if "cache_reuse" not in said:
+        if "cache_reuse" not in named:
             options.append("cache_reuse:256")
     return options
 
 
-def _listed_options(told: _Told) -> list[str]:
-    return [] if isinstance(told.get("options"), Mapping) else told.texts("options")
+def _listed_options(reader: _DefinitionReader) -> list[str]:
+    return [] if isinstance(reader.get("options"), Mapping) else reader.texts("options")
 
 
-def _triggers(told: _Told) -> list[dict[str, str]]:
-    listed = told.get("function.grammar.triggers") or []
+def _triggers(reader: _DefinitionReader) -> list[dict[str, str]]:
+    listed = reader.get("function.grammar.triggers") or []
     if not isinstance(listed, list):
-        raise Invalid("function.grammar.triggers of the model's definition is no list")
+        raise Invalid("function.grammar.triggers of the model's definition is not a list")
     words = [each.get("word") for each in listed if isinstance(each, Mapping)]
     return [{"word": word} for word in words if isinstance(word, str) and word]
 
 
-def _proxy(told: _Told) -> dict[str, Any]:
-    proxy = told.mapping("proxy")
+def _proxy(reader: _DefinitionReader) -> dict[str, Any]:
+    proxy = reader.mapping("proxy")
     return {key: value for key, kind in _PROXY.items() if isinstance(value := proxy.get(key), kind) and value}
 
 
-def _found(named: str, place: Place) -> str:
-    path = posixpath.join(place.folder, named) if named and is_safe_path(named) else ""
-    return path if path and place.exists(path) else named
+def _found(named: str, target: LoadTarget) -> str:
+    path = posixpath.join(target.folder, named) if named and is_safe_path(named) else ""
+    return path if path and target.exists(path) else named
 
 
-def _below(named: str, key: str, place: Place) -> str:
+def _below(named: str, key: str, target: LoadTarget) -> str:
     if not named:
         return ""
     if not is_safe_path(named):
         raise Invalid(f"{key} of the model's definition leads out of the models folder: {named!r}")
-    return posixpath.join(place.folder, named)
+    return posixpath.join(target.folder, named)
 
 
-class _Told:
-    """The definition, by dotted keys, each value as what it must be."""
+class _DefinitionReader:
+    """Reads values of the definition by dotted keys, each with its expected type."""
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         self._definition = definition
@@ -254,7 +256,7 @@ class _Told:
         return str(value) if isinstance(value, str) else self._wrong(key, "a text", value)
 
     def switch(self, key: str) -> str:
-        """A text that YAML may have read as a truth: `on`."""
+        """A text that YAML may have parsed as a boolean: `on`."""
         value = self.get(key)
         return ("on" if value else "off") if isinstance(value, bool) else self.text(key)
 

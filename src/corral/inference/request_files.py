@@ -1,8 +1,7 @@
-"""Files that live as long as a request: what a client sends for a backend to read, what a backend writes for a client.
+"""Files of one request: input that a client sends to the backend, and output that the backend writes for the client.
 
-gRPC passes paths, so such files lie on the disk of the machine the backend runs on, in a folder of the request's own,
-which goes with it. Here is how that looks where the backend is on this very machine; for one elsewhere, whoever mounts
-the bridge brings another `Files`.
+gRPC passes paths, so these files are on the backend's machine, in a folder per request that is removed with it.
+`LocalFiles` is for a backend on this machine; the controller has another `RequestFiles` for backends elsewhere.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ _OURS = re.compile(r"(\d+)-[A-Za-z0-9_]+\Z")
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,8}\Z")
 
 
-class Folder(Protocol):
-    """Of one request."""
+class RequestFolder(Protocol):
+    """The folder of one request."""
 
     @property
     def here(self) -> Path:
-        """Where we put what came, and find what was fetched."""
+        """The local folder for received and fetched files."""
 
     async def hand_over(self, path: Path) -> str:
-        """A file of `here` for the backend to read: its path as the backend knows it."""
+        """Make a file of `here` readable for the backend. Returns its path on the backend's machine."""
 
-    async def there(self, name: str) -> str:
+    async def output_path(self, name: str) -> str:
         """A path the backend may write to."""
 
     async def fetch(self, name: str) -> Path:
-        """What it wrote there. Raises FileNotFoundError."""
+        """The file that the backend wrote, as a local file. Raises FileNotFoundError."""
 
 
-class Files(Protocol):
-    def open(self) -> contextlib.AbstractAsyncContextManager[Folder]:
-        """A folder, gone when the block is left."""
+class RequestFiles(Protocol):
+    def open(self) -> contextlib.AbstractAsyncContextManager[RequestFolder]:
+        """A folder that is removed when the block is left."""
 
 
 class LocalFolder:
@@ -53,7 +52,7 @@ class LocalFolder:
             await asyncio.to_thread(os.chown, path, *self._owner)
         return str(path)
 
-    async def there(self, name: str) -> str:
+    async def output_path(self, name: str) -> str:
         return str(self.here / name)
 
     async def fetch(self, name: str) -> Path:
@@ -63,14 +62,14 @@ class LocalFolder:
 
 
 class LocalFiles:
-    """`owner`: user and group the backends run as, where that is not who we are."""
+    """`owner`: user and group of the backends, if they differ from this process's."""
 
     def __init__(self, folder: Path, owner: tuple[int, int] | None = None) -> None:
         self._folder = folder
         self._owner = owner
 
     def sweep(self) -> None:
-        """Remove what those left who are no more. A worker that hands over to this one is still there."""
+        """Remove folders of ended processes. A worker that hands over to this one still runs."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 found = _OURS.match(path.name)
@@ -78,25 +77,25 @@ class LocalFiles:
                     shutil.rmtree(path, ignore_errors=True)
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Folder]:
-        folder = self._make()  # in a thread, whoever left meanwhile would leave it behind
+    async def open(self) -> AsyncIterator[RequestFolder]:
+        folder = self._make()  # not in a thread: a cancelled caller would leave the folder behind
         try:
             yield LocalFolder(folder, self._owner)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # two files at most: quicker than a thread, and never left undone
+            shutil.rmtree(folder, ignore_errors=True)  # two files at most: faster than a thread, and never skipped
 
     def _make(self) -> Path:
-        """Only we and the backend can read it."""
+        """Only this process and the backend can read it."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self._folder))
         if self._owner is not None:
-            self._folder.chmod(0o711)  # to pass through, not to look around
+            self._folder.chmod(0o711)  # may be passed through, but not listed
             os.chown(folder, *self._owner)
         return folder
 
 
 def extension_of(filename: str | None) -> str:
-    """Of a client's file name all but its ending is theirs alone; backends tell formats by it."""
+    """The extension of a client's file name, by which backends recognise formats; the rest of the name is not used."""
     found = _EXTENSION.search(filename or "")
     return found[0].lower() if found else ".bin"
 

@@ -1,4 +1,4 @@
-"""`/v1/responses` of processes that speak OpenAI's HTTP themselves, with streams made whole.
+"""`/v1/responses` of processes that serve OpenAI's HTTP themselves, with repaired streams.
 
 llama.cpp leaves fields out of the events of a stream without which OpenAI's own clients fail: `output` of the response
 that `response.created` announces, and where in the answer an event belongs (`output_index`, `content_index`). They are
@@ -15,21 +15,21 @@ import aiohttp
 import msgspec
 
 from corral.contract.http import BodyTooLarge, ClientGone, Headers, Request, Responder, UpstreamFailed
-from corral.inference.api_errors import BrokenOff, Refused
-from corral.inference.engine_errors import is_explained, told_to_client
+from corral.inference.api_errors import ApiError, StreamBroken
+from corral.inference.engine_errors import client_answer, may_be_explained
 
 ROUTE = b"/v1/responses"
 _EVENTS = "text/event-stream"
-_LARGEST_BODY = 64 * 1024 * 1024
-_LARGEST_EVENT = 64 * 1024 * 1024
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_EVENT_BYTES = 64 * 1024 * 1024
 _CONNECT_S = 5.0
 _DATA = b"data:"
-# What the connection is about, or the relay writes itself.
+# Headers of the connection, and headers that the relay writes itself.
 _OWN_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"x-request-id"))
 
 
 class Responses:
-    """Asks processes on this machine. `close` it at the end."""
+    """Forwards requests to processes on this machine. `close` it at the end."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -42,9 +42,9 @@ class Responses:
         """Answers, and gives the status. Raises UpstreamFailed, before anything was answered, when the process could
         not be reached or broke off."""
         try:
-            body = await request.body.read(_LARGEST_BODY)
+            body = await request.body.read(_MAX_BODY_BYTES)
         except BodyTooLarge:
-            refused = Refused(413, f"The body is larger than {_LARGEST_BODY} bytes.", code="request_too_large")
+            refused = ApiError(413, f"The body is larger than {_MAX_BODY_BYTES} bytes.", code="request_too_large")
             await responder.send(refused.status, refused.headers, refused.body)
             return refused.status
         sent = {"content-type": "application/json", "authorization": f"Bearer {token}"}
@@ -56,22 +56,24 @@ class Responses:
             raise UpstreamFailed(f"the connection broke: {error}", refused=False) from error
         try:
             headers = _headers(answer)
-            if is_explained(answer.status, headers):
-                told = told_to_client(model, answer.status, await answer.read())
-                await responder.send(*told)
-                return told[0]
+            if may_be_explained(answer.status, headers):
+                explained = client_answer(model, answer.status, await answer.read())
+                await responder.send(*explained)
+                return explained[0]
             await responder.stream(answer.status, headers, _pieces(answer))
         except ClientGone:
             return 499
         finally:
-            answer.close()  # where it was not read to its end, the process stops generating
+            answer.close()  # if it was not read to its end, the process stops generating
         return answer.status
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),  # a long prompt takes long
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),  # a kept connection may be closed by now
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_S
+                ),  # no total: a long prompt takes long
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),  # a pooled connection may be closed already
                 auto_decompress=False,
             )
         return self._session
@@ -91,22 +93,22 @@ async def _pieces(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]
         async for piece in answer.content.iter_any():
             lines = (rest + piece).split(b"\n")
             rest = lines.pop()
-            if len(rest) > _LARGEST_EVENT:
-                raise BrokenOff("an event without an end")
+            if len(rest) > _MAX_EVENT_BYTES:
+                raise StreamBroken("an event without an end")
             if lines:
                 yield b"".join(repair.line(line) + b"\n" for line in lines)
         yield rest
     except (aiohttp.ClientError, OSError) as error:
-        raise BrokenOff(f"the process broke off: {error}") from error
+        raise StreamBroken(f"the process broke off: {error}") from error
 
 
 class StreamRepair:
-    """Adds what the events of one stream lack. Pure."""
+    """Adds missing fields to the events of one stream. Pure."""
 
     def __init__(self) -> None:
         self._number = 0  # of the next event
-        self._items: dict[str, int] = {}  # by item: its place in the output
-        self._parts: dict[str, int] = {}  # by item: how many parts it has
+        self._items: dict[str, int] = {}  # item → its index in the output
+        self._parts: dict[str, int] = {}  # item → the number of its parts
 
     def line(self, line: bytes) -> bytes:
         """One line of the stream, without its end."""
@@ -141,7 +143,7 @@ class StreamRepair:
 
 
 def _id_of(item: object) -> str:
-    """Function calls have an id of their own, or are known by that of the call alone."""
+    """Function calls have an id of their own, or only a call id."""
     if not isinstance(item, dict):
         return ""
     return str(item.get("id") or item.get("call_id") or "")

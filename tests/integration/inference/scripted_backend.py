@@ -19,7 +19,7 @@ import openai
 
 from corral.contract.backend_pb2_grpc import BackendServicer, add_BackendServicer_to_server
 from corral.contract.http import Request, Responder
-from corral.inference.backend_process import Served
+from corral.inference.backend_process import BackendProcess
 from corral.inference.bridge import Bridge
 from corral.inference.request_files import LocalFiles
 from corral.relay import RelayServer
@@ -113,7 +113,7 @@ async def scripted(folder: Path, **served: Any) -> AsyncIterator[Scripted]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     told: dict[str, Any] = {"model": "m", "backend": "b", "load": '{"Model": "weights"}', **served}
-    bridge = Bridge(Served(address=f"127.0.0.1:{port}", **told), LocalFiles(folder / "requests"))
+    bridge = Bridge(BackendProcess(address=f"127.0.0.1:{port}", **told), LocalFiles(folder / "requests"))
     relay = RelayServer(_Mounted(bridge))
     url = f"http://127.0.0.1:{await relay.listen('127.0.0.1', 0)}"
     client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0)

@@ -40,7 +40,7 @@ async def test_the_backends_user_reads_and_writes(public: Path) -> None:
             sent = folder.here / "input.wav"
             sent.write_text("sound")
             path = await folder.hand_over(sent)
-            there = await folder.there("speech.wav")
+            there = await folder.output_path("speech.wav")
             assert shell(f"cat {path}", user="nobody").stdout == "sound"
             assert shell(f"echo spoken > {there}", user="nobody").returncode == 0
             assert (await folder.fetch("speech.wav")).read_text() == "spoken\n"

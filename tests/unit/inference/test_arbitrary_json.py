@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corral.contract import backend_pb2 as pb
-from corral.inference.api_errors import Refused
-from corral.inference.backend_process import Served
+from corral.inference.api_errors import ApiError
+from corral.inference.backend_process import BackendProcess
 from corral.inference.grpc.predict_options import chat_options, completion_options, prompts_of
-from corral.inference.grpc.replies import Reading, put_together
+from corral.inference.grpc.replies import ReplyReader, join_deltas
 from corral.inference.openai.grammars import schema_grammar
-from corral.inference.openai.json_body import Asked
+from corral.inference.openai.json_body import JsonBody
 from corral.inference.openai.messages import offered_tools
 from corral.inference.routes.embeddings import read_documents, read_inputs
 from corral.inference.routes.speech import tts_request
@@ -59,21 +59,21 @@ ASKED = (
 )
 bodies = st.dictionaries(st.sampled_from(ASKED), values, max_size=5)
 HELLO = [{"role": "user", "content": "hi"}]
-MODEL = Served("x:1", "m", "b", load='{"Model": "w"}')
+MODEL = BackendProcess("x:1", "m", "b", load='{"Model": "w"}')
 few = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 @few
 @given(bodies, st.one_of(st.just(HELLO), values, st.lists(st.dictionaries(st.sampled_from(KEYS), values), max_size=2)))
 def test_a_chat(body: dict[str, Any], messages: Any) -> None:
-    with contextlib.suppress(Refused):
-        chat_options(MODEL, Asked({**body, "messages": messages}), 1).SerializeToString()
+    with contextlib.suppress(ApiError):
+        chat_options(MODEL, JsonBody({**body, "messages": messages}), 1).SerializeToString()
 
 
 @few
 @given(bodies)
 def test_everything_else(body: dict[str, Any]) -> None:
-    asked = Asked(body)
+    asked = JsonBody(body)
     for read in (
         lambda: completion_options(MODEL, asked, "x", 1).SerializeToString(),
         lambda: prompts_of(asked),
@@ -81,16 +81,16 @@ def test_everything_else(body: dict[str, Any]) -> None:
         lambda: read_documents(asked),
         lambda: tts_request(MODEL, asked).SerializeToString(),
     ):
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(ApiError):
             read()
 
 
 @few
 @given(st.sampled_from(ASKED), values)
 def test_one_thing_wrong_in_a_chat(key: str, value: Any) -> None:
-    with contextlib.suppress(Refused):
-        chat_options(MODEL, Asked({"messages": HELLO, key: value}), 1).SerializeToString()
-        offered_tools(Asked({key: value}))
+    with contextlib.suppress(ApiError):
+        chat_options(MODEL, JsonBody({"messages": HELLO, key: value}), 1).SerializeToString()
+        offered_tools(JsonBody({key: value}))
 
 
 @few
@@ -99,18 +99,18 @@ def test_a_definition(value: Any) -> None:
     """What a model's owner wrote is no reason to refuse a client, nor to fail."""
     keys = ("parameters", "template", "roles", "stopwords", "system_prompt", "threads", "reasoning", "tts", "main_gpu")
     for key in keys:
-        model = Served("x:1", "m", "b", definition={key: value})
-        chat_options(model, Asked({"messages": HELLO}), 1).SerializeToString()
-        tts_request(model, Asked({"input": "x"})).SerializeToString()
+        model = BackendProcess("x:1", "m", "b", definition={key: value})
+        chat_options(model, JsonBody({"messages": HELLO}), 1).SerializeToString()
+        tts_request(model, JsonBody({"input": "x"})).SerializeToString()
     for key in ("temperature", "max_tokens", "seed", "top_k", "batch", "negative_prompt", "ignore_eos"):
-        model = Served("x:1", "m", "b", definition={"parameters": {key: value}})
-        chat_options(model, Asked({"messages": HELLO}), 1).SerializeToString()
+        model = BackendProcess("x:1", "m", "b", definition={"parameters": {key: value}})
+        chat_options(model, JsonBody({"messages": HELLO}), 1).SerializeToString()
 
 
 @few
 @given(st.dictionaries(st.sampled_from(KEYS), values, max_size=4))
 def test_a_schema(schema: dict[str, Any]) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(ApiError):
         assert schema_grammar(schema).startswith("root ::= ")
 
 
@@ -118,6 +118,6 @@ def test_a_schema(schema: dict[str, Any]) -> None:
 @given(st.lists(st.binary(max_size=6), max_size=6), st.binary(max_size=12))
 def test_replies_of_any_bytes(pieces: list[bytes], logprobs: bytes) -> None:
     for tools in ((), ("f",)):
-        reading = Reading(tools)
+        reading = ReplyReader(tools)
         deltas = [reading.feed(pb.Reply(message=piece, logprobs=logprobs)) for piece in pieces]
-        put_together([*deltas, reading.finish()])
+        join_deltas([*deltas, reading.finish()])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from corral.inference.engine_errors import is_explained, told_to_client
+from corral.inference.engine_errors import client_answer, may_be_explained
 
 # As llama.cpp says them.
 EMBEDDINGS = "This server does not support embeddings. Start it with `--embeddings`"
@@ -18,7 +18,7 @@ AUDIO = "audio input is not supported - hint: if this is unexpected, you may nee
 
 def told(status: int, words: str) -> tuple[int, dict[str, str]]:
     answer = json.dumps({"error": {"code": status, "message": words, "type": "server_error"}}).encode()
-    status, _, body = told_to_client("tiny", status, answer)
+    status, _, body = client_answer("tiny", status, answer)
     return status, json.loads(body)["error"]
 
 
@@ -40,16 +40,20 @@ def test_known_errors_say_what_to_do(status: int, words: str, code: str, says: s
 
 @pytest.mark.parametrize("answer", [b'{"error":{"message":"n_predict is wrong"}}', b"<html>", b"[]", b'{"error":"no"}'])
 def test_all_others_are_passed_on_as_they_came(answer: bytes) -> None:
-    assert told_to_client("tiny", 400, answer) == (400, ((b"content-type", b"application/json"),), answer)
+    assert client_answer("tiny", 400, answer) == (400, ((b"content-type", b"application/json"),), answer)
 
 
 def test_an_error_that_could_not_be_kept_is_told_by_its_status() -> None:
-    status, _, body = told_to_client("tiny", 500, b"")
+    status, _, body = client_answer("tiny", 500, b"")
     assert status == 500
     assert "gave no reason" in json.loads(body)["error"]["message"]
 
 
 def test_only_errors_of_engines_we_know_are_looked_at() -> None:
     ours = [(b"server", b"llama.cpp")]
-    assert [status for status in (200, 400, 404, 429, 500, 501, 503) if is_explained(status, ours)] == [400, 500, 501]
-    assert not is_explained(500, [(b"server", b"uvicorn")])
+    assert [status for status in (200, 400, 404, 429, 500, 501, 503) if may_be_explained(status, ours)] == [
+        400,
+        500,
+        501,
+    ]
+    assert not may_be_explained(500, [(b"server", b"uvicorn")])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from corral.inference.api_errors import Refused
+from corral.inference.api_errors import ApiError
 from corral.inference.openai.grammars import JSON_OBJECT, grammar_of, schema_grammar
-from corral.inference.openai.json_body import Asked
+from corral.inference.openai.json_body import JsonBody
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[a-z][a-z0-9]*|[()|*+?])')
 
@@ -152,8 +152,8 @@ def test_any_object() -> None:
 )
 def test_what_cannot_be_held_to_is_refused(schema: Any) -> None:
     told = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-    with pytest.raises(Refused) as refused:
-        grammar_of(Asked(told))
+    with pytest.raises(ApiError) as refused:
+        grammar_of(JsonBody(told))
     assert (refused.value.status, refused.value.param) == (400, "response_format")
 
 
@@ -174,16 +174,16 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )
 def test_what_would_break_us_or_take_for_ever_is_refused_too(schema: dict[str, Any], why: str) -> None:
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(ApiError, match=why):
         schema_grammar(schema)
 
 
 @pytest.mark.parametrize("part", [b"[]", b"{}", b'{"x":0}'])
 def test_a_body_of_a_million_little_things_is_refused_before_it_is_built(part: bytes) -> None:
     """Empty lists of 32 MB took ten seconds, and everybody else waited."""
-    with pytest.raises(Refused, match="more than 1000000 lists") as refused:
-        Asked.read(b'{"x": [' + b",".join([part] * 1_000_001) + b"]}")
+    with pytest.raises(ApiError, match="more than 1000000 lists") as refused:
+        JsonBody.read(b'{"x": [' + b",".join([part] * 1_000_001) + b"]}")
     assert refused.value.status == 413
-    long = Asked.read(b'{"x": "' + b"long, but one text" * 100_000 + b'"}')
+    long = JsonBody.read(b'{"x": "' + b"long, but one text" * 100_000 + b'"}')
     assert len(long.text("x")) == 1_800_000
-    assert len(Asked.read(b'{"audio": [' + b"0.5," * 1_600_000 + b"0]}").get("audio")) == 1_600_001, "of 100 seconds"
+    assert len(JsonBody.read(b'{"audio": [' + b"0.5," * 1_600_000 + b"0]}").get("audio")) == 1_600_001, "of 100 seconds"

@@ -10,10 +10,10 @@ from google.protobuf import json_format
 
 from corral.contract import backend_pb2 as pb
 from corral.contract.codec import encode
-from corral.inference.load_options import Place, load_options
+from corral.inference.load_options import LoadTarget, load_options
 from corral.kit.errors import Invalid
 
-PLACE = Place("/models/m", "/models/m/w.gguf", threads=6, seed=77, exists=lambda path: path.endswith("lora.bin"))
+PLACE = LoadTarget("/models/m", "/models/m/w.gguf", threads=6, seed=77, exists=lambda path: path.endswith("lora.bin"))
 
 
 def loaded(text: str, *, model: str = "m", backend: str = "b") -> pb.ModelOptions:

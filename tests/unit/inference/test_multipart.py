@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.inference.api_errors import Refused
-from corral.inference.openai.multipart import FormReader, Part, boundary_of
+from corral.inference.api_errors import ApiError
+from corral.inference.openai.multipart import FormPart, FormReader, boundary_of
 from corral.inference.request_files import extension_of
 
 BOUNDARY = b"b0undary"
@@ -29,7 +29,7 @@ def read(pieces: Sequence[bytes]) -> list[tuple[str, str | None, bytes]]:
     found: list[tuple[str, str | None, bytes]] = []
     for piece in pieces:
         for event in reader.feed(piece):
-            if isinstance(event, Part):
+            if isinstance(event, FormPart):
                 found.append((event.name, event.filename, b""))
             else:
                 name, filename, content = found[-1]
@@ -69,7 +69,7 @@ def test_however_it_is_cut(told: list[tuple[str, str | None, bytes]], places: li
     ],
 )
 def test_forms_that_are_malformed(body: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiError) as refused:
         read([body])
     assert refused.value.status == 400
 
@@ -90,7 +90,7 @@ def test_boundaries(told: bytes, boundary: bytes | None) -> None:
     if boundary is not None:
         assert boundary_of(told) == boundary
     else:
-        with pytest.raises(Refused):
+        with pytest.raises(ApiError):
             boundary_of(told)
 
 

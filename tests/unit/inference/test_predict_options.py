@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from corral.contract import backend_pb2 as pb
-from corral.inference.api_errors import Refused
-from corral.inference.backend_process import Served
+from corral.inference.api_errors import ApiError
+from corral.inference.backend_process import BackendProcess
 from corral.inference.grpc.predict_options import chat_options, completion_options, prompts_of
-from corral.inference.openai.json_body import Asked
+from corral.inference.openai.json_body import JsonBody
 from corral.inference.routes import completions
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def served(backend: str = "b", **definition: Any) -> Served:
-    return Served("127.0.0.1:1", "m", backend, load='{"Model": "weights.gguf"}', definition=definition)
+def served(backend: str = "b", **definition: Any) -> BackendProcess:
+    return BackendProcess("127.0.0.1:1", "m", backend, load='{"Model": "weights.gguf"}', definition=definition)
 
 
-def chat(model: Served | None = None, **asked: Any) -> pb.PredictOptions:
-    return chat_options(model or served(), Asked({"messages": HELLO, **asked}), seed=7)
+def chat(model: BackendProcess | None = None, **asked: Any) -> pb.PredictOptions:
+    return chat_options(model or served(), JsonBody({"messages": HELLO, **asked}), seed=7)
 
 
 def test_what_core_sends_when_nobody_says_anything() -> None:
@@ -115,7 +115,7 @@ def test_messages_of_every_kind() -> None:
 @pytest.mark.parametrize("url", ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x", "data:image/png,raw", ""])
 def test_nothing_is_read_from_elsewhere_for_a_client(url: str) -> None:
     content = [{"type": "image_url", "image_url": {"url": url}}]
-    with pytest.raises(Refused, match="data URL"):
+    with pytest.raises(ApiError, match="data URL"):
         chat(messages=[{"role": "user", "content": content}])
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_read_from_elsewhere_for_a_client(url: str) -> None:
     ],
 )
 def test_messages_that_are_none(message: Any) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ApiError) as refused:
         chat(messages=[message])
     assert refused.value.status == 400
     assert str(refused.value.param).startswith("messages[0]")
@@ -170,20 +170,20 @@ def test_the_form_of_the_answer() -> None:
 
 
 def test_bare_completions() -> None:
-    options = completion_options(served(), Asked({"logprobs": 2}), "go on", 7)
+    options = completion_options(served(), JsonBody({"logprobs": 2}), "go on", 7)
     assert (options.Prompt, options.UseTokenizerTemplate, options.Logprobs) == ("go on", False, 2)
-    assert prompts_of(Asked({"prompt": ["a", "b"]})) == ["a", "b"]
+    assert prompts_of(JsonBody({"prompt": ["a", "b"]})) == ["a", "b"]
 
 
 async def test_more_prompts_than_are_answered_at_once_are_not_even_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[str] = []
 
-    def prepare(_served: Served, _asked: Asked, prompt: str, _seed: int) -> pb.PredictOptions:
+    def prepare(_served: BackendProcess, _asked: JsonBody, prompt: str, _seed: int) -> pb.PredictOptions:
         prepared.append(prompt)
         return pb.PredictOptions()
 
     monkeypatch.setattr(completions, "completion_options", prepare)
-    caller = SimpleNamespace(served=Served("127.0.0.1:1", "m"))
-    with pytest.raises(Refused, match="at most 16"):
-        await completions.complete(caller, Asked({"prompt": ["a"] * 10_000, "n": 16}), None)  # type: ignore[arg-type]
+    caller = SimpleNamespace(process=BackendProcess("127.0.0.1:1", "m"))
+    with pytest.raises(ApiError, match="at most 16"):
+        await completions.complete(caller, JsonBody({"prompt": ["a"] * 10_000, "n": 16}), None)  # type: ignore[arg-type]
     assert len(prepared) < 500

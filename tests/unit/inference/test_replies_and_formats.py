@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract import backend_pb2 as pb
-from corral.inference.grpc.replies import CallPart, Delta, Reading, put_together
-from corral.inference.openai.completion_format import ChatShape, TextShape
+from corral.inference.grpc.replies import Delta, ReplyReader, ToolCallPart, join_deltas
+from corral.inference.openai.completion_format import ChatFormat, TextFormat
 from corral.inference.openai.tool_calls import could_be_call, find_calls
 from corral.inference.openai.transcript_format import FORMATS
 from corral.inference.request_files import LocalFiles
-from corral.inference.routes.speech import kind_of, rate_of, samples_at, wav_header
+from corral.inference.routes.speech import audio_format, sample_rate, samples_offset, wav_header
 from corral.sdk.backend import StopWords
 
 
@@ -25,15 +25,15 @@ from corral.sdk.backend import StopWords
 def test_a_text_is_the_same_however_it_is_cut(text: str, places: list[int], tools: bool) -> None:
     whole = text.encode()
     ends = sorted(place % (len(whole) + 1) for place in places)
-    reading = Reading(["f"] if tools else ())
+    reading = ReplyReader(["f"] if tools else ())
     pieces = [whole[start:end] for start, end in zip([0, *ends], [*ends, len(whole)], strict=True)]
     deltas = [reading.feed(pb.Reply(message=piece)) for piece in pieces]
-    assert put_together([*deltas, reading.finish()]).content == text
+    assert join_deltas([*deltas, reading.finish()]).content == text
 
 
 @given(st.text(max_size=200), st.one_of(st.none(), st.text(max_size=50)))
 def test_a_piece_is_json_whatever_it_says(text: str, reasoning: str | None) -> None:
-    for shape in (ChatShape("m", "id", 5), TextShape("m", "id", 5)):
+    for shape in (ChatFormat("m", "id", 5), TextFormat("m", "id", 5)):
         piece = shape.piece(Delta(text, reasoning or ""))
         assert piece.startswith(b"data: {")
         assert piece.endswith(b"}\n\n")
@@ -45,17 +45,20 @@ def test_a_piece_is_json_whatever_it_says(text: str, reasoning: str | None) -> N
 
 
 def test_counts_are_never_undone() -> None:
-    reading = Reading()
+    reading = ReplyReader()
     reading.feed(pb.Reply(message=b"a", tokens=1, prompt_tokens=9))
     reading.feed(pb.Reply(message=b"b"))
     assert (reading.tokens, reading.prompt_tokens) == (1, 9)
 
 
 def test_parts_of_a_call_come_together() -> None:
-    deltas = [Delta(calls=(CallPart(1, "g"),)), Delta(calls=(CallPart(0, "f", "{", "c"), CallPart(1, "", "[]")))]
-    assert put_together([*deltas, Delta(calls=(CallPart(0, "", "}"),))]).calls == (
-        CallPart(0, "f", "{}", "c"),
-        CallPart(1, "g", "[]"),
+    deltas = [
+        Delta(calls=(ToolCallPart(1, "g"),)),
+        Delta(calls=(ToolCallPart(0, "f", "{", "c"), ToolCallPart(1, "", "[]"))),
+    ]
+    assert join_deltas([*deltas, Delta(calls=(ToolCallPart(0, "", "}"),))]).calls == (
+        ToolCallPart(0, "f", "{}", "c"),
+        ToolCallPart(1, "g", "[]"),
     )
 
 
@@ -127,17 +130,17 @@ def test_transcripts_as_json() -> None:
 
 def test_sound_is_told_by_its_first_bytes() -> None:
     header = wav_header(22050)
-    assert (kind_of(header), samples_at(header), len(header)) == ("wav", 44, 44)
+    assert (audio_format(header), samples_offset(header), len(header)) == ("wav", 44, 44)
     listed = header[:36] + b"LIST\x03\0\0\0abc\0" + header[36:]
-    assert samples_at(listed) == 44 + 12
-    assert [kind_of(start) for start in (b"ID3", b"\xff\xfb", b"OggS", b"fLaC", b"")] == [
+    assert samples_offset(listed) == 44 + 12
+    assert [audio_format(start) for start in (b"ID3", b"\xff\xfb", b"OggS", b"fLaC", b"")] == [
         "mp3",
         "mp3",
         "opus",
         "flac",
         "wav",
     ]
-    assert [rate_of(told) for told in (b'{"sample_rate":24000}', b"", b"x", b"[]", b'{"sample_rate":"x"}')] == [
+    assert [sample_rate(told) for told in (b'{"sample_rate":24000}', b"", b"x", b"[]", b'{"sample_rate":"x"}')] == [
         24000,
         16000,
         16000,

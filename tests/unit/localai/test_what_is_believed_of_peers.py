@@ -9,7 +9,7 @@ import pytest
 from corral.contract.messages.models import RunningModel
 from corral.controller.localai.keys import port_of, process_key, reachable_address
 from corral.controller.localai.process_state import IsGone, IsUseless, Judgement, Stays, judge
-from corral.inference.backend_process import Pulse
+from corral.inference.backend_process import ProcessHealth
 from corral.kit.errors import Failed
 from corral.store.tables.peer_processes import PeerProcess
 
@@ -62,21 +62,21 @@ def test_keys_and_ports() -> None:
 @pytest.mark.parametrize(
     ("running", "pulse", "misses", "judged"),
     [
-        (LISTED, Pulse.ALIVE, 2, Stays(0)),
-        (LISTED, Pulse.BUSY, 2, Stays(0)),  # for as long as it likes
-        (LISTED, Pulse.UNREACHABLE, 0, Stays(1)),
-        (LISTED, Pulse.UNREACHABLE, 2, IsUseless("…")),
-        ({}, Pulse.ALIVE, 0, IsGone("…")),  # its worker has the last word
-        ({("m", 0): RunningModel("m", 0)}, Pulse.BUSY, 0, IsGone("…")),
-        ({("m", 1): RunningModel("m", 1, "127.0.0.1:50099")}, Pulse.ALIVE, 0, IsGone("…")),
-        ({("m", 1): RunningModel("m", 1)}, Pulse.ALIVE, 0, Stays(0)),  # older workers tell no address
-        (None, Pulse.BUSY, 2, Stays(0)),
-        (None, Pulse.UNREACHABLE, 1, Stays(2)),
-        (None, Pulse.UNREACHABLE, 2, IsGone("…")),
+        (LISTED, ProcessHealth.ALIVE, 2, Stays(0)),
+        (LISTED, ProcessHealth.BUSY, 2, Stays(0)),  # for as long as it likes
+        (LISTED, ProcessHealth.UNREACHABLE, 0, Stays(1)),
+        (LISTED, ProcessHealth.UNREACHABLE, 2, IsUseless("…")),
+        ({}, ProcessHealth.ALIVE, 0, IsGone("…")),  # its worker has the last word
+        ({("m", 0): RunningModel("m", 0)}, ProcessHealth.BUSY, 0, IsGone("…")),
+        ({("m", 1): RunningModel("m", 1, "127.0.0.1:50099")}, ProcessHealth.ALIVE, 0, IsGone("…")),
+        ({("m", 1): RunningModel("m", 1)}, ProcessHealth.ALIVE, 0, Stays(0)),  # older workers tell no address
+        (None, ProcessHealth.BUSY, 2, Stays(0)),
+        (None, ProcessHealth.UNREACHABLE, 1, Stays(2)),
+        (None, ProcessHealth.UNREACHABLE, 2, IsGone("…")),
     ],
 )
 def test_a_process_is_gone_when_its_worker_says_so_and_never_for_being_busy(
-    running: dict[tuple[str, int], RunningModel] | None, pulse: Pulse, misses: int, judged: Judgement
+    running: dict[tuple[str, int], RunningModel] | None, pulse: ProcessHealth, misses: int, judged: Judgement
 ) -> None:
     assert isinstance(judge(PROCESS, running, pulse, misses, is_another=True), IsGone | IsUseless)
     found = judge(PROCESS, running, pulse, misses)

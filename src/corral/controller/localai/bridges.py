@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from corral.controller.localai.file_server import Place
 from corral.controller.localai.request_files import RequestFiles
-from corral.inference.backend_process import Served
+from corral.inference.backend_process import BackendProcess
 from corral.inference.bridge import Bridge
 from corral.store.engine.transactions import Store
 from corral.store.tables import nodes
@@ -37,7 +37,7 @@ class Bridges:
             return found
         where = Place(node.name, node.ingress_url)
         bridge = Bridge(
-            Served(
+            BackendProcess(
                 address=process.address,
                 model=process.model,
                 backend=process.backend,

@@ -29,8 +29,8 @@ from corral.controller.localai.table import NotLeading, PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, ReplicaObservation
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaOrders
-from corral.inference.backend_process import Pulse
-from corral.inference.grpc.process_calls import take_pulse
+from corral.inference.backend_process import ProcessHealth
+from corral.inference.grpc.process_calls import check_health
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -191,8 +191,8 @@ class PeerOrders:
 
     async def _is_dead(self, process: PeerProcess) -> bool:
         """Of a worker that does not say what runs: whether anybody answers there."""
-        pulse = await take_pulse(process.address, self._token, self._calls.times.running_s)
-        return pulse is Pulse.UNREACHABLE
+        pulse = await check_health(process.address, self._token, self._calls.times.running_s)
+        return pulse is ProcessHealth.UNREACHABLE
 
 
 class _Latest:

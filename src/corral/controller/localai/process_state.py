@@ -14,7 +14,7 @@ from typing import Protocol
 from corral.contract.messages.models import RunningModel
 from corral.contract.messages.replicas import ReplicaState
 from corral.controller.localai.keys import port_of
-from corral.inference.backend_process import Pulse
+from corral.inference.backend_process import ProcessHealth
 
 MISSES = 3
 
@@ -55,14 +55,14 @@ Judgement = Stays | IsGone | IsUseless
 def judge(
     process: Process,
     running: Mapping[tuple[str, int], RunningModel] | None,
-    pulse: Pulse,
+    pulse: ProcessHealth,
     misses: int,
     *,
     is_another: bool = False,
 ) -> Judgement:
     """`running` None: its worker does not say what runs. `misses`: looks in a row at which it could not be reached.
     `is_another`: it says itself that it holds another model."""
-    unreachable = pulse is Pulse.UNREACHABLE
+    unreachable = pulse is ProcessHealth.UNREACHABLE
     if running is not None:
         found = running.get((process.model, process.replica))
         if found is None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from corral.controller.localai.calls import WorkerCalls
 from corral.controller.localai.file_server import FileServers, Place
 from corral.controller.localai.staging import MODELS
-from corral.inference.api_errors import Refused
-from corral.inference.request_files import Folder
+from corral.inference.api_errors import ApiError
+from corral.inference.request_files import RequestFolder
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, NotFound
 from corral.kit.log import get_log
@@ -119,7 +119,7 @@ class RemoteFiles:
         self._where = where
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Folder]:
+    async def open(self) -> AsyncIterator[RequestFolder]:
         here = self._whole.make_here()
         folder = RemoteFolder(here, self._whole.servers, self._where, self._whole.new_name())
         try:
@@ -142,7 +142,7 @@ class RemoteFolder:
         digest, size = await asyncio.to_thread(_measured, path)
         return await self._put(path, digest, size)
 
-    async def there(self, name: str) -> str:
+    async def output_path(self, name: str) -> str:
         path = self.here / name
         await asyncio.to_thread(path.touch)
         return await self._put(path, sha256().hexdigest(), 0)
@@ -173,5 +173,5 @@ def _measured(path: Path) -> tuple[str, int]:
         return file_digest(file, "sha256").hexdigest(), path.stat().st_size
 
 
-def _refused(error: CorralError) -> Refused:
-    return Refused(502, f"The file could not be brought to its node: {error.message}", code="file_not_staged")
+def _refused(error: CorralError) -> ApiError:
+    return ApiError(502, f"The file could not be brought to its node: {error.message}", code="file_not_staged")

@@ -20,7 +20,7 @@ from corral.contract.sources import is_safe_path
 from corral.controller.localai import file_server
 from corral.controller.localai.file_server import FileServers
 from corral.controller.localai.needs import ModelFiles
-from corral.inference.load_options import Place, load_options, weights_of
+from corral.inference.load_options import LoadTarget, load_options, weights_of
 from corral.kit.errors import CorralError, Failed, NotFound
 from corral.kit.log import get_log
 
@@ -91,12 +91,12 @@ class Staging:
         return ()
 
 
-def place_of(definition: Mapping[str, Any], staged: Sequence[Staged], *, set_depth: int) -> Place:
+def place_of(definition: Mapping[str, Any], staged: Sequence[Staged], *, set_depth: int) -> LoadTarget:
     """Where the definition's names lead there. `set_depth`: how many names stand before a file's own in its path, which
     are ours: the model's and its set's. Pure but for the seed."""
     seed = random.getrandbits(31)
     if not staged:
-        return Place(folder="", seed=seed)
+        return LoadTarget(folder="", seed=seed)
     own = {_own_path(file.path, set_depth): file.there for file in staged}
     first, there = next(iter(own.items()))
     if not there.endswith(f"/{first}"):
@@ -111,10 +111,10 @@ def place_of(definition: Mapping[str, Any], staged: Sequence[Staged], *, set_dep
         # A name that stands for one of its files by its ending only: `weights.gguf` for `sub/weights.gguf`.
         weights = next((path for path in own.values() if path.endswith(f"/{named}")), there)
         folder = weights.removesuffix(f"/{named}") if weights.endswith(f"/{named}") else folder
-    return Place(folder=folder, model_file=weights, seed=seed, exists=known.__contains__)
+    return LoadTarget(folder=folder, model_file=weights, seed=seed, exists=known.__contains__)
 
 
-def options_of(definition: Mapping[str, Any], model: str, backend: str, place: Place) -> str:
+def options_of(definition: Mapping[str, Any], model: str, backend: str, place: LoadTarget) -> str:
     """ModelOptions as JSON. Raises Invalid."""
     return msgspec.json.encode(load_options(definition, model, backend, place)).decode()
 

@@ -27,8 +27,8 @@ from corral.controller.localai.keys import process_key, reachable_address
 from corral.controller.localai.needs import Logs, ModelFiles
 from corral.controller.localai.staging import Moving, Staging, load_timeout_s, options_of, place_of
 from corral.controller.localai.table import NotLeading, PeerTable
-from corral.inference.backend_process import Pulse
-from corral.inference.grpc.process_calls import load_model, take_pulse
+from corral.inference.backend_process import ProcessHealth
+from corral.inference.grpc.process_calls import check_health, load_model
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Failed, OutcomeUnknown, Unreachable
 from corral.kit.log import get_log
@@ -128,7 +128,7 @@ class Starting:
             ):
                 raise Failed(f"its worker gave the process of {known.model} for that of {order.model}: is it too old?")
         until = self._clock.monotonic() + self._times.reach_s
-        while await take_pulse(address, self._token, self._times.pulse_s) is Pulse.UNREACHABLE:
+        while await check_health(address, self._token, self._times.pulse_s) is ProcessHealth.UNREACHABLE:
             if self._clock.monotonic() >= until:
                 await self._clean_up(node, order, address)
                 raise Unreachable(f"its process at {address} cannot be reached from the controller")

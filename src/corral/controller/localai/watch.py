@@ -11,8 +11,8 @@ from corral.contract.messages.replicas import ReplicaState
 from corral.controller.localai.calls import WorkerCalls
 from corral.controller.localai.process_state import IsGone, IsUseless, Stays, is_watched, judge
 from corral.controller.localai.table import PeerTable
-from corral.inference.backend_process import Pulse, identity_of
-from corral.inference.grpc.process_calls import holds_another, take_pulse
+from corral.inference.backend_process import ProcessHealth, model_identity
+from corral.inference.grpc.process_calls import check_health, serves_other_model
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
@@ -94,8 +94,8 @@ class Watching:
             tell("a worker could not be asked what runs", node=node.name, error=error.message)
 
     async def _judge(self, process: PeerProcess, running: Mapping[tuple[str, int], RunningModel] | None) -> None:
-        pulse = await take_pulse(process.address, self._token, self._pulse_s)
-        another = await self._is_another(process) if pulse is Pulse.ALIVE else False
+        pulse = await check_health(process.address, self._token, self._pulse_s)
+        another = await self._is_another(process) if pulse is ProcessHealth.ALIVE else False
         judged = judge(process, running, pulse, self._misses.get(process.process_id, 0), is_another=another)
         match judged:
             case Stays(misses=misses):
@@ -110,8 +110,8 @@ class Watching:
     async def _is_another(self, process: PeerProcess) -> bool:
         """Now and then, and when somebody doubts it: every request asks the same, and is refused by one that is."""
         asked_at, now = self._asked.get(process.process_id), self._clock.monotonic()
-        identity = identity_of(process.load)
+        identity = model_identity(process.load)
         if not identity or (asked_at is not None and now - asked_at < _IDENTITY_EVERY_S):
             return False
         self._asked[process.process_id] = now
-        return await holds_another(process.address, self._token, identity, self._pulse_s)
+        return await serves_other_model(process.address, self._token, identity, self._pulse_s)

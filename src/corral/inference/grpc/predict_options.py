@@ -1,6 +1,7 @@
-"""What Predict, PredictStream, Embedding and TokenizeString are asked (docs/reference/wire/grpc.md#predict). Pure.
+"""Makes the requests of Predict, PredictStream, Embedding and TokenizeString (docs/reference/wire/grpc.md#predict).
+Pure.
 
-Each value is the request's, else the model definition's, else what LocalAI's own core would send.
+Each value comes from the request, otherwise from the model's definition, otherwise from LocalAI's defaults.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from typing import Any
 
 from corral.contract import backend_pb2 as pb
 from corral.contract.codec import encode
-from corral.inference.api_errors import bad
-from corral.inference.backend_process import Served
+from corral.inference.api_errors import invalid_field
+from corral.inference.backend_process import BackendProcess
 from corral.inference.load_options import is_llama_cpp
 from corral.inference.openai.grammars import grammar_of
-from corral.inference.openai.json_body import Asked
+from corral.inference.openai.json_body import JsonBody
 from corral.inference.openai.messages import read_conversation, read_tools
 
-_MOST_LOGPROBS = 20
+_MAX_LOGPROBS = 20
 
-# Request key (and key below `parameters` of the definition), field, what core sends when nobody says.
+# Key in the request (and below `parameters` of the definition), field, LocalAI's default.
 _WHOLE: tuple[tuple[str, str, int], ...] = (
     ("repeat_last_n", "Repeat", 0),
     ("batch", "Batch", 0),
@@ -44,15 +45,15 @@ _NUMBERS: tuple[tuple[str, str, float], ...] = (
 )
 
 
-def chat_options(served: Served, asked: Asked, seed: int) -> pb.PredictOptions:
-    """Raises Refused. `seed` is for requests that bring none."""
-    options = _sampling(served, asked, seed)
-    conversation = read_conversation(asked, _text(served.setting("system_prompt")))
-    tools, choice = read_tools(asked)
-    if served.setting("template", "use_tokenizer_template") is False:
-        # Somebody said so: a backend that cannot render messages gets one text.
-        joined_by = _text(served.setting("template", "join_chat_messages_by_character")) or "\n"
-        options.Prompt = conversation.plain(_texts(served.setting("roles")), joined_by)
+def chat_options(process: BackendProcess, body: JsonBody, seed: int) -> pb.PredictOptions:
+    """Raises ApiError. `seed`: for requests without one."""
+    options = _sampling(process, body, seed)
+    conversation = read_conversation(body, _text(process.setting("system_prompt")))
+    tools, choice = read_tools(body)
+    if process.setting("template", "use_tokenizer_template") is False:
+        # For a backend that cannot render messages.
+        joined_by = _text(process.setting("template", "join_chat_messages_by_character")) or "\n"
+        options.Prompt = conversation.plain(_texts(process.setting("roles")), joined_by)
     else:
         options.UseTokenizerTemplate = True
         options.Messages.extend(conversation.messages)
@@ -60,114 +61,114 @@ def chat_options(served: Served, asked: Asked, seed: int) -> pb.PredictOptions:
     options.Audios.extend(conversation.audios)
     options.Videos.extend(conversation.videos)
     options.Tools, options.ToolChoice = tools, choice
-    options.Logprobs = options.TopLogprobs = _chat_logprobs(asked)
-    options.Metadata.update(_metadata(served, asked))
+    options.Logprobs = options.TopLogprobs = _chat_logprobs(body)
+    options.Metadata.update(_metadata(process, body))
     return options
 
 
-def completion_options(served: Served, asked: Asked, prompt: str, seed: int) -> pb.PredictOptions:
-    options = _sampling(served, asked, seed)
+def completion_options(process: BackendProcess, body: JsonBody, prompt: str, seed: int) -> pb.PredictOptions:
+    options = _sampling(process, body, seed)
     options.Prompt = prompt
-    wanted = asked.whole("logprobs")
+    wanted = body.whole("logprobs")
     if wanted is not None:
-        if not 0 <= wanted <= _MOST_LOGPROBS:
-            raise bad("logprobs", f"logprobs must be 0 to {_MOST_LOGPROBS}.")
+        if not 0 <= wanted <= _MAX_LOGPROBS:
+            raise invalid_field("logprobs", f"logprobs must be 0 to {_MAX_LOGPROBS}.")
         options.Logprobs = options.TopLogprobs = max(1, wanted)
     return options
 
 
-def text_options(served: Served) -> pb.PredictOptions:
-    """For the RPCs that take a text and sample nothing."""
-    return pb.PredictOptions(ModelIdentity=served.identity, Threads=_threads(served))
+def text_options(process: BackendProcess) -> pb.PredictOptions:
+    """For RPCs that take a text and do not sample."""
+    return pb.PredictOptions(ModelIdentity=process.identity, Threads=_threads(process))
 
 
-def prompts_of(asked: Asked) -> list[str]:
-    """What `/v1/completions` shall continue: one text, or several."""
-    told = asked.get("prompt")
-    if isinstance(told, list) and any(isinstance(item, int | list) for item in told):
-        raise bad("prompt", "prompt must be text: token ids cannot be sent to this backend.")
-    prompts = asked.texts("prompt")
+def prompts_of(body: JsonBody) -> list[str]:
+    """The prompts of `/v1/completions`: one text, or several."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
+        raise invalid_field("prompt", "prompt must be text: token ids cannot be sent to this backend.")
+    prompts = body.texts("prompt")
     if not prompts:
-        raise bad("prompt", "prompt must be a string or a list of strings.")
+        raise invalid_field("prompt", "prompt must be a string or a list of strings.")
     return prompts
 
 
-def _sampling(served: Served, asked: Asked, seed: int) -> pb.PredictOptions:
-    parameters = served.setting("parameters")
-    told: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+def _sampling(process: BackendProcess, body: JsonBody, seed: int) -> pb.PredictOptions:
+    parameters = process.setting("parameters")
+    defaults: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
     for key in ("max_completion_tokens", "max_tokens"):
-        if (asked.whole(key) or 0) < 0:
-            raise bad(key, f"{key} must not be negative.")
-    chosen = _whole(asked, told, "seed", default=-1)
+        if (body.whole(key) or 0) < 0:
+            raise invalid_field(key, f"{key} must not be negative.")
+    chosen = _whole(body, defaults, "seed", default=-1)
     options = pb.PredictOptions(
-        ModelIdentity=served.identity,
+        ModelIdentity=process.identity,
         Seed=seed if chosen == -1 else chosen,
-        Threads=_threads(served),
-        Tokens=max(0, _whole(asked, told, "max_completion_tokens", "max_tokens")),
-        TopK=_whole(asked, told, "top_k", default=_top_k(served)),
-        StopPrompts=[*_list(served.setting("stopwords")), *asked.texts("stop")],
-        IgnoreEOS=asked.flag("ignore_eos") or told.get("ignore_eos") is True,
-        F16KV=served.setting("f16") is True,
-        MLock=served.setting("mmlock") is True,
-        MMap=served.setting("mmap") is not False,
-        PromptCacheAll=served.setting("prompt_cache_all") is not False,
-        PromptCacheRO=served.setting("prompt_cache_ro") is True,
-        MainGPU=_text(served.setting("main_gpu")),
-        TensorSplit=_text(served.setting("tensor_split")),
-        NegativePrompt=asked.text("negative_prompt", _text(told.get("negative_prompt"))),
-        LogitBias=encode(asked.mapping("logit_bias")).decode() if "logit_bias" in asked else "",
-        Grammar=grammar_of(asked) or _text(served.setting("grammar")),
+        Threads=_threads(process),
+        Tokens=max(0, _whole(body, defaults, "max_completion_tokens", "max_tokens")),
+        TopK=_whole(body, defaults, "top_k", default=_top_k(process)),
+        StopPrompts=[*_list(process.setting("stopwords")), *body.texts("stop")],
+        IgnoreEOS=body.flag("ignore_eos") or defaults.get("ignore_eos") is True,
+        F16KV=process.setting("f16") is True,
+        MLock=process.setting("mmlock") is True,
+        MMap=process.setting("mmap") is not False,
+        PromptCacheAll=process.setting("prompt_cache_all") is not False,
+        PromptCacheRO=process.setting("prompt_cache_ro") is True,
+        MainGPU=_text(process.setting("main_gpu")),
+        TensorSplit=_text(process.setting("tensor_split")),
+        NegativePrompt=body.text("negative_prompt", _text(defaults.get("negative_prompt"))),
+        LogitBias=encode(body.mapping("logit_bias")).decode() if "logit_bias" in body else "",
+        Grammar=grammar_of(body) or _text(process.setting("grammar")),
     )
     for key, field, whole in _WHOLE:
-        setattr(options, field, _whole(asked, told, key, default=whole))
+        setattr(options, field, _whole(body, defaults, key, default=whole))
     for key, field, number in _NUMBERS:
-        value = asked.number(key)
-        setattr(options, field, value if value is not None else _number(told.get(key), number))
+        value = body.number(key)
+        setattr(options, field, value if value is not None else _number(defaults.get(key), number))
     return options
 
 
-def _whole(asked: Asked, told: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-    """The request's, by the first of these names it uses; else the definition's."""
+def _whole(body: JsonBody, defaults: Mapping[str, Any], *keys: str, default: int = 0) -> int:
+    """The request's value under the first of these keys that it has; otherwise the definition's."""
     for key in keys:
-        value = asked.whole(key)
+        value = body.whole(key)
         if value is not None:
             return value
-    own = told.get(keys[-1])
+    own = defaults.get(keys[-1])
     return own if isinstance(own, int) and not isinstance(own, bool) and abs(own) < 2**31 else default
 
 
-def _chat_logprobs(asked: Asked) -> int:
-    most = asked.whole("top_logprobs") or 0
-    if not 0 <= most <= _MOST_LOGPROBS:
-        raise bad("top_logprobs", f"top_logprobs must be 0 to {_MOST_LOGPROBS}.")
-    if not asked.flag("logprobs"):
+def _chat_logprobs(body: JsonBody) -> int:
+    most = body.whole("top_logprobs") or 0
+    if not 0 <= most <= _MAX_LOGPROBS:
+        raise invalid_field("top_logprobs", f"top_logprobs must be 0 to {_MAX_LOGPROBS}.")
+    if not body.flag("logprobs"):
         if most:
-            raise bad("top_logprobs", "top_logprobs needs logprobs to be true.")
+            raise invalid_field("top_logprobs", "top_logprobs needs logprobs to be true.")
         return 0
     return max(1, most)
 
 
-def _metadata(served: Served, asked: Asked) -> dict[str, str]:
-    told = {key: value for key, value in asked.mapping("metadata").items() if isinstance(value, str)}
-    thinking = asked.mapping("chat_template_kwargs").get("enable_thinking")
+def _metadata(process: BackendProcess, body: JsonBody) -> dict[str, str]:
+    metadata = {key: value for key, value in body.mapping("metadata").items() if isinstance(value, str)}
+    thinking = body.mapping("chat_template_kwargs").get("enable_thinking")
     if isinstance(thinking, bool):
-        told["enable_thinking"] = str(thinking).lower()
-    elif served.setting("reasoning", "disable") is True:
-        told["enable_thinking"] = "false"
-    if effort := asked.text("reasoning_effort") or _text(served.setting("reasoning_effort")):
-        told["reasoning_effort"] = effort
-    told.pop("chat_template_kwargs", None)  # the template runs code: what it is given is the model owner's to say
-    if isinstance(own := served.setting("chat_template_kwargs"), Mapping) and own:
-        told["chat_template_kwargs"] = encode(own).decode()
-    return told
+        metadata["enable_thinking"] = str(thinking).lower()
+    elif process.setting("reasoning", "disable") is True:
+        metadata["enable_thinking"] = "false"
+    if effort := body.text("reasoning_effort") or _text(process.setting("reasoning_effort")):
+        metadata["reasoning_effort"] = effort
+    metadata.pop("chat_template_kwargs", None)  # templates run code: only the definition may set their arguments
+    if isinstance(own := process.setting("chat_template_kwargs"), Mapping) and own:
+        metadata["chat_template_kwargs"] = encode(own).decode()
+    return metadata
 
 
-def _top_k(served: Served) -> int:
-    return 40 if not served.backend or is_llama_cpp(served.backend) else 0
+def _top_k(process: BackendProcess) -> int:
+    return 40 if not process.backend or is_llama_cpp(process.backend) else 0
 
 
-def _threads(served: Served) -> int:
-    value = served.setting("threads")
+def _threads(process: BackendProcess) -> int:
+    value = process.setting("threads")
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65_536 else 0
 
 

@@ -1,8 +1,7 @@
-"""From a backend's replies to what a client is told next (docs/reference/wire/grpc.md#replies). Pure: feed it, and
-read.
+"""Converts a backend's replies into the deltas of an answer (docs/reference/wire/grpc.md#replies). Pure.
 
-Some backends send plain text, some the parsed pieces beside it (`chat_deltas`), which then count instead. Text may
-break off inside a character; counts may come once, at the end, or never.
+Some backends send plain text, some also send parsed deltas (`chat_deltas`), which then count instead. A text may end in
+the middle of a character; token counts may come once, at the end, or never.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from corral.contract import backend_pb2 as pb
 from corral.inference.openai.tool_calls import could_be_call, find_calls
 
 
-class CallPart(NamedTuple):
+class ToolCallPart(NamedTuple):
     """A tool call, or the next fragment of its arguments. Name and id come with the first."""
 
     at: int  # which call, counted from 0
@@ -27,26 +26,27 @@ class CallPart(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What is new."""
+    """The new part of an answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
+    calls: tuple[ToolCallPart, ...] = ()
     logprobs: list[dict[str, Any]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
 
-class Reading:
-    """One answer. `tools` are the names of those the client offered; with any, text that may be a call is held back."""
+class ReplyReader:
+    """Reads the replies of one answer. `tools`: names of the offered tools; with any, text that may be a tool call is
+    held back."""
 
     def __init__(self, tools: Sequence[str] = (), *, parsed: bool = True) -> None:
-        """`parsed` false: only the text counts (a bare completion has no calls, whatever the backend sees in it)."""
+        """`parsed` false: only the text counts (a plain completion has no tool calls)."""
         self._tools = frozenset(tools)
         self._parsed = parsed
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._by_text: bool | None = None  # whether text or deltas count: the first that says anything decides
+        self._by_text: bool | None = None  # whether text or deltas count: the first that is not empty decides
         self._held = ""
         self._holding = bool(tools)
         self._pieces = 0
@@ -56,11 +56,11 @@ class Reading:
 
     @property
     def tokens(self) -> int:
-        """As the backend counted, else as many as there were pieces."""
+        """The backend's count, otherwise the number of pieces."""
         return self._tokens or self._pieces
 
     def feed(self, reply: pb.Reply) -> Delta:
-        # Cumulative, or only on the last one: never let an empty field undo a count.
+        # Counts are cumulative, or only in the last reply: an empty field must not reset them.
         if reply.tokens:
             self._tokens = reply.tokens
         if reply.prompt_tokens:
@@ -76,17 +76,17 @@ class Reading:
         return delta if logprobs is None else delta._replace(logprobs=logprobs)
 
     def finish(self) -> Delta:
-        """After the last reply: what was held back, as what it turned out to be."""
+        """After the last reply: the text that was held back, as tool calls or as text."""
         text = self._held + self._decoder.decode(b"", final=True)
         self._held = ""
         if not text or not self._by_text:
             return Delta()
         content, calls = find_calls(text, self._tools) if self._holding and not self.called else (text, [])
         self.called = self.called or bool(calls)
-        return Delta(content, calls=tuple(CallPart(at, name, said) for at, (name, said) in enumerate(calls)))
+        return Delta(content, calls=tuple(ToolCallPart(at, name, said) for at, (name, said) in enumerate(calls)))
 
     def _of_deltas(self, deltas: Sequence[pb.ChatDelta]) -> Delta | None:
-        if len(deltas) == 1:  # for every token, so without building lists
+        if len(deltas) == 1:  # called for every token, so it builds no lists
             (only,) = deltas
             content, reasoning = only.content, only.reasoning_content
             calls = tuple(map(_part, only.tool_calls)) if only.tool_calls else ()
@@ -97,9 +97,9 @@ class Reading:
         if not (content or reasoning or calls):
             return None
         if self._by_text is None or self._held:
-            self._by_text, self._held = False, ""  # the deltas tell the same again, taken apart
+            self._by_text, self._held = False, ""  # the deltas repeat the text, parsed
         self.called = self.called or bool(calls)
-        # Where text was passed on already, a last message may repeat all of it as deltas: of those, only calls are new.
+        # If text was passed on already, the last reply may repeat all of it as deltas: only its calls are new.
         return Delta(reasoning=reasoning, calls=calls) if self._by_text else Delta(content, reasoning, calls)
 
     def _of_text(self, text: str) -> Delta | None:
@@ -115,14 +115,14 @@ class Reading:
         return Delta(text)
 
 
-def _part(call: pb.ToolCallDelta) -> CallPart:
-    return CallPart(call.index, call.name, call.arguments, call.id)
+def _part(call: pb.ToolCallDelta) -> ToolCallPart:
+    return ToolCallPart(call.index, call.name, call.arguments, call.id)
 
 
-def _logprobs(told: bytes) -> list[dict[str, Any]] | None:
-    """`{"content": [...]}`; what is none is left out rather than the whole answer lost."""
+def _logprobs(encoded: bytes) -> list[dict[str, Any]] | None:
+    """`{"content": [...]}`; invalid logprobs are dropped instead of failing the answer."""
     try:
-        read = msgspec.json.decode(told)
+        read = msgspec.json.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     match read:
@@ -131,20 +131,20 @@ def _logprobs(told: bytes) -> list[dict[str, Any]] | None:
     return None
 
 
-class Whole(NamedTuple):
-    """An answer that is complete."""
+class CompleteReply(NamedTuple):
+    """A complete answer."""
 
     content: str
     reasoning: str
-    calls: tuple[CallPart, ...]
+    calls: tuple[ToolCallPart, ...]
     logprobs: list[dict[str, Any]]
 
 
-def put_together(deltas: Iterable[Delta]) -> Whole:
+def join_deltas(deltas: Iterable[Delta]) -> CompleteReply:
     content: list[str] = []
     reasoning: list[str] = []
     logprobs: list[dict[str, Any]] = []
-    calls: dict[int, CallPart] = {}
+    calls: dict[int, ToolCallPart] = {}
     for delta in deltas:
         content.append(delta.content)
         reasoning.append(delta.reasoning)
@@ -153,8 +153,8 @@ def put_together(deltas: Iterable[Delta]) -> Whole:
             known = calls.get(part.at)
             calls[part.at] = part if known is None else _joined(known, part)
     ordered = tuple(calls[at] for at in sorted(calls))
-    return Whole("".join(content), "".join(reasoning), ordered, logprobs)
+    return CompleteReply("".join(content), "".join(reasoning), ordered, logprobs)
 
 
-def _joined(known: CallPart, part: CallPart) -> CallPart:
-    return CallPart(known.at, known.name or part.name, known.arguments + part.arguments, known.id or part.id)
+def _joined(known: ToolCallPart, part: ToolCallPart) -> ToolCallPart:
+    return ToolCallPart(known.at, known.name or part.name, known.arguments + part.arguments, known.id or part.id)

@@ -1,4 +1,4 @@
-"""A client's form with a file in it: fields in memory, the file on disk, for a backend that is told its path."""
+"""A client's form with a file: fields are kept in memory, the file is written to disk for the backend to read."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import BinaryIO
 
 from corral.contract.http import Request
-from corral.inference.api_errors import Refused, bad
-from corral.inference.openai.json_body import Asked
-from corral.inference.openai.multipart import FormReader, Part, boundary_of
-from corral.inference.request_files import Folder, extension_of
+from corral.inference.api_errors import ApiError, invalid_field
+from corral.inference.openai.json_body import JsonBody
+from corral.inference.openai.multipart import FormPart, FormReader, boundary_of
+from corral.inference.request_files import RequestFolder, extension_of
 
-LARGEST_FILE = 256 * 1024 * 1024
-LARGEST_FIELDS = 1024 * 1024
+MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_FIELDS_BYTES = 1024 * 1024
 _WRITE_BYTES = 1024 * 1024
 
 
 @dataclass
 class Form:
-    file: str  # as the backend knows it
+    file: str  # the path on the backend's machine
     fields: dict[str, list[str]] = field(default_factory=dict)
 
     def text(self, name: str, default: str = "") -> str:
         return self.fields[name][-1] if self.fields.get(name) else default
 
     def texts(self, name: str) -> list[str]:
-        """Of a repeated field; OpenAI's clients write `name[]`."""
+        """The values of a repeated field; OpenAI's clients write `name[]`."""
         return [*self.fields.get(name, ()), *self.fields.get(f"{name}[]", ())]
 
     def flag(self, name: str) -> bool:
@@ -37,24 +37,24 @@ class Form:
             return True
         if said in ("", "false", "0", "no", "off"):
             return False
-        raise bad(name, f"{name} must be true or false.")
+        raise invalid_field(name, f"{name} must be true or false.")
 
     def number(self, name: str) -> float:
         said = self.text(name).strip()
         try:
-            return Asked({name: float(said)}).number(name) or 0.0 if said else 0.0
+            return JsonBody({name: float(said)}).number(name) or 0.0 if said else 0.0
         except ValueError as error:
-            raise bad(name, f"{name} must be a number.") from error
+            raise invalid_field(name, f"{name} must be a number.") from error
 
     def whole(self, name: str) -> int:
-        return Asked({name: self.number(name)}).whole(name) or 0
+        return JsonBody({name: self.number(name)}).whole(name) or 0
 
 
-async def read_form(request: Request, folder: Folder, *, largest: int = LARGEST_FILE) -> Form:
-    """The part called `file` lies in `folder` afterwards. Raises Refused."""
+async def read_form(request: Request, folder: RequestFolder, *, largest: int = MAX_FILE_BYTES) -> Form:
+    """Read the form and write its part `file` into `folder`. Raises ApiError."""
     reader = FormReader(boundary_of(request.header(b"content-type") or b""))
     with contextlib.ExitStack() as stack:
-        taking = _Taking(folder.here, largest, stack)
+        taking = _FormWriter(folder.here, largest, stack)
         async for data in request.body.chunks():
             for event in reader.feed(data):
                 taking.take(event)
@@ -65,13 +65,13 @@ async def read_form(request: Request, folder: Folder, *, largest: int = LARGEST_
     return Form(await folder.hand_over(taking.file), taking.fields())
 
 
-class _Taking:
+class _FormWriter:
     def __init__(self, folder: Path, largest: int, stack: contextlib.ExitStack) -> None:
         self._folder = folder
         self._largest = largest
         self._stack = stack
         self._fields: dict[str, list[bytearray]] = {}
-        self._part: Part | None = None
+        self._part: FormPart | None = None
         self._path: Path | None = None
         self._out: BinaryIO | None = None
         self._pieces: list[bytes] = []
@@ -79,15 +79,15 @@ class _Taking:
         self._field_bytes = 0
         self.waiting = 0
 
-    def take(self, event: Part | bytes) -> None:
-        if isinstance(event, Part):
+    def take(self, event: FormPart | bytes) -> None:
+        if isinstance(event, FormPart):
             self._begin(event)
         elif self._part is not None and self._part.filename is not None:
             self._take_file(event)
         elif self._part is not None:
             self._field_bytes += len(event)
-            if self._field_bytes > LARGEST_FIELDS:
-                raise Refused(413, f"The form's fields are larger than {LARGEST_FIELDS} bytes.")
+            if self._field_bytes > MAX_FIELDS_BYTES:
+                raise ApiError(413, f"The form's fields are larger than {MAX_FIELDS_BYTES} bytes.")
             self._fields[self._part.name][-1].extend(event)
 
     def write(self) -> None:
@@ -99,27 +99,27 @@ class _Taking:
     @property
     def file(self) -> Path:
         if self._path is None:
-            raise bad("file", "The form has no file.")
+            raise invalid_field("file", "The form has no file.")
         return self._path
 
     def fields(self) -> dict[str, list[str]]:
-        told = self._fields.items()
-        return {name: [value.decode(errors="replace") for value in values] for name, values in told}
+        fields = self._fields.items()
+        return {name: [value.decode(errors="replace") for value in values] for name, values in fields}
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: FormPart) -> None:
         self._part = part
         if part.filename is None:
             self._fields.setdefault(part.name, []).append(bytearray())
         elif part.name == "file":
             if self._path is not None:
-                raise bad("file", "The form has more than one file.")
+                raise invalid_field("file", "The form has more than one file.")
             self._path = self._folder / f"input{extension_of(part.filename)}"
             self._out = self._stack.enter_context(self._path.open("xb"))
 
     def _take_file(self, data: bytes) -> None:
         self._file_bytes += len(data)
         if self._file_bytes > self._largest:
-            raise Refused(413, f"The file is larger than {self._largest} bytes.", code="request_too_large")
+            raise ApiError(413, f"The file is larger than {self._largest} bytes.", code="request_too_large")
         if self._part is not None and self._part.name == "file":
             self._pieces.append(data)
             self.waiting += len(data)

@@ -1,8 +1,8 @@
-"""`response_format` as the grammar a backend can hold its output to (GBNF, llama.cpp's notation). Pure.
+"""Converts `response_format` into a grammar for the backend's output (GBNF, llama.cpp's notation). Pure.
 
-Of a JSON schema its structure is kept: objects with their properties in order, arrays, alternatives, fixed values. What
-only narrows a value (`minimum`, `pattern`, `format`) a grammar cannot say, and is left to the model. What would change
-the structure and cannot be said is refused.
+The grammar covers the structure of a JSON schema: objects with their properties in order, arrays, alternatives,
+constants. Keywords that only narrow a value (`minimum`, `pattern`, `format`) are ignored. Keywords that change the
+structure and cannot be expressed are refused.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.contract.codec import encode
-from corral.inference.api_errors import Refused, bad
-from corral.inference.openai.json_body import Asked
+from corral.inference.api_errors import ApiError, invalid_field
+from corral.inference.openai.json_body import JsonBody
 
 # Any JSON, with as little white space as a model needs.
 _VALUES = r"""value ::= object | array | string | number | boolean | null
@@ -31,21 +31,21 @@ ws ::= [ \t\n]?
 JSON_OBJECT = "root ::= object\n" + _VALUES
 _KEPT = {"string", "number", "integer", "boolean", "null"}
 _CANNOT = ("not", "if", "patternProperties", "prefixItems", "dependentSchemas", "propertyNames")
-_MOST_RULES = 2000
-_MOST_TYPES = 7
+_MAX_RULES = 2000
+_MAX_TYPES = 7
 
 
-def grammar_of(asked: Asked) -> str:
-    """Empty when the client wants plain text. Raises Refused for a form nobody here could hold to."""
-    wanted = asked.mapping("response_format")
+def grammar_of(body: JsonBody) -> str:
+    """Empty if the client wants plain text. Raises ApiError for an unsupported format."""
+    wanted = body.mapping("response_format")
     match wanted.get("type", "text"):
         case "text":
-            return asked.text("grammar")
+            return body.text("grammar")
         case "json_object":
             return JSON_OBJECT
         case "json_schema":
-            told = wanted.get("json_schema")
-            schema = told.get("schema") if isinstance(told, dict) else None
+            given = wanted.get("json_schema")
+            schema = given.get("schema") if isinstance(given, dict) else None
             if not isinstance(schema, dict):
                 raise _cannot("json_schema.schema must be an object")
             return schema_grammar(schema)
@@ -56,8 +56,8 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
     return _Grammar(schema).written()
 
 
-def _cannot(why: str) -> Refused:
-    return bad("response_format", f"response_format: {why}.")
+def _cannot(why: str) -> ApiError:
+    return invalid_field("response_format", f"response_format: {why}.")
 
 
 class _Grammar:
@@ -82,19 +82,19 @@ class _Grammar:
 
     def _named(self) -> str:
         self._count += 1
-        if self._count > _MOST_RULES:
+        if self._count > _MAX_RULES:
             raise _cannot("the schema is too large")
         return f"r{self._count}"
 
     def _of(self, schema: object) -> str:
-        """An expression for one value: the name of a rule."""
+        """The rule for one value; returns its name."""
         if schema is True:
             return "value"
         if not isinstance(schema, Mapping):
             raise _cannot("a part of the schema is no object")
         if found := [key for key in _CANNOT if key in schema]:
             raise _cannot(f"{found[0]} cannot be held to")
-        if "allOf" in schema:  # of one: how some tools write a reference with a description
+        if "allOf" in schema:  # with one part: some tools write a reference with a description in this form
             parts = self._list(schema, "allOf")
             if len(parts) > 1:
                 raise _cannot("allOf of several cannot be held to")
@@ -110,8 +110,8 @@ class _Grammar:
                 return self._one_of([self._of(each) for each in self._list(schema, key)])
         kind = schema.get("type")
         if isinstance(kind, list):
-            if len(kind) > _MOST_TYPES:  # each is looked at with all the rest of the schema
-                raise _cannot(f"there are no more than {_MOST_TYPES} types")
+            if len(kind) > _MAX_TYPES:  # each type is combined with the rest of the schema
+                raise _cannot(f"there are no more than {_MAX_TYPES} types")
             return self._one_of([self._of({**schema, "type": each}) for each in self._list(schema, "type")])
         return self._of_type(kind, schema)
 
@@ -136,7 +136,7 @@ class _Grammar:
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise _cannot("required must be a list of names")
         required = set(required)
-        # From the last to the first: what may follow, with a comma or without, is a rule by then.
+        # From the last to the first: the rules for the following properties, with and without a comma, exist by then.
         after = first = ""
         for key, value in reversed(list(properties.items())):
             pair = f'{_literal(key)} ":" ws {self._of(value)}'
@@ -157,7 +157,7 @@ class _Grammar:
         return self._rule(f'"[" ws {some} ( "," ws {item} )* "]" ws')
 
     def _referred(self, ref: object) -> str:
-        """Named before it is read: schemas may contain themselves."""
+        """The rule is named before the schema is read, because schemas may refer to themselves."""
         if not isinstance(ref, str) or not ref.startswith("#"):
             raise _cannot("$ref must point into the schema itself")
         if ref not in self._refs:
@@ -185,6 +185,6 @@ def _optional(expression: str, otherwise: str) -> str:
 
 
 def _literal(value: object) -> str:
-    """A JSON value, as text that must stand there."""
+    """A JSON value as a literal of the grammar."""
     text = encode(value).decode().replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}" ws'

@@ -1,4 +1,4 @@
-"""Reading a client's JSON: each value as what it must be, or refused by its name. Pure."""
+"""The JSON body of a client's request: each value with its expected type, or an error that names the field. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 
 import msgspec
 
-from corral.inference.api_errors import Refused, bad
+from corral.inference.api_errors import ApiError, invalid_field
 
 _INT32 = 2**31 - 1
-# What is in a body becomes objects, and everybody else waits meanwhile: ten seconds for 32 MB of empty lists. Texts and
-# pictures of that size are no trouble; in the longest texts there are some ten thousand of these marks.
+# Decoding creates an object per value and blocks the event loop: ten seconds for 32 MB of empty lists. Texts and images
+# of that size are harmless; the longest texts contain some ten thousand of these characters.
 _LARGE = 1024 * 1024
 _MARKS = (b":", b"[", b"{")
-_MOST_PARTS = 1_000_000
-_MOST_VALUES = 8_000_000  # a list of samples is long, too
+_MAX_PARTS = 1_000_000
+_MAX_VALUES = 8_000_000  # a list of samples is long, too
 
 
-class Asked:
-    """The object a client sent. A null counts as absent, as OpenAI's own servers have it."""
+class JsonBody:
+    """The JSON object of a request. null counts as absent, as with OpenAI's servers."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
     @classmethod
-    def read(cls, body: bytes) -> Asked:
-        if len(body) > _LARGE and (sum(map(body.count, _MARKS)) > _MOST_PARTS or body.count(b",") > _MOST_VALUES):
-            words = f"The body has more than {_MOST_PARTS} lists, objects and fields, or {_MOST_VALUES} values."
-            raise Refused(413, words, code="request_too_large")
+    def read(cls, body: bytes) -> JsonBody:
+        if len(body) > _LARGE and (sum(map(body.count, _MARKS)) > _MAX_PARTS or body.count(b",") > _MAX_VALUES):
+            words = f"The body has more than {_MAX_PARTS} lists, objects and fields, or {_MAX_VALUES} values."
+            raise ApiError(413, words, code="request_too_large")
         try:
             values = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Refused(400, f"The body is not JSON: {error}.") from error
+            raise ApiError(400, f"The body is not JSON: {error}.") from error
         if not isinstance(values, dict):
-            raise Refused(400, "The body must be a JSON object.")
+            raise ApiError(400, "The body must be a JSON object.")
         return cls(values)
 
     def __contains__(self, key: str) -> bool:
@@ -49,14 +49,14 @@ class Asked:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise bad(key, f"{key} must be a string.")
+            raise invalid_field(key, f"{key} must be a string.")
         return value
 
     def flag(self, key: str) -> bool:
         value = self.values.get(key)
         if value is None or isinstance(value, bool):
             return bool(value)
-        raise bad(key, f"{key} must be true or false.")
+        raise invalid_field(key, f"{key} must be true or false.")
 
     def whole(self, key: str) -> int | None:
         value = self.values.get(key)
@@ -65,7 +65,7 @@ class Asked:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not -_INT32 - 1 <= value <= _INT32:
-            raise bad(key, f"{key} must be a whole number.")
+            raise invalid_field(key, f"{key} must be a whole number.")
         return value
 
     def number(self, key: str) -> float | None:
@@ -73,7 +73,7 @@ class Asked:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise bad(key, f"{key} must be a number.")
+            raise invalid_field(key, f"{key} must be a number.")
         return float(value)
 
     def texts(self, key: str) -> list[str]:
@@ -83,7 +83,7 @@ class Asked:
             return []
         listed = [value] if isinstance(value, str) else value
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise bad(key, f"{key} must be a string or a list of strings.")
+            raise invalid_field(key, f"{key} must be a string or a list of strings.")
         return list(listed)
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -91,5 +91,5 @@ class Asked:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise bad(key, f"{key} must be an object.")
+            raise invalid_field(key, f"{key} must be an object.")
         return value

@@ -1,7 +1,7 @@
-"""A chat's messages as the backend takes them: text in the message, media beside it, tool calls as JSON text. Pure.
+"""Converts a chat's messages for the backend: text in the message, media beside it, tool calls as JSON text. Pure.
 
-Media come as data URLs only. A URL elsewhere would make this machine fetch whatever a client names, and a path would
-let a client read its files.
+Media must be data URLs. Any other URL would make this machine fetch what a client names, and a path would let a client
+read its files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from corral.contract import backend_pb2 as pb
 from corral.contract.codec import encode
-from corral.inference.api_errors import bad
-from corral.inference.openai.json_body import Asked
+from corral.inference.api_errors import invalid_field
+from corral.inference.openai.json_body import JsonBody
 
 
 @dataclass
@@ -26,47 +26,47 @@ class Conversation:
     videos: list[str] = field(default_factory=list)
 
     def plain(self, roles: Mapping[str, str], joined_by: str) -> str:
-        """One text, for a backend that shall not render the messages itself."""
+        """All messages as one text, for a backend that does not render them itself."""
         return joined_by.join(roles.get(message.role, "") + message.content for message in self.messages)
 
 
-def read_conversation(asked: Asked, system_prompt: str = "") -> Conversation:
-    """`system_prompt` comes first, unless the client brings one of its own."""
-    told = asked.get("messages")
-    if not isinstance(told, list) or not told:
-        raise bad("messages", "messages must be a list with at least one message.")
+def read_conversation(body: JsonBody, system_prompt: str = "") -> Conversation:
+    """`system_prompt` comes first, unless the client sends a system message."""
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise invalid_field("messages", "messages must be a list with at least one message.")
     read = Conversation()
-    for position, message in enumerate(told):
+    for position, message in enumerate(given):
         if not isinstance(message, dict):
-            raise bad(f"messages[{position}]", f"messages[{position}] must be an object.")
+            raise invalid_field(f"messages[{position}]", f"messages[{position}] must be an object.")
         read.messages.append(_message(message, f"messages[{position}]", read))
     if system_prompt and not any(message.role == "system" for message in read.messages):
         read.messages.insert(0, pb.Message(role="system", content=system_prompt))
     return read
 
 
-def _message(told: Mapping[str, Any], where: str, read: Conversation) -> pb.Message:
-    role = _text(told, "role", where)
+def _message(given: Mapping[str, Any], where: str, read: Conversation) -> pb.Message:
+    role = _text(given, "role", where)
     if not role:
-        raise bad(f"{where}.role", f"{where} has no role.")
+        raise invalid_field(f"{where}.role", f"{where} has no role.")
     return pb.Message(
-        role="system" if role == "developer" else role,  # OpenAI's newer word; no model's template knows it
-        content=_content(told.get("content"), f"{where}.content", read),
-        name=_text(told, "name", where),
-        tool_call_id=_text(told, "tool_call_id", where),
-        reasoning_content=_text(told, "reasoning_content", where),
-        tool_calls=_tool_calls(told.get("tool_calls"), f"{where}.tool_calls"),
+        role="system" if role == "developer" else role,  # OpenAI's newer role, which no model's template knows
+        content=_content(given.get("content"), f"{where}.content", read),
+        name=_text(given, "name", where),
+        tool_call_id=_text(given, "tool_call_id", where),
+        reasoning_content=_text(given, "reasoning_content", where),
+        tool_calls=_tool_calls(given.get("tool_calls"), f"{where}.tool_calls"),
     )
 
 
-def _content(told: object, where: str, read: Conversation) -> str:
-    if told is None:
+def _content(given: object, where: str, read: Conversation) -> str:
+    if given is None:
         return ""
-    if isinstance(told, str):
-        return told
-    if not isinstance(told, list):
-        raise bad(where, f"{where} must be a string or a list of parts.")
-    return "".join(_part(part, f"{where}[{position}]", read) for position, part in enumerate(told))
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise invalid_field(where, f"{where} must be a string or a list of parts.")
+    return "".join(_part(part, f"{where}[{position}]", read) for position, part in enumerate(given))
 
 
 def _part(part: object, where: str, read: Conversation) -> str:
@@ -84,16 +84,16 @@ def _part(part: object, where: str, read: Conversation) -> str:
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
             read.audios.append(_base64(data, where))
         case {"type": str(kind)}:
-            raise bad(where, f"{where}: a part of type {kind[:40]!r} is not understood.")
+            raise invalid_field(where, f"{where}: a part of type {kind[:40]!r} is not supported.")
         case _:
-            raise bad(where, f"{where} must be an object with a type.")
+            raise invalid_field(where, f"{where} must be an object with a type.")
     return ""
 
 
 def _payload(url: str, where: str) -> str:
     head, comma, payload = url.partition(",")
     if not head.startswith("data:") or not comma or not head.endswith(";base64"):
-        raise bad(where, f"{where}: send it as a data URL (data:…;base64,…); nothing is fetched from elsewhere.")
+        raise invalid_field(where, f"{where}: send a data URL (data:…;base64,…); other URLs are not fetched.")
     return _base64(payload, where)
 
 
@@ -101,61 +101,61 @@ def _base64(payload: str, where: str) -> str:
     try:
         base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise bad(where, f"{where} is not base64.") from error
+        raise invalid_field(where, f"{where} is not base64.") from error
     return payload
 
 
-def _tool_calls(told: object, where: str) -> str:
-    if not told:
+def _tool_calls(given: object, where: str) -> str:
+    if not given:
         return ""
-    if not isinstance(told, list):
-        raise bad(where, f"{where} must be a list.")
-    return encode([_tool_call(call, position, where) for position, call in enumerate(told)]).decode()
+    if not isinstance(given, list):
+        raise invalid_field(where, f"{where} must be a list.")
+    return encode([_tool_call(call, position, where) for position, call in enumerate(given)]).decode()
 
 
-def _tool_call(told: object, position: int, where: str) -> dict[str, Any]:
-    match told:
+def _tool_call(given: object, position: int, where: str) -> dict[str, Any]:
+    match given:
         case {"function": {"name": str(name), **function}, **rest}:
             arguments = function.get("arguments")
             text = arguments if isinstance(arguments, str) else encode(arguments or {}).decode()
             called = {"name": name, "arguments": text}
             return {"index": position, "id": rest.get("id") or "", "type": "function", "function": called}
-    raise bad(where, f"{where}[{position}] must have a function with a name.")
+    raise invalid_field(where, f"{where}[{position}] must have a function with a name.")
 
 
-def _text(told: Mapping[str, Any], key: str, where: str) -> str:
-    value = told.get(key)
+def _text(given: Mapping[str, Any], key: str, where: str) -> str:
+    value = given.get(key)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise bad(f"{where}.{key}", f"{where}.{key} must be a string.")
+        raise invalid_field(f"{where}.{key}", f"{where}.{key} must be a string.")
     return value
 
 
-def read_tools(asked: Asked) -> tuple[str, str]:
-    """Tools and the choice among them, as JSON texts. OpenAI's older `functions` are the same thing."""
-    tools = offered_tools(asked)
+def read_tools(body: JsonBody) -> tuple[str, str]:
+    """Tools and the tool choice, as JSON texts. OpenAI's older `functions` are treated as tools."""
+    tools = offered_tools(body)
     if not tools:
         return "", ""
-    choice = asked.get("tool_choice")
+    choice = body.get("tool_choice")
     if choice is None:
-        choice = asked.get("function_call")
+        choice = body.get("function_call")
         if isinstance(choice, dict):
             choice = {"type": "function", "function": choice}
     return encode(tools).decode(), encode(choice).decode() if choice is not None else ""
 
 
-def offered_tools(asked: Asked) -> list[dict[str, Any]]:
-    tools, functions = asked.get("tools") or [], asked.get("functions") or []
+def offered_tools(body: JsonBody) -> list[dict[str, Any]]:
+    tools, functions = body.get("tools") or [], body.get("functions") or []
     if isinstance(functions, list) and not tools:
         tools = [{"type": "function", "function": each} for each in functions]
     if not isinstance(tools, list) or not isinstance(functions, list) or not all(_is_tool(tool) for tool in tools):
-        raise bad("tools", "tools must be a list of functions, each with a name.")
+        raise invalid_field("tools", "tools must be a list of functions, each with a name.")
     return tools
 
 
-def _is_tool(told: object) -> bool:
-    match told:
+def _is_tool(given: object) -> bool:
+    match given:
         case {"type": "function", "function": {"name": str(name)}}:
             return bool(name)
     return False

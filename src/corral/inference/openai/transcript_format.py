@@ -1,4 +1,4 @@
-"""How OpenAI writes a transcript: as JSON, long or short, as text, as subtitles. Pure. Backends count nanoseconds."""
+"""OpenAI's formats of a transcript: JSON, text, subtitles. Pure. Backends send times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _text(result: pb.TranscriptResult, _task: str) -> Written:
 
 
 def _verbose(result: pb.TranscriptResult, task: str) -> Written:
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "task": task,
         "language": result.language,
         "duration": duration_of(result),
@@ -31,8 +31,8 @@ def _verbose(result: pb.TranscriptResult, task: str) -> Written:
         "segments": [_segment(each) for each in result.segments],
     }
     if words := [word for segment in result.segments for word in segment.words]:
-        told["words"] = [{"word": word.text, "start": word.start / NS, "end": word.end / NS} for word in words]
-    return _JSON, encode(told)
+        answer["words"] = [{"word": word.text, "start": word.start / NS, "end": word.end / NS} for word in words]
+    return _JSON, encode(answer)
 
 
 def _diarized(result: pb.TranscriptResult, task: str) -> Written:
@@ -47,8 +47,8 @@ def _diarized(result: pb.TranscriptResult, task: str) -> Written:
         }
         for each in result.segments
     ]
-    told = {"task": task, "duration": duration_of(result), "text": text_of(result), "segments": segments}
-    return _JSON, encode(told)
+    answer = {"task": task, "duration": duration_of(result), "text": text_of(result), "segments": segments}
+    return _JSON, encode(answer)
 
 
 def _srt(result: pb.TranscriptResult, _task: str) -> Written:
@@ -89,14 +89,14 @@ def _joined(segments: Sequence[pb.TranscriptSegment]) -> str:
 
 
 def _segment(each: pb.TranscriptSegment) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "id": each.id,
         "start": each.start / NS,
         "end": each.end / NS,
         "text": each.text,
         "tokens": list(each.tokens),
     }
-    return told | {"speaker": each.speaker} if each.speaker else told
+    return answer | {"speaker": each.speaker} if each.speaker else answer
 
 
 def _clock(at_ns: int, point: str) -> str:

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions`, `/v1/audio/translations` and `/v1/audio/diarization`: a file in, text out."""
+"""`/v1/audio/transcriptions`, `/v1/audio/translations` and `/v1/audio/diarization`: from an audio file to text."""
 
 from __future__ import annotations
 
@@ -8,49 +8,51 @@ from contextlib import AsyncExitStack
 from corral.contract import backend_pb2 as pb
 from corral.contract.codec import encode
 from corral.contract.http import Request, Responder, UpstreamFailed
-from corral.inference.api_errors import JSON, Refused, bad
-from corral.inference.grpc.client import Caller
+from corral.inference.api_errors import JSON, ApiError, invalid_field
+from corral.inference.grpc.client import BackendClient
 from corral.inference.openai.completion_format import event
 from corral.inference.openai.forms import Form, read_form
 from corral.inference.openai.transcript_format import FORMATS, text_of
-from corral.inference.request_files import Files
+from corral.inference.request_files import RequestFiles
 from corral.inference.routes.completions import EVENTS
 
 _GRANULARITIES = ("segment", "word")
 
 
-async def transcribe(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
-    return await _transcribe(caller, request, responder, files, "transcribe")
+async def transcribe(client: BackendClient, request: Request, responder: Responder, files: RequestFiles) -> int:
+    return await _transcribe(client, request, responder, files, "transcribe")
 
 
-async def translate(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
-    return await _transcribe(caller, request, responder, files, "translate")
+async def translate(client: BackendClient, request: Request, responder: Responder, files: RequestFiles) -> int:
+    return await _transcribe(client, request, responder, files, "translate")
 
 
-async def _transcribe(caller: Caller, request: Request, responder: Responder, files: Files, task: str) -> int:
+async def _transcribe(
+    client: BackendClient, request: Request, responder: Responder, files: RequestFiles, task: str
+) -> int:
     async with files.open() as folder:
         form = await read_form(request, folder)
         wanted = form.text("response_format", "json")
         if wanted not in FORMATS:
-            raise bad("response_format", f"response_format must be one of {', '.join(FORMATS)}.")
-        asked = _asked(caller, form, task)
+            raise invalid_field("response_format", f"response_format must be one of {', '.join(FORMATS)}.")
+        rpc_request = _transcript_request(client, form, task)
         if form.flag("stream"):
-            return await _stream(caller, asked, responder)
-        result = await caller.ask("AudioTranscription", asked, pb.TranscriptResult)
+            return await _stream(client, rpc_request, responder)
+        result = await client.call("AudioTranscription", rpc_request, pb.TranscriptResult)
         kind, body = FORMATS[wanted](result, task)
         await responder.send(200, ((b"content-type", kind),), body)
         return 200
 
 
-def _asked(caller: Caller, form: Form, task: str) -> pb.TranscriptRequest:
+def _transcript_request(client: BackendClient, form: Form, task: str) -> pb.TranscriptRequest:
     granularities = form.texts("timestamp_granularities")
     if unknown := [each for each in granularities if each not in _GRANULARITIES]:
-        raise bad(
+        raise invalid_field(
             "timestamp_granularities", f"timestamp_granularities: {unknown[0][:40]!r} is neither segment nor word."
         )
-    served = caller.served
-    threads = served.setting("threads")
-    language = served.setting("parameters", "language")
+    process = client.process
+    threads = process.setting("threads")
+    language = process.setting("parameters", "language")
     return pb.TranscriptRequest(
         dst=form.file,
         language=form.text("language") or (language if isinstance(language, str) else ""),
@@ -61,25 +63,25 @@ def _asked(caller: Caller, form: Form, task: str) -> pb.TranscriptRequest:
         temperature=form.number("temperature"),
         timestamp_granularities=granularities,
         stream=form.flag("stream"),
-        ModelIdentity=served.identity,
+        ModelIdentity=process.identity,
     )
 
 
-async def _stream(caller: Caller, asked: pb.TranscriptRequest, responder: Responder) -> int:
+async def _stream(client: BackendClient, request: pb.TranscriptRequest, responder: Responder) -> int:
     async with AsyncExitStack() as stack:
         try:
-            replies = await stack.enter_async_context(caller.stream("AudioTranscriptionStream", asked))
-        except Refused as refused:
+            replies = await stack.enter_async_context(client.stream("AudioTranscriptionStream", request))
+        except ApiError as refused:
             if refused.status != 501:
                 raise
-            asked.stream = False
-            replies = _single(await caller.ask("AudioTranscription", asked, pb.TranscriptResult))
+            request.stream = False
+            replies = _single(await client.call("AudioTranscription", request, pb.TranscriptResult))
         await responder.stream(200, EVENTS, _events(replies))
     return 200
 
 
 async def _single(result: pb.TranscriptResult) -> AsyncIterator[pb.TranscriptStreamResponse]:
-    """From a backend that does not stream: all of it at once."""
+    """For a backend without streams: the whole answer as one reply."""
     yield pb.TranscriptStreamResponse(delta=text_of(result))
     yield pb.TranscriptStreamResponse(final_result=result)
 
@@ -94,17 +96,17 @@ async def _events(replies: AsyncIterator[pb.TranscriptStreamResponse]) -> AsyncG
                 yield event({"type": "transcript.text.delta", "delta": reply.delta})
             if reply.HasField("final_result"):
                 whole = text_of(reply.final_result)
-    except (Refused, UpstreamFailed) as failure:
-        broken = failure if isinstance(failure, Refused) else Refused(502, str(failure), code="upstream_failed")
+    except (ApiError, UpstreamFailed) as failure:
+        broken = failure if isinstance(failure, ApiError) else ApiError(502, str(failure), code="upstream_failed")
         yield b"data: %b\n\n" % broken.body
         return
     yield event({"type": "transcript.text.done", "text": whole or "".join(said)})
 
 
-async def diarize(caller: Caller, request: Request, responder: Responder, files: Files) -> int:
+async def diarize(client: BackendClient, request: Request, responder: Responder, files: RequestFiles) -> int:
     async with files.open() as folder:
         form = await read_form(request, folder)
-        asked = pb.DiarizeRequest(
+        rpc_request = pb.DiarizeRequest(
             dst=form.file,
             language=form.text("language"),
             num_speakers=form.whole("num_speakers"),
@@ -114,9 +116,9 @@ async def diarize(caller: Caller, request: Request, responder: Responder, files:
             min_duration_on=form.number("min_duration_on"),
             min_duration_off=form.number("min_duration_off"),
             include_text=form.flag("include_text"),
-            ModelIdentity=caller.served.identity,
+            ModelIdentity=client.process.identity,
         )
-        result = await caller.ask("Diarize", asked, pb.DiarizeResponse)
+        result = await client.call("Diarize", rpc_request, pb.DiarizeResponse)
     segments = [
         {"id": each.id, "start": each.start, "end": each.end, "speaker": each.speaker}
         | ({"text": each.text} if each.text else {})

@@ -19,7 +19,7 @@ import psutil
 from corral.contract.manifest import GRPC
 from corral.contract.messages.replicas import ReplicaFile, StartReplica
 from corral.contract.sources import is_safe_path
-from corral.inference.load_options import Place, load_options, weights_of
+from corral.inference.load_options import LoadTarget, load_options, weights_of
 from corral.kit.errors import Invalid, NotFound
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.spec import ProcessSpec, load_timeout_s
@@ -117,7 +117,7 @@ def _folder(files: Sequence[Path], weights: Path | None, definition: Mapping[str
 def _load_options(order: StartReplica, weights: Path | None, folder: Path, protocol: str) -> str:
     """Of any process: a later build of its backend may speak gRPC where this one does not. But what only gRPC could not
     understand is no fault of a process that does not speak it."""
-    place = Place(
+    place = LoadTarget(
         folder=str(folder),
         model_file=str(weights) if weights is not None else "",
         threads=psutil.cpu_count(logical=False) or os.cpu_count() or 4,

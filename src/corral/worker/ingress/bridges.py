@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.inference.request_files import Files, LocalFiles
+from corral.inference.request_files import LocalFiles, RequestFiles
 from corral.worker.supervisor.launch import find_user
 from corral.worker.supervisor.table import Running
 
@@ -25,7 +25,7 @@ def open_request_files(folder: Path, backend_user: str) -> LocalFiles:
 
 
 class Bridges:
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: RequestFiles) -> None:
         self._files = files
         self._known: dict[str, tuple[Running, Bridge]] = {}
 
@@ -48,11 +48,11 @@ class Bridges:
             await bridge.close()
 
     def _open(self, running: Running) -> Bridge:
-        from corral.inference.backend_process import Served
+        from corral.inference.backend_process import BackendProcess
         from corral.inference.bridge import Bridge  # see above: memory
 
         return Bridge(
-            Served(
+            BackendProcess(
                 address=running.address,
                 model=running.model,
                 backend=running.backend,

@@ -12,7 +12,7 @@ from typing import Protocol
 from corral.contract.access import Scope
 from corral.contract.codec import encode
 from corral.contract.http import Request, Responder
-from corral.inference.request_files import Files
+from corral.inference.request_files import RequestFiles
 from corral.kit.log import get_log
 from corral.worker.agent.standing import Standing
 from corral.worker.ingress import logs, replicas
@@ -53,7 +53,7 @@ class Door:
         tokens: TokenCheck,
         metrics: WorkerMetrics,
         processes: Processes,
-        files: Files,
+        files: RequestFiles,
     ) -> None:
         """`files`: of requests, where backends can read and write them."""
         self._standing = standing

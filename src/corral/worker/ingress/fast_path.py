@@ -16,7 +16,7 @@ from typing import Any
 from corral.contract.access import Scope
 from corral.contract.http import KnownHead, PreparedForward, Request, Responder, Tap, UpstreamFailed
 from corral.contract.manifest import GRPC
-from corral.inference.engine_errors import is_explained
+from corral.inference.engine_errors import may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.worker.ingress.inflight import InFlight
 from corral.worker.ingress.replicas import OURS, PREFIX, Replicas
@@ -121,7 +121,7 @@ class IngressFastPath:
                 path=forward.path,
                 strip=forward.strip,
                 add=forward.add,
-                unwanted=is_explained,
+                unwanted=may_be_explained,
                 reads_unwanted=True,
             )
             status = result.status

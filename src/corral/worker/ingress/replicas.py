@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from corral.contract.http import NOT_REACHED, PROCESS_ENDED, Headers, Request, Responder, Strip, Target, UpstreamFailed
 from corral.contract.manifest import GRPC
-from corral.inference.engine_errors import is_explained, told_to_client
+from corral.inference.engine_errors import client_answer, may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
 from corral.inference.responses import Responses
 from corral.worker.ingress.answers import say_error, say_upstream_failed
@@ -78,7 +78,7 @@ class Replicas:
                 strip=OURS,
                 add=way.add,
                 upgrade=True,
-                unwanted=is_explained,
+                unwanted=may_be_explained,
                 reads_unwanted=True,
             )
         except UpstreamFailed as failure:
@@ -135,7 +135,7 @@ class Replicas:
         """503: nothing happened, another may be asked. 504 and 502: it was asked, and may have acted. Errors of the
         engine's own are passed on, in words that help where we know some."""
         if failure.status:
-            status, headers, body = told_to_client(running.model, failure.status, failure.answer)
+            status, headers, body = client_answer(running.model, failure.status, failure.answer)
             await responder.send(status, headers, body)
             return status
         process_id = running.process_id

@@ -12,15 +12,15 @@ import grpc.aio
 from google.protobuf import json_format
 
 from corral.contract import backend_pb2 as pb
-from corral.inference.grpc.process_calls import bearer, open_backend
+from corral.inference.grpc.process_calls import bearer_metadata, open_stub
 from corral.kit.errors import Failed, Invalid
 
 
 async def ask_health(address: str, token: str, timeout_s: float) -> str | None:
     """None when it is ready, else why it is not."""
     try:
-        async with open_backend(address) as backend:
-            reply = await backend.Health(pb.HealthMessage(), timeout=timeout_s, metadata=bearer(token))
+        async with open_stub(address) as backend:
+            reply = await backend.Health(pb.HealthMessage(), timeout=timeout_s, metadata=bearer_metadata(token))
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return None if reply.message == b"OK" else f"Health answered {reply.message[:80]!r}"
@@ -37,8 +37,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
     except json_format.ParseError as error:
         raise Invalid(f"these are no ModelOptions: {error}") from error
     try:
-        async with open_backend(address) as backend:
-            result = await backend.LoadModel(request, timeout=timeout_s, metadata=bearer(token))
+        async with open_stub(address) as backend:
+            result = await backend.LoadModel(request, timeout=timeout_s, metadata=bearer_metadata(token))
     except grpc.aio.AioRpcError as error:
         kind = BrokeOff if error.code() is grpc.StatusCode.UNAVAILABLE else Failed
         raise kind(f"LoadModel: {error.code().name}: {error.details()}") from error
@@ -49,8 +49,8 @@ async def load_model(address: str, token: str, options: str, timeout_s: float) -
 async def free(address: str, token: str, timeout_s: float) -> str | None:
     """None when memory was released, else why not. A backend that has no Free is told as any other that failed."""
     try:
-        async with open_backend(address) as backend:
-            result = await backend.Free(pb.HealthMessage(), timeout=timeout_s, metadata=bearer(token))
+        async with open_stub(address) as backend:
+            result = await backend.Free(pb.HealthMessage(), timeout=timeout_s, metadata=bearer_metadata(token))
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return None if result.success else result.message or "it said no"
