@@ -90,7 +90,7 @@ def test_lists_are_for_people_and_for_scripts(fleet: Fleet, barn: Process) -> No
     assert (shown["name"], shown["status"], shown["ingress_error"]) == ("barn", "healthy", "")
     assert f"id {shown['id']}" in " ".join(done(fleet, "nodes", "show", shown["id"]).split())
     assert {"version", "protocol", "python"} <= read(fleet, "version").keys()
-    assert {each["about"] for each in read(fleet, "doctor")} >= {"gateway", "controller", "bus", "bus door", "database"}
+    assert {each["about"] for each in read(fleet, "doctor")} >= {"gateway", "controller", "bus", "bus access", "database"}
 
 
 def test_watching_shows_a_change_and_leaves_in_order(fleet: Fleet, barn: Process, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_watching_shows_a_change_and_leaves_in_order(fleet: Fleet, barn: Process
         return [(line["before"], line["after"]) for line in lines if line["name"] == "barn"]
 
     wait_for(lambda: ("healthy", "draining") in told(), "record of the change")
-    assert done(fleet, "nodes", "resume", "barn") == "barn takes work again\n"
+    assert done(fleet, "nodes", "resume", "barn") == "barn accepts new requests and replicas again.\n"
     wait_for(lambda: told()[-1] == ("draining", "healthy"), "record of the way back")
     for watching in (people, script):
         watching.signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_everything_that_waits_is_approved_at_once(fleet: Fleet) -> None:
     for name in ("attic", "cellar"):
         fleet.wait_status(name, "pending")
     listed = done(fleet, "nodes", "list", "--status", "pending")
-    assert "waits for approval: corral nodes approve attic" in listed
+    assert "needs approval: corral nodes approve attic" in listed
     said = done(fleet, "nodes", "approve", "--all-pending").splitlines()
     assert sorted(said) == ["attic approved: healthy", "cellar approved: healthy"]
     for name in ("attic", "cellar"):
@@ -139,7 +139,7 @@ def test_labels_budget_and_replicas_go_round(fleet: Fleet, barn: Process) -> Non
     assert read(fleet, "nodes", "show", "barn")["labels"] == labels
 
     done(fleet, "nodes", "budget", "barn", "80%")
-    assert done(fleet, "nodes", "max-replicas", "barn", "4") == "barn: at most 4 replicas of one model\n"
+    assert done(fleet, "nodes", "max-replicas", "barn", "4") == "barn: at most 4 replicas of one model.\n"
     node = read(fleet, "nodes", "show", "barn")
     assert (node["vram_budget"], node["vram_budget_manually_set"]) == ("80%", True)
     assert (node["max_replicas_per_model"], node["max_replicas_per_model_manually_set"]) == (4, True)
@@ -162,19 +162,19 @@ def test_labels_budget_and_replicas_go_round(fleet: Fleet, barn: Process) -> Non
     ("words", "code", "line"),
     [
         (("nodes", "show", "bran"), 1, "no node 'bran': did you mean barn"),
-        (("nodes", "drain", "zeppelin"), 1, "no node 'zeppelin': there are attic, barn, byre, cellar"),
+        (("nodes", "drain", "zeppelin"), 1, "no node 'zeppelin': the nodes are attic, barn, byre, cellar"),
         (("nodes", "budget", "barn", "lots"), 1, "lots"),
-        (("nodes", "label", "barn", "no-equals-sign"), 2, "neither KEY=VALUE nor KEY-"),
-        (("nodes", "max-replicas", "barn", "0"), 2, "[N]"),
-        (("nodes", "max-replicas", "barn"), 2, "give a number, or --reset"),
-        (("nodes", "delete", "barn"), 2, "nobody to ask here: add --yes"),
+        (("nodes", "label", "barn", "no-equals-sign"), 2, "write KEY=VALUE to set, KEY- to remove"),
+        (("nodes", "max-replicas", "barn", "0"), 2, "'N'"),
+        (("nodes", "max-replicas", "barn"), 2, "give either a number or --reset"),
+        (("nodes", "delete", "barn"), 2, "cannot ask for confirmation without a terminal: add --yes"),
         (("nodes", "list", "--colour"), 2, "--colour"),
         (("nodes", "fly"), 2, "fly"),
         (("sing",), 2, "sing"),
         (("token", "create", "--expires", "soon"), 2, "--expires"),
         (("token", "create", "--uses", "0"), 2, "--uses"),
         (("token", "revoke", "no-such-token"), 1, "corral token list"),
-        (("keys", "create", "k", "--role", "king"), 2, "none of inference, viewer, admin"),
+        (("keys", "create", "k", "--role", "king"), 2, "choose inference, viewer, admin"),
         (("keys", "revoke", "no-such-key"), 1, "no-such-key"),
         (("up", "--port", "nonsense"), 2, "--port"),
         (("worker", "--heartbeat-interval", "often"), 2, "--heartbeat-interval"),

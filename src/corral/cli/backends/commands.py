@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from corral.cli.backends import text as backend_text
+from corral.cli.backends.operations import (
+    UP_TO_DATE,
+    UP_TO_DATE_IN_READABLE_GALLERIES,
+    absolute_uri,
+    node_scope,
+    operation_body,
+    run_operations,
+)
+from corral.cli.backends.verify import verify_on_nodes
 from corral.cli.common.fleet_command import destructive_command, fleet_command
 from corral.cli.common.options import (
     NO_MATCH,
@@ -24,7 +31,6 @@ from corral.cli.common.options import (
     unknown_name,
 )
 from corral.cli.common.output import (
-    DONE,
     FAILED,
     key_value_lines,
     print_error,
@@ -32,15 +38,13 @@ from corral.cli.common.output import (
     print_line,
     print_note,
     print_table,
-    printable,
 )
-from corral.cli.operations import watch
-from corral.kit.errors import CorralError, NotFound, Unavailable
+from corral.kit.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from corral.client import Client
     from corral.client.resources.backends import AvailableBackend
-    from corral.contract.admin import BackendMatrix, BackendVerified, OperationBody, PlanView
+    from corral.contract.admin import BackendMatrix
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -72,9 +76,6 @@ MaxParallel = Annotated[
     str,
     typer.Option("--max-parallel", metavar="N", help="number or share of nodes that switch at the same time: 3, 25%"),
 ]
-UP_TO_DATE = "Every backend is up to date."
-UP_TO_DATE_IN_READABLE_GALLERIES = "Every backend is up to date with the galleries that can be read."
-MAX_PARALLEL_NODES = 16  # that read their disks at the same time because of one command
 
 
 @app.command("available")
@@ -226,10 +227,13 @@ async def install_backends(
         raise typer.BadParameter("give either names of backends or --uri")
     if (own_name or alias) and not uri:
         raise typer.BadParameter("--name and --alias need --uri")
-    scope = _scope(node, selector, all_nodes, default=True)
-    extra = {"uri": _absolute_uri(uri), "name": own_name, "alias": alias} if uri else {}
-    bodies = [_body("install", each, scope, force=force, max_parallel=max_parallel, **extra) for each in names or [""]]
-    return await _run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
+    scope = node_scope(node, selector, all_nodes, default=True)
+    extra = {"uri": absolute_uri(uri), "name": own_name, "alias": alias} if uri else {}
+    bodies = [
+        operation_body("install", each, scope, force=force, max_parallel=max_parallel, **extra)
+        for each in names or [""]
+    ]
+    return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
 
 
 @app.command("upgrade")
@@ -261,10 +265,10 @@ async def upgrade_backends(
     """
     if outdated == bool(names):
         raise typer.BadParameter("give either names of backends or --outdated")
-    scope = _scope(node, selector, all_nodes, default=True)
+    scope = node_scope(node, selector, all_nodes, default=True)
     chosen = list(names or []) or await _outdated(client, node)
-    bodies = [_body("upgrade", each, scope, max_parallel=max_parallel) for each in chosen]
-    return await _run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, outdated=outdated)
+    bodies = [operation_body("upgrade", each, scope, max_parallel=max_parallel) for each in chosen]
+    return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json, outdated=outdated)
 
 
 async def _outdated(client: Client, node: str) -> list[str]:
@@ -295,9 +299,9 @@ async def roll_back_backends(
       corral backends rollback llama-cpp
       corral backends rollback llama-cpp --node attic
     """
-    scope = _scope(node, selector, all_nodes, default=True)
-    bodies = [_body("rollback", each, scope, max_parallel=max_parallel) for each in names]
-    return await _run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
+    scope = node_scope(node, selector, all_nodes, default=True)
+    bodies = [operation_body("rollback", each, scope, max_parallel=max_parallel) for each in names]
+    return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
 
 
 @app.command("delete")
@@ -321,12 +325,12 @@ async def delete_backends(
       corral backends delete llama-cpp --node attic
       corral backends delete llama-cpp --all-nodes --yes
     """
-    scope = _scope(node, selector, all_nodes, default=False)
-    bodies = [_body("delete", each, scope, force=force) for each in names]
+    scope = node_scope(node, selector, all_nodes, default=False)
+    bodies = [operation_body("delete", each, scope, force=force) for each in names]
     if not yes and not dry_run:
         where = f"on {node}" if node else f"on nodes with {selector}" if selector else "on every node"
         confirm(f"delete {', '.join(names)} {where}")
-    return await _run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
+    return await run_operations(client, bodies, dry_run=dry_run, detach=detach, as_json=as_json)
 
 
 @app.command("upgrades")
@@ -367,132 +371,14 @@ async def verify_backends(client: Client, names: Names, node: Node = "", as_json
       corral backends verify llama-cpp
       corral backends verify llama-cpp --node attic
     """
-    found, code = await _verify(client, names, node)
+    found, code = await verify_on_nodes(client, names, node)
     if as_json:
         print_json(found)
     else:
         print_table(backend_text.VERIFY_COLUMNS, [backend_text.verified_row(each) for each in found], empty="")
     for each in found:
         if not each.whole:
-            print_error(
-                f"{each.node}: mend it with `corral backends install {each.backend} --force --node {each.node}`"
-            )
+            command = f"corral backends install {each.backend} --force --node {each.node}"
+            print_error(f"{each.backend} is damaged on {each.node}; install it again: `{command}`")
             code = FAILED
     return code
-
-
-async def _verify(client: Client, names: Sequence[str], node: str) -> tuple[list[BackendVerified], int]:
-    """Verify on all nodes in parallel. A node that does not answer does not stop the rest."""
-    matrix = await client.backends.matrix()
-    node_names = {each.id: each.name for each in matrix.nodes}
-    chosen = (await client.nodes.get(node)).id if node else ""
-    there = {row.backend: [id for id, cell in row.nodes.items() if cell.installed] for row in matrix.backends}
-    targets: list[tuple[str, str]] = []
-    for name in names:
-        where = [id for id in there.get(name, ()) if not chosen or id == chosen]
-        if not where:
-            raise NotFound(unknown_name("backend", name, sorted(there), none="no backend is installed"))
-        targets += [(id, name) for id in where]
-    limit = asyncio.Semaphore(MAX_PARALLEL_NODES)
-
-    async def ask(node_id: str, backend: str) -> BackendVerified | None:
-        async with limit:
-            try:
-                return await client.backends.verify(node_id, backend)
-            except CorralError as error:
-                print_error(f"{node_names.get(node_id, node_id)}: {error.message}")
-                return None
-
-    answers = await asyncio.gather(*(ask(*each) for each in targets))
-    return [each for each in answers if each is not None], DONE if all(answers) else FAILED
-
-
-def _absolute_uri(uri: str) -> str:
-    """Make a relative path absolute: a node would read it relative to its own working folder."""
-    return os.path.abspath(uri) if uri.startswith(("./", "../")) else uri
-
-
-def _scope(node: str, selector: str, all_nodes: bool, *, default: bool) -> dict[str, Any]:
-    """The chosen nodes. `default`: whether no choice means every node."""
-    if (bool(node) + bool(selector) + all_nodes) > 1:
-        raise typer.BadParameter("give only one of --node, --selector and --all-nodes")
-    if not (node or selector or all_nodes or default):
-        raise typer.BadParameter("choose the nodes: --node NODE, --selector LABELS or --all-nodes")
-    return {"node": node, "selector": selector}
-
-
-def _body(kind: str, backend: str, scope: dict[str, Any], **more: Any) -> OperationBody:
-    from corral.contract.admin import OperationBody
-
-    return OperationBody(kind=kind, backend=backend, **scope, **more)
-
-
-async def _run_operations(
-    client: Client,
-    bodies: Sequence[OperationBody],
-    *,
-    dry_run: bool,
-    detach: bool,
-    as_json: bool,
-    outdated: bool = False,
-) -> int:
-    """Request each operation, then follow all of them. A refused request does not stop the rest. `outdated`: the user
-    did not name the backends, so a backend that no longer exists is skipped."""
-    plans: list[PlanView] = []
-    ids: list[str] = []
-    unchanged: list[str] = []
-    code = DONE
-    for body in bodies:
-        try:
-            if dry_run:
-                plans.append(await client.operations.plan(body))
-                continue
-            accepted = await client.operations.ask(body)
-        except CorralError as error:
-            if outdated and isinstance(error, NotFound):
-                continue
-            print_error(error.message)
-            code = FAILED
-            continue
-        if accepted.joined:
-            print_note(accepted.message)
-        if accepted.unchanged:
-            unchanged.append(accepted.message)
-        if as_json or not accepted.unchanged:
-            ids.append(accepted.job_id)
-    if plans:
-        _show_plans(plans, as_json=as_json)
-    nothing_found = outdated and code == DONE and not (plans or ids or unchanged)
-    if unchanged or nothing_found or any(_changes_nothing(plan) for plan in plans):
-        await _print_unchanged(client, [] if as_json else unchanged, nothing_found=nothing_found)
-    if nothing_found and as_json:
-        print_json([])
-    if not ids:
-        return code
-    result = await watch.follow_or_detach(client, ids, detach=detach, as_json=as_json)
-    return code or result
-
-
-def _changes_nothing(plan: PlanView) -> bool:
-    return plan.kind == "upgrade" and all(node.action == "nothing" for node in plan.nodes)
-
-
-async def _print_unchanged(client: Client, sentences: Sequence[str], *, nothing_found: bool) -> None:
-    """A gallery that cannot be read may have a newer version, so the message limits itself to the readable ones."""
-    unread = await note_unread_galleries(client, "backends")
-    for each in sentences:
-        print_line(printable(f"{each} (in the galleries that can be read)" if unread else each))
-    if nothing_found:
-        print_note(UP_TO_DATE_IN_READABLE_GALLERIES if unread else UP_TO_DATE)
-
-
-def _show_plans(plans: Sequence[PlanView], *, as_json: bool) -> None:
-    if as_json:
-        print_json(plans)
-        return
-    for plan in plans:
-        rows = [backend_text.plan_row(node, plan.kind) for node in plan.nodes]
-        print_table(backend_text.PLAN_COLUMNS, rows, empty="No node matches.")
-        for each in plan.notes:
-            print_note(printable(each))
-        print_note(f"{backend_text.plan_title(plan)}. Nothing was changed.")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from corral.cli.common.output import DONE, print_line, print_note
+from corral.cli.common.output import DONE, print_error, print_line, print_note
 from corral.cli.common.roles import run_worker, saved_settings, settings_of
 from corral.cli.common.settings_command import settings_command
 from corral.cli.nodes.join_token import hide_token
 from corral.client.contexts import list_contexts
 from corral.client.endpoint import same_place
+from corral.kit.durations import format_duration
+from corral.kit.settings import value_of
 
 HELP = """Join this machine to a fleet and run a worker until it is stopped.
 
@@ -35,6 +38,7 @@ Examples:
   corral join http://127.0.0.1:8080 --token cj_… --data ~/second-worker --name second
   corral join https://fleet:8080 --token SHARED --localai      (print the environment of a LocalAI worker)
 """
+CONNECT_TIMEOUT_S = 3.0
 _SHOWN_OPTIONS = {"token", "token_file", "ca", "data", "name", "advertise", "labels", "host", "port", "vram_budget"}
 
 
@@ -93,6 +97,34 @@ def _local_bus_port(url: str) -> int:
     return 4222
 
 
+def warn_if_unreachable(settings: Any) -> None:
+    """Print why the fleet cannot be reached and what to check. The worker starts in any case, and retries."""
+    url = settings.controller
+    reason = connection_failure(url) if url else ""
+    if not reason:
+        return
+    retry_cap = format_duration(value_of(settings, "retry_cap_s"))
+    print_error(
+        f"cannot connect to {url}: {reason}; the worker retries at least every {retry_cap} until Ctrl-C. Check the "
+        "address, that the fleet runs there with `corral up --lan`, and that no firewall blocks the port"
+    )
+
+
+def connection_failure(url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> str:
+    """Why no TCP connection to the host of this URL can be opened; empty if it can."""
+    try:
+        parts = urlsplit(url)
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        socket.create_connection(address, timeout=timeout_s).close()
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except ValueError:
+        return ""  # not a URL: the worker says so and ends
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def _join_command() -> Callable[..., int]:
     flags: dict[str, Any] = {}
 
@@ -106,9 +138,13 @@ def _join_command() -> Callable[..., int]:
         flags.update(hide_token(flags))
         return flags
 
+    def run(settings: Any) -> int:
+        warn_if_unreachable(settings)
+        return run_worker(settings, flags)
+
     return settings_command(
         settings_of("worker"),
-        lambda settings: run_worker(settings, flags),
+        run,
         help=HELP,
         arguments={
             "url": Annotated[

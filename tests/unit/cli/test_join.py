@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from corral.cli.main import main
-from corral.cli.nodes.join import localai_environment
+from corral.cli.nodes.join import connection_failure, localai_environment, warn_if_unreachable
 from corral.client import LocalFleet, local_file, write_local
+from corral.kit.settings import Seconds, setting
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +62,36 @@ def test_the_bus_of_the_local_fleet_is_known_by_its_port(capsys: pytest.CaptureF
 def test_url_and_token_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["join", "--localai"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    controller: str = setting("", default="")
+    retry_cap_s: Seconds = setting("", default=Seconds(30))
+
+
+def test_an_address_without_a_listener_is_reported_with_the_cause_and_what_to_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        warn_if_unreachable(Settings(url))
+        assert capsys.readouterr().err == ""
+    warn_if_unreachable(Settings(url))
+    assert capsys.readouterr().err == (
+        f"corral: cannot connect to {url}: Connection refused; the worker retries at least every 30s until Ctrl-C. "
+        "Check the address, that the fleet runs there with `corral up --lan`, and that no firewall blocks the port\n"
+    )
+
+
+def test_a_worker_that_has_joined_before_needs_no_address(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_if_unreachable(Settings())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_host_that_never_answers_is_a_failure_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", time_out)
+    assert connection_failure("https://fleet:8080") == "no answer within 3 s"
