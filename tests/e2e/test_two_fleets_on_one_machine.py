@@ -56,9 +56,7 @@ def test_commands_stay_with_the_first_fleet_and_reach_both_by_name(fleets: tuple
     ran = first.cli("keys", "revoke", "0" * 12)
     assert ran.returncode == 2
     assert f"this command would change the fleet 'data' ({first.url}, {first.data})" in ran.stderr
-    assert f"not 'test' ({second.url}, {second.data}): choose a fleet with --context, or add --yes" in (
-        ran.stderr
-    )
+    assert f"not 'test' ({second.url}, {second.data}): choose a fleet with --context, or add --yes" in (ran.stderr)
     ran = first.cli("nodes", "delete", "nobody", "--yes")
     assert f"This command changes the fleet 'data' ({first.url}, {first.data})" in ran.stderr
     ran = first.cli("nodes", "delete", "nobody", "--yes", "--context", "test")

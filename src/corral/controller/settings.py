@@ -34,12 +34,12 @@ def _url(value: str) -> str | None:
 class ListenSettings:
     """Where the controller serves its API."""
 
-    socket: Path | None = setting("unix socket to serve on; the local gateway uses it", default=None)
-    host: str = setting("address to serve on besides the socket; needs a port", default="127.0.0.1")
-    port: int = setting("port to serve on besides the socket; 0 = none", default=0, check=_port)
+    socket: Path | None = setting("Unix socket to listen on; the gateway of this machine uses it", default=None)
+    host: str = setting("address to listen on in addition to the socket; needs --port", default="127.0.0.1")
+    port: int = setting("port to listen on in addition to the socket; 0 = none", default=0, check=_port)
     tls_cert: Path | None = setting("certificate for host:port (PEM)", default=None)
     tls_key: Path | None = setting("key for host:port (PEM)", default=None)
-    public_url: str = setting("URL under which people and workers reach the gateway; printed in join lines", default="")
+    public_url: str = setting("URL under which users and workers reach the gateway; part of join commands", default="")
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -50,12 +50,12 @@ class ListenSettings:
 class AccessSettings:
     """The first keys, the certificate authority, and web sessions."""
 
-    admin_key_file: Path | None = setting("file with the first admin key; made when absent", default=None)
-    gateway_key_file: Path | None = setting("file with the key gateways show; made when absent", default=None)
-    ca_cert: Path | None = setting("the cluster's CA certificate; workers get certificates from it", default=None)
-    ca_key: Path | None = setting("the cluster's CA key", default=None)
+    admin_key_file: Path | None = setting("file with the first admin key; created if missing", default=None)
+    gateway_key_file: Path | None = setting("file with the key of the gateways; created if missing", default=None)
+    ca_cert: Path | None = setting("CA certificate of the fleet; it signs the certificates of workers", default=None)
+    ca_key: Path | None = setting("CA key of the fleet", default=None)
     session_ttl_s: Seconds = setting(
-        "a web session unused for so long ends", default=Seconds(12 * 3600), check=positive
+        "a web session ends after this time without use", default=Seconds(12 * 3600), check=positive
     )
 
 
@@ -64,10 +64,10 @@ class BusSettings:
     """How the controller, and through it every node, reaches NATS."""
 
     bus_urls: tuple[str, ...] = setting(
-        "where this controller reaches NATS", default=("nats://127.0.0.1:4222",), aliases=("LOCALAI_NATS_URL",)
+        "URLs of NATS for this controller", default=("nats://127.0.0.1:4222",), aliases=("LOCALAI_NATS_URL",)
     )
     bus_public_urls: tuple[str, ...] = setting(
-        "where workers reach NATS; `{host}` stands for the host they used to reach us; empty = the same as bus-urls",
+        "URLs of NATS for workers; `{host}` becomes the host with which a worker reached the fleet; empty = --bus-urls",
         default=(),
     )
     bus_keys: Path | None = setting(
@@ -89,7 +89,7 @@ class BusSettings:
         aliases=("LOCALAI_NATS_SERVICE_SEED",),
     )
     bus_shared_credentials: bool = setting(
-        "use user and password of the bus URL for everyone: no isolation between nodes", default=False
+        "use the user and password of the bus URL for all nodes: no isolation between nodes", default=False
     )
     bus_ca: Path | None = setting("CA of the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_CA",))
     bus_cert: Path | None = setting(
@@ -99,7 +99,7 @@ class BusSettings:
         "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
     )
     bus_credential_ttl_s: Seconds = setting(
-        "lifetime of a node's bus credential",
+        "lifetime of the bus credential of a node",
         default=Seconds(3600),
         aliases=("LOCALAI_NATS_WORKER_JWT_TTL",),
         check=positive,
@@ -111,10 +111,10 @@ class RegistrationSettings:
     """Which nodes may register without a decision by an administrator."""
 
     auto_approve: bool = setting(
-        "approve every node that shows a valid token", default=False, aliases=("LOCALAI_AUTO_APPROVE_NODES",)
+        "approve every node with a valid token", default=False, aliases=("LOCALAI_AUTO_APPROVE_NODES",)
     )
     pending_limit: int = setting(
-        "nodes that may wait for approval at once; more are told to come back later",
+        "maximum number of pending nodes; further nodes are refused and retry later",
         default=1000,
         check=at_least_one,
         advanced=True,
@@ -133,7 +133,7 @@ class LocalAISettings:
         aliases=("LOCALAI_REGISTRATION_TOKEN",),
     )
     peer_check_interval_s: Seconds = setting(
-        "how often processes on LocalAI workers are looked at", default=Seconds(5), check=positive, advanced=True
+        "interval between checks of processes on LocalAI workers", default=Seconds(5), check=positive, advanced=True
     )
 
     def __post_init__(self) -> None:
@@ -145,20 +145,24 @@ class LocalAISettings:
 class HealthSettings:
     """When a node is unhealthy or offline, and what stops a mass outage from being believed."""
 
-    stale_after_s: Seconds = setting("a node silent for so long is offline", default=Seconds(60), check=positive)
-    health_interval_s: Seconds = setting("how often health is judged", default=Seconds(5), check=positive)
-    guard_share: int = setting(
-        "automation takes no more than this share of nodes (percent) offline in one window", default=40, check=_percent
+    stale_after_s: Seconds = setting(
+        "a node without heartbeat for this time is offline", default=Seconds(60), check=positive
     )
-    guard_floor: int = setting("fewer silent nodes than this are no mass outage", default=3, check=at_least_one)
+    health_interval_s: Seconds = setting("interval between health evaluations", default=Seconds(5), check=positive)
+    guard_share: int = setting(
+        "the controller marks at most this share of nodes (percent) offline in one window", default=40, check=_percent
+    )
+    guard_floor: int = setting(
+        "fewer nodes without heartbeat than this do not count as a mass outage", default=3, check=at_least_one
+    )
     heartbeat_flush_s: Seconds = setting(
-        "heartbeats are written in batches this far apart", default=Seconds(1), check=positive, advanced=True
+        "interval between writes of heartbeats to the database", default=Seconds(1), check=positive, advanced=True
     )
     ingress_check_interval_s: Seconds = setting(
-        "how often a node's ingress is tried", default=Seconds(30), check=positive, advanced=True
+        "interval between checks of the ingress of a node", default=Seconds(30), check=positive, advanced=True
     )
     ingress_check_timeout_s: Seconds = setting(
-        "how long one try may take", default=Seconds(5), check=positive, advanced=True
+        "timeout of one check", default=Seconds(5), check=positive, advanced=True
     )
 
 
@@ -167,19 +171,22 @@ class RuntimeSettings:
     """Leases, the change feed, and how long records are kept."""
 
     watch_interval_s: Seconds = setting(
-        "how often the database is asked for changes made by other controllers",
+        "interval between reads of changes made by other controllers",
         default=Seconds(1),
         check=positive,
         advanced=True,
     )
     lease_ttl_s: Seconds = setting(
-        "a controller silent for so long loses its leases", default=Seconds(15), check=positive, advanced=True
+        "a controller that does not renew its leases for this time loses them",
+        default=Seconds(15),
+        check=positive,
+        advanced=True,
     )
     keep_receipts_s: Seconds = setting(
-        "what became of requests is forgotten after so long", default=Seconds(14 * 86400), check=positive
+        "receipts of requests are deleted after this time", default=Seconds(14 * 86400), check=positive
     )
     keep_operations_s: Seconds = setting(
-        "operations that ended so long ago are forgotten", default=Seconds(30 * 86400), check=positive, advanced=True
+        "operations are deleted this long after their end", default=Seconds(30 * 86400), check=positive, advanced=True
     )
 
 
@@ -200,16 +207,16 @@ class GallerySettings:
         check=check_galleries,
     )
     gallery_folder: Path | None = setting(
-        "galleries that are files must be in here; empty = galleries in the data folder", default=None, advanced=True
+        "folder for galleries that are files; empty = galleries in the data folder", default=None, advanced=True
     )
     gallery_fresh_s: Seconds = setting(
-        "a gallery is read again when its copy is older", default=Seconds(3600), check=positive, advanced=True
+        "a gallery is read again when its copy is older than this", default=Seconds(3600), check=positive, advanced=True
     )
     gallery_timeout_s: Seconds = setting(
-        "how long one place of a gallery may take to send it", default=Seconds(15), check=positive, advanced=True
+        "timeout for reading a gallery from one of its sources", default=Seconds(15), check=positive, advanced=True
     )
     insecure_registries: tuple[str, ...] = setting(
-        "image registries asked over plain HTTP (host:port); those on this machine always are", default=()
+        "image registries to use over plain HTTP (host:port); registries on this machine always are", default=()
     )
 
 
@@ -218,12 +225,12 @@ class ModelSettings:
     """Definitions and schedules that come from files and settings."""
 
     models_folder: Path | None = setting(
-        "YAML files in here define models, as long as they are here; empty = models in the data folder",
+        "folder whose YAML files define models; empty = models in the data folder",
         default=None,
         aliases=("LOCALAI_MODELS_PATH",),
     )
     models_folder_interval_s: Seconds = setting(
-        "how often that folder is looked at", default=Seconds(2), check=positive, advanced=True
+        "interval between reads of that folder", default=Seconds(2), check=positive, advanced=True
     )
     model_scheduling: str = setting(
         "schedules set at every start, as a JSON list: model_name, min_replicas, max_replicas, replicas, node_selector",
@@ -240,7 +247,7 @@ class BackendSettings:
     """Deadlines, retries and intervals of backend operations."""
 
     backend_install_timeout_s: Seconds = setting(
-        "how long a worker that answers when it is done may take for an install; longer is no failure",
+        "how long to wait for the answer of a LocalAI worker to an install; a later answer still counts",
         default=Seconds(900),
         aliases=("LOCALAI_NATS_BACKEND_INSTALL_TIMEOUT",),
         check=positive,
@@ -255,43 +262,45 @@ class BackendSettings:
         "the same for a delete", default=Seconds(120), check=positive, advanced=True
     )
     backend_accept_timeout_s: Seconds = setting(
-        "how long a worker may take to accept an order", default=Seconds(10), check=positive, advanced=True
+        "timeout for a worker to accept an order", default=Seconds(10), check=positive, advanced=True
     )
     backend_list_timeout_s: Seconds = setting(
-        "how long a worker may take to list its backends", default=Seconds(30), check=positive, advanced=True
+        "timeout for a worker to list its backends", default=Seconds(30), check=positive, advanced=True
     )
     retry_first_s: Seconds = setting(
-        "what failed on a node is tried again after so long; doubles each time", default=Seconds(30), check=positive
+        "delay before a failed step on a node is retried; doubles each time", default=Seconds(30), check=positive
     )
-    retry_cap_s: Seconds = setting("longest pause between two tries", default=Seconds(900), check=positive)
+    retry_cap_s: Seconds = setting("longest delay between two attempts", default=Seconds(900), check=positive)
     reconcile_interval_s: Seconds = setting(
-        "how often every node is compared with what should be, whatever was heard",
+        "interval between full comparisons of all nodes with the desired state",
         default=Seconds(30),
         check=positive,
         advanced=True,
     )
     inventory_interval_s: Seconds = setting(
-        "how often LocalAI workers are asked what they have", default=Seconds(60), check=positive, advanced=True
+        "interval between inventory requests to LocalAI workers", default=Seconds(60), check=positive, advanced=True
     )
     progress_interval_s: Seconds = setting(
-        "progress is told to followers at most so often", default=Seconds(0.25), check=positive, advanced=True
+        "minimum interval between progress events", default=Seconds(0.25), check=positive, advanced=True
     )
     progress_write_interval_s: Seconds = setting(
-        "and written down at most so often", default=Seconds(1), check=positive, advanced=True
+        "minimum interval between writes of progress to the database", default=Seconds(1), check=positive, advanced=True
     )
     accept_budget_s: Seconds = setting(
-        "how long a request waits for galleries and registries; what they have not said by then is found out later",
+        "how long a request for an operation waits for galleries and registries; missing answers are added later",
         default=Seconds(5),
         check=positive,
         advanced=True,
     )
     upgrade_check_interval_s: Seconds = setting(
-        "how often galleries are asked for something newer than what is installed",
+        "interval between checks of the galleries for newer versions",
         default=Seconds(6 * 3600),
         check=positive,
     )
     auto_upgrade: bool = setting(
-        "upgrade by itself what the check finds", default=False, aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",)
+        "upgrade backends automatically when the check finds a newer version",
+        default=False,
+        aliases=("LOCALAI_AUTO_UPGRADE_BACKENDS",),
     )
 
     def __post_init__(self) -> None:
@@ -304,45 +313,47 @@ class ReplicaSettings:
     """When models are loaded, scaled and unloaded."""
 
     idle_unload_s: Seconds = setting(
-        "a model unused for so long is unloaded, unless its schedule or definition says otherwise; 0 = never",
+        "unload a model after this time without requests, unless its schedule or definition overrides this; 0 = never",
         default=Seconds(0),
     )
     load_cooldown_s: Seconds = setting(
-        "a model that failed to load is not tried again for so long; doubles each time, up to five minutes",
+        "delay before a model that failed to load is loaded again; doubles each time, up to five minutes",
         default=Seconds(10),
         aliases=("LOCALAI_MODEL_LOAD_FAILURE_COOLDOWN",),
         check=positive,
     )
     disk_check: bool = setting(
-        "place no model where its files would fill the disk",
+        "do not place a model on a node whose disk its files would fill",
         default=True,
         aliases=("LOCALAI_DISTRIBUTED_DISK_HEADROOM_CHECK",),
     )
     exclusive_groups: bool = setting(
-        "models that share a concurrency group are never on one node together; off: they are kept apart where possible",
+        "never place models of one concurrency group on the same node; off: avoid it where possible",
         default=True,
     )
     shared_models: bool = setting(
-        "every node sees the same models folder: files are not fetched",
+        "all nodes share one models folder: files are not fetched",
         default=False,
         aliases=("LOCALAI_DISTRIBUTED_SHARED_MODELS",),
     )
     scale_down_after_s: Seconds = setting(
-        "a replica beyond the least a schedule wants, unused for so long, ends", default=Seconds(300), check=positive
+        "a replica above the minimum of its schedule is stopped after this time without requests",
+        default=Seconds(300),
+        check=positive,
     )
     scale_up_after_s: Seconds = setting(
-        "when all replicas of a scheduled model are busy for so long, another is started",
+        "another replica is started when all replicas of a scheduled model are busy for this time",
         default=Seconds(5),
         check=positive,
     )
     replica_interval_s: Seconds = setting(
-        "how often replicas are compared with what should be, whatever was heard",
+        "interval between full comparisons of replicas with the desired state",
         default=Seconds(5),
         check=positive,
         advanced=True,
     )
     stray_after_s: Seconds = setting(
-        "a process of no model, with nothing to do, is stopped after so long",
+        "an idle process that belongs to no model is stopped after this time",
         default=Seconds(120),
         check=positive,
         advanced=True,
@@ -353,51 +364,55 @@ class ReplicaSettings:
 class FileSettings:
     """Where model files come from, where the controller keeps them, and how workers fetch them."""
 
-    blob_host: str = setting("address workers fetch model files from", default="127.0.0.1")
+    blob_host: str = setting("address from which workers fetch model files", default="127.0.0.1")
     blob_port: int | None = setting(
-        "port of the same (8090, or a free one when that is taken); 0 = any free one", default=None, check=a_port
+        "port of the model files (default: 8090, or a free port if that is taken); 0 = any free port",
+        default=None,
+        check=a_port,
     )
     blob_port_moves: bool = setting(
-        "any free port when the one above is taken; workers are told with each order", default=False, advanced=True
+        "use any free port if --blob-port is taken; workers learn the port with each order",
+        default=False,
+        advanced=True,
     )
     blob_url: str = setting(
-        "URL of the same for workers; `{host}` stands for the host by which they reach the cluster, `{port}` for the "
-        "port; empty = host and port of the above",
+        "URL of the model files for workers; `{host}` becomes the host with which a worker reaches the fleet, `{port}` "
+        "the port; empty = --blob-host and --blob-port",
         default="",
         check=lambda value: _url(value) if value else None,
     )
-    blob_tls_cert: Path | None = setting("certificate of the same (PEM)", default=None)
-    blob_tls_key: Path | None = setting("key of the same (PEM)", default=None)
+    blob_tls_cert: Path | None = setting("certificate of the model file server (PEM)", default=None)
+    blob_tls_key: Path | None = setting("key of the model file server (PEM)", default=None)
     blobs: Path | None = setting("folder of fetched model files; empty = blobs in the data folder", default=None)
     file_folders: tuple[str, ...] = setting(
-        "folders of this machine that file:// sources of models may lead into, besides models in the data folder",
+        "folders of this machine that file:// sources of models may use, in addition to models in the data folder",
         default=(),
     )
     huggingface_token: str = setting(
-        "token for files on the hub; it never leaves the controller",
+        "token for files on the Hugging Face hub; the controller does not pass it on",
         default="",
         secret=True,
         aliases=("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
         parse=str.strip,
     )
     huggingface_url: str = setting(
-        "where huggingface:// leads", default=HUB, aliases=("HF_ENDPOINT",), check=_url, advanced=True
+        "URL for huggingface:// sources", default=HUB, aliases=("HF_ENDPOINT",), check=_url, advanced=True
     )
     download_stall_s: Seconds = setting(
-        "a download on which nothing came for so long is begun again where it stopped",
+        "a download without data for this time is restarted where it stopped",
         default=Seconds(60),
         check=positive,
         advanced=True,
     )
     keep_blobs_s: Seconds = setting(
-        "files that no model needs are removed after so long", default=Seconds(3600), check=positive, advanced=True
+        "files that no model needs are deleted after this time", default=Seconds(3600), check=positive, advanced=True
     )
 
 
 @dataclass(frozen=True)
 class ControllerSettings:
     data: Path = setting(
-        "folder of the controller's own files; as root /var/lib/corral/controller, unless the default exists",
+        "data folder of the controller; for root /var/lib/corral/controller, unless the default exists",
         default=HOME_DATA / "controller",
     )
     store: str = setting(
@@ -408,7 +423,7 @@ class ControllerSettings:
         check=lambda value: _store_url(value) if value else None,
     )
     instance_id: str = setting(
-        "name of this controller among several; empty = made once and kept in the data folder",
+        "id of this controller; empty = generated once and kept in the data folder",
         default="",
         aliases=("LOCALAI_INSTANCE_ID",),
     )

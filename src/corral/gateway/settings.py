@@ -55,17 +55,15 @@ def _span(help: str, seconds: float) -> Any:
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    controller: str = setting("where the controller is: unix:/path or http(s)://host:port", check=_controller)
+    controller: str = setting("address of the controller: unix:/path or http(s)://host:port", check=_controller)
     controller_ca: Path | None = setting("CA that signed the controller's certificate (PEM)", default=None)
-    gateway_key_file: Path | None = setting("file with the key this gateway shows to the controller", default=None)
-    gateway_key: str = setting(
-        "the key itself, where a file cannot be had; the file is preferred", default="", secret=True
-    )
+    gateway_key_file: Path | None = setting("file with the key of this gateway for the controller", default=None)
+    gateway_key: str = setting("the key itself, if a file is not possible; prefer the file", default="", secret=True)
 
-    host: str = setting("address to serve clients on", default="127.0.0.1")
-    port: int = setting("port to serve clients on", default=8080, check=_port)
+    host: str = setting("address to listen on for clients", default="127.0.0.1")
+    port: int = setting("port to listen on for clients", default=8080, check=_port)
     processes: int = setting(
-        "processes that serve requests and share the port; as many as there are cores to spare",
+        "number of processes that serve requests and share the port; at most the number of free cores",
         default=1,
         check=_processes,
     )
@@ -75,21 +73,21 @@ class GatewaySettings:
         "web origins whose pages may call /v1/…; * = any; empty = none", default=(), check=_origins
     )
     cors_max_age_s: Seconds = setting(
-        "how long a browser may remember the answer to its preflight",
+        "how long a browser may cache the answer to a preflight request",
         default=Seconds(600),
         check=_positive,
         advanced=True,
     )
-    hints: bool = setting("hear of changes on the bus at once; without it they are seen by looking", default=True)
+    hints: bool = setting("receive changes at once over the bus; without this the gateway polls for them", default=True)
     hints_retry_s: Seconds = setting(
-        "longest wait before the controller is asked again where the bus is",
+        "longest delay before the gateway asks the controller again for the address of the bus",
         default=Seconds(30),
         check=_positive,
         advanced=True,
     )
 
     bus_ca: Path | None = setting(
-        "CA of the bus (PEM); empty = what the controller says",
+        "CA of the bus (PEM); empty = the one that the controller reports",
         default=None,
         aliases=("LOCALAI_NATS_TLS_CA",),
         advanced=True,
@@ -102,76 +100,77 @@ class GatewaySettings:
     )
 
     view_check_interval_s: Seconds = setting(
-        "how often the controller is asked whether the view changed; bounds how long a revoked key works without hints",
+        "interval between checks whether the view changed; a revoked key works at most this long without hints",
         default=Seconds(1),
         check=_positive,
     )
-    view_interval_s: Seconds = setting(
-        "how often the view is read whole, changed or not", default=Seconds(15), check=_positive
-    )
+    view_interval_s: Seconds = setting("interval between full reads of the view", default=Seconds(15), check=_positive)
     view_gap_s: Seconds = setting(
-        "rest between two looks, however many hints arrive", default=Seconds(0.05), check=_positive, advanced=True
+        "minimum time between two reads of the view", default=Seconds(0.05), check=_positive, advanced=True
     )
     controller_timeout_s: Seconds = setting(
-        "how long the controller may take to answer the gateway's own questions", default=Seconds(5), check=_positive
+        "timeout of requests of the gateway to the controller", default=Seconds(5), check=_positive
     )
     retry_after_s: Seconds = setting(
-        "what clients are told to wait when the controller or a replica is away",
+        "Retry-After for clients when the controller or a replica cannot be reached",
         default=Seconds(2),
         check=_positive,
         advanced=True,
     )
     drain_timeout_s: Seconds = setting(
-        "how long running requests may take to end when the gateway is told to stop", default=Seconds(30)
+        "how long running requests may continue when the gateway stops", default=Seconds(30)
     )
 
     load_wait_s: Seconds = setting(
-        "how long a request waits for a cold model, unless the model says otherwise; 0 = as long as it takes",
+        "how long a request waits for a model to load, unless the model overrides this; 0 = without limit",
         default=Seconds(60),
         check=_not_negative,
         aliases=("LOCALAI_MODEL_LOAD_WAIT",),
     )
-    load_poll_s: Seconds = _span("how long one question to the controller about a load stays open", 20)
+    load_poll_s: Seconds = _span("duration of one long-poll request to the controller about a load", 20)
     queue_wait_s: Seconds = setting(
-        "how long a request waits for a replica that is not busy", default=Seconds(60), check=_positive
+        "how long a request waits for a replica with a free slot", default=Seconds(60), check=_positive
     )
     queue_limit: int = setting(
-        "requests that may wait for one model, unless the model says otherwise", default=1000, check=_positive
+        "maximum number of queued requests for one model, unless the model overrides this",
+        default=1000,
+        check=_positive,
     )
     tries: int = setting(
-        "how many replicas a request is sent to, where the ones before could not be reached",
+        "maximum number of replicas that a request tries when replicas cannot be reached",
         default=4,
         check=_positive,
         advanced=True,
     )
-    eject_s: Seconds = _span("how long a replica that could not be reached is left alone, at first", 1)
-    eject_cap_s: Seconds = _span("the same, at most: it doubles each time", 30)
+    eject_s: Seconds = _span("how long a replica that could not be reached gets no requests at first", 1)
+    eject_cap_s: Seconds = _span("longest such time; it doubles with each failure", 30)
     prefix_cache: bool = setting(
-        "send prompts that begin alike to the replica that has seen the beginning, unless the model says otherwise",
+        "send prompts with the same prefix to the same replica, unless the model overrides this",
         default=True,
         aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE",),
     )
     prefix_cache_ttl_s: Seconds = setting(
-        "how long a beginning is remembered",
+        "how long a prefix is remembered",
         default=Seconds(300),
         check=_positive,
         aliases=("LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL",),
         advanced=True,
     )
-    prefix_half_life_s: Seconds = _span("in what time what a replica has in its cache counts half", 120)
+    prefix_half_life_s: Seconds = _span("half-life of the weight of a prefix in the cache of a replica", 120)
     expose_node_header: bool = setting(
         "name the node that answered, in X-Corral-Node and X-LocalAI-Node",
         default=False,
         aliases=("LOCALAI_EXPOSE_NODE_HEADER",),
     )
     ingress_ca: Path | None = setting(
-        "CA that signed the workers' certificates (PEM); empty = the controller's", default=None
+        "CA that signed the certificates of the workers (PEM); empty = the one that the controller reports",
+        default=None,
     )
     receipts_interval_s: Seconds = setting(
-        "how often the controller is told what became of requests", default=Seconds(1), check=_positive, advanced=True
+        "interval between sending receipts to the controller", default=Seconds(1), check=_positive, advanced=True
     )
     receipts_limit: int = setting(
-        "requests of which this is remembered until then; what comes on top is only counted",
+        "maximum number of receipts kept until then; further ones are only counted",
         default=4096,
         check=_positive,
         advanced=True,
@@ -179,47 +178,51 @@ class GatewaySettings:
 
     body_limit_bytes: int = setting("largest JSON body under /v1/", default=64 * MIB, check=_positive)
     bodies_limit_bytes: int = setting(
-        "all JSON bodies together whose requests are under way; one more waits outside (503). At least one fits",
+        "maximum total size of JSON bodies of running requests; beyond it requests get 503. One body always fits",
         default=1024 * MIB,
         check=_positive,
         advanced=True,
     )
     multipart_limit_bytes: int = setting(
-        "largest body with files in it under /v1/; kept on disk", default=256 * MIB, check=_positive
+        "largest multipart body under /v1/; stored on disk", default=256 * MIB, check=_positive
     )
     spool_limit_bytes: int = setting(
-        "all such bodies together whose requests are under way; one more waits outside (503). At least one fits",
+        "maximum total size of multipart bodies of running requests; beyond it requests get 503. One body always fits",
         default=8192 * MIB,
         check=_positive,
         advanced=True,
     )
     spool_folder: Path | None = setting(
-        "where such bodies are kept; empty = the system's folder for temporary files", default=None, advanced=True
+        "folder of multipart bodies; empty = the folder for temporary files of the system", default=None, advanced=True
     )
     head_limit_bytes: int = setting("largest head of a request", default=64 * 1024, check=_positive, advanced=True)
-    max_connections: int = setting("client connections at once", default=10_000, check=_positive)
-    client_handshake_s: Seconds = _span("TLS: how long a client may take for its handshake", 10)
-    client_head_s: Seconds = _span("how long a client may take to send a request's head", 15)
-    client_keep_alive_s: Seconds = _span("how long a client's connection may be idle between two requests", 75)
-    client_body_idle_s: Seconds = _span("how long a client may pause within a body", 30)
-    client_body_grace_s: Seconds = _span("how long a body may take before it must also come at 128 bytes a second", 60)
-    client_stall_s: Seconds = _span("how long a client may take none of the bytes waiting for it", 60)
-    tunnel_idle_s: Seconds = _span("how long a WebSocket may be silent", 3600)
-    connect_timeout_s: Seconds = _span("how long connecting to the controller or a worker may take", 5)
-    upstream_idle_s: Seconds = _span("how long an unused connection to the controller or a worker is kept", 30)
-    upstream_stall_s: Seconds = _span("how long the controller or a worker may take none of a request's bytes", 60)
-    upstream_dead_s: Seconds = _span("how long a worker's machine may acknowledge nothing until it counts as gone", 60)
+    max_connections: int = setting("maximum number of client connections", default=10_000, check=_positive)
+    client_handshake_s: Seconds = _span("timeout of the TLS handshake of a client", 10)
+    client_head_s: Seconds = _span("timeout for a client to send the head of a request", 15)
+    client_keep_alive_s: Seconds = _span("idle timeout of a client connection between two requests", 75)
+    client_body_idle_s: Seconds = _span("longest pause of a client within a body", 30)
+    client_body_grace_s: Seconds = _span("time after which a body must arrive with at least 128 bytes per second", 60)
+    client_stall_s: Seconds = _span("longest time in which a client accepts no bytes", 60)
+    tunnel_idle_s: Seconds = _span("idle timeout of a WebSocket", 3600)
+    connect_timeout_s: Seconds = _span("timeout for connecting to the controller or a worker", 5)
+    upstream_idle_s: Seconds = _span("how long an idle connection to the controller or a worker is kept", 30)
+    upstream_stall_s: Seconds = _span(
+        "longest time in which the controller or a worker accepts no bytes of a request", 60
+    )
+    upstream_dead_s: Seconds = _span(
+        "time without TCP acknowledgement after which the machine of a worker counts as lost", 60
+    )
     ingress_silent_s: Seconds = _span(
         "how long a worker's ingress may leave health probes unanswered, or a request unacknowledged, until another "
         "replica is asked; only requests that wait for their first byte count",
         3,
     )
-    controller_first_byte_s: Seconds = _span("how long the controller may take to begin to answer a client", 120)
-    controller_idle_s: Seconds = _span("how long the controller may pause within an answer; live events ping", 120)
+    controller_first_byte_s: Seconds = _span("timeout for the first byte of an answer of the controller", 120)
+    controller_idle_s: Seconds = _span("longest pause of the controller within an answer; live events send pings", 120)
     replica_first_byte_s: Seconds = _span(
-        "how long a replica may take to begin to answer: a long prompt takes long", 1800
+        "timeout for the first byte of an answer of a replica; long prompts take long", 1800
     )
-    replica_idle_s: Seconds = _span("how long a replica may pause within an answer", 600)
+    replica_idle_s: Seconds = _span("longest pause of a replica within an answer", 600)
 
     log_level: str = setting("debug, info, warning or error", default="info", check=_level)
     log_json: bool = setting("log lines as JSON", default=False)
