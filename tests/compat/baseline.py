@@ -31,9 +31,10 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Release:
     folder = tmp_path_factory.mktemp("baseline")
     _extract(folder / "tree")
     python = _make_environment(folder / "venv", folder / "tree" / "src")
-    where = subprocess.check_output([python, "-c", "import corral; print(corral.__file__)"], text=True)
+    without = ("env", "-u", "PYTHONPATH")  # it may name the present source
+    where = subprocess.check_output([*without, python, "-c", "import corral; print(corral.__file__)"], text=True)
     assert where.startswith(str(folder)), where
-    return Release((str(python), "-P", "-m", "corral.cli.main"))
+    return Release((*without, str(python), "-P", "-m", "corral.cli.main"))
 
 
 def _extract(folder: Path) -> None:
