@@ -24,7 +24,7 @@ from corral.gateway.settings import GatewaySettings
 from corral.gateway.view.fleet import Fleet, prepare_fleet
 from corral.gateway.wiring import GatewayState, build_handler
 from corral.kit.clock import SystemClock
-from corral.kit.memory import settle_after_start
+from corral.kit.process import freeze_gc_after_start
 from corral.kit.secrets import digest
 from corral.relay import Limits, RelayServer, UpstreamPool
 
@@ -74,7 +74,7 @@ async def serve(port: int, view: FleetView) -> None:
     handler = build_handler(settings, fleets, router, metrics, clock, gateway_key="ck_bench", state=state)
     server = RelayServer(handler, Limits(), pool=pool, fast_path=handler.fast_path)
     await server.listen("127.0.0.1", port)
-    settle_after_start(asyncio.get_running_loop())  # as a gateway does
+    freeze_gc_after_start(asyncio.get_running_loop())  # as a gateway does
     counts = metrics.routes[RouteClass.INFERENCE]
     sender = ReceiptSender(state.receipts, counts, client, clock, fleets.server_now, router.waiting, interval_s=1.0)
     await sender.run()

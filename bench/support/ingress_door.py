@@ -18,7 +18,7 @@ from corral.contract.access import AccessClaims, Scope
 from corral.contract.codec import encode
 from corral.inference.request_files import LocalFiles
 from corral.kit.log import configure_logging
-from corral.kit.memory import settle_after_start
+from corral.kit.process import freeze_gc_after_start
 from corral.kit.signing import Signer
 from corral.relay import RelayServer, UpstreamPool
 from corral.worker.agent.standing import Standing
@@ -50,7 +50,7 @@ class OneProcess:
 
 async def serve(port: int, upstream: int) -> None:
     configure_logging(role="worker")  # as a worker does, and
-    settle_after_start(asyncio.get_running_loop())
+    freeze_gc_after_start(asyncio.get_running_loop())
     with tempfile.TemporaryDirectory() as folder:
         tokens = TokenCheck(time.time)
         tokens.trust(_SIGNER.public_key, NODE)

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from tests.support.waiting import until
 
 KEY = "ck_" + "a" * 52

@@ -36,7 +36,7 @@ from corral.bus.handler_queue import Delivery
 from corral.bus.jwt import BadKey, sign
 from corral.kit.errors import Unavailable
 from corral.kit.log import get_log, mask_secrets
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 
 log = get_log(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.files import make_private_folder, read_text, write_atomically
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 
 
 class LocalFleet(Message, frozen=True):
@@ -219,7 +219,7 @@ def _free_name(data: str, taken: set[str]) -> str:
 
 def _is_live(fleet: LocalFleet) -> bool:
     try:
-        return bool(fleet.data) and holder_of(Path(fleet.data) / "lock") is not None
+        return bool(fleet.data) and lock_holder(Path(fleet.data) / "lock") is not None
     except OSError:  # a folder of another user: nobody can tell, and the address may well answer
         return False
 

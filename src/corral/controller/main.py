@@ -35,10 +35,10 @@ from corral.controller.wiring.services import api_services
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.log import configure_logging, get_log
-from corral.kit.memory import settle_after_start
+from corral.kit.process import freeze_gc_after_start
 from corral.kit.settings import shown
-from corral.kit.socket_activation import report_ready
-from corral.kit.tasks import leaves
+from corral.kit.sockets import report_ready
+from corral.kit.tasks import flatten_errors
 
 log = get_log(__name__)
 
@@ -154,7 +154,7 @@ def run(settings: ControllerSettings) -> int:
     try:
         uvloop.run(_until_signalled(settings))
     except (CorralError, ExceptionGroup) as failure:
-        faults = leaves(failure)
+        faults = flatten_errors(failure)
         if not all(isinstance(fault, CorralError) for fault in faults):
             raise
         for line in (line for fault in faults for line in str(fault).splitlines()):
@@ -166,7 +166,7 @@ def run(settings: ControllerSettings) -> int:
 async def _until_signalled(settings: ControllerSettings) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    settle_after_start(loop)
+    freeze_gc_after_start(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await serve(settings, stopped=stopped)

@@ -7,9 +7,17 @@ from pathlib import Path
 
 from corral.contract.sources import HUB
 from corral.gallery.galleries import DEFAULT_GALLERIES, DEFAULT_MODEL_GALLERIES, check_galleries
-from corral.kit.checks import a_log_level, a_port, at_least_one, positive
-from corral.kit.data_folder import HOME_DATA, resolve_data
-from corral.kit.settings import BadSettings, Seconds, group, setting
+from corral.kit.process import HOME_DATA, resolve_data
+from corral.kit.settings import (
+    BadSettings,
+    Seconds,
+    at_least_one,
+    group,
+    positive,
+    setting,
+    valid_log_level,
+    valid_port,
+)
 
 
 def _percent(value: int) -> str | None:
@@ -368,7 +376,7 @@ class FileSettings:
     blob_port: int | None = setting(
         "port of the model files (default: 8090, or a free port if that is taken); 0 = any free port",
         default=None,
-        check=a_port,
+        check=valid_port,
     )
     blob_port_moves: bool = setting(
         "use any free port if --blob-port is taken; workers learn the port with each order",
@@ -439,7 +447,7 @@ class ControllerSettings:
     files: FileSettings = group(FileSettings)
     backends: BackendSettings = group(BackendSettings)
     replicas: ReplicaSettings = group(ReplicaSettings)
-    log_level: str = setting("debug, info, warning or error", default="info", check=a_log_level)
+    log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 
     def __post_init__(self) -> None:

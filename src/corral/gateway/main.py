@@ -36,9 +36,9 @@ from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import CorralError
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log
-from corral.kit.memory import settle_after_start
+from corral.kit.process import freeze_gc_after_start
 from corral.kit.settings import shown
-from corral.kit.socket_activation import report_ready, take_listeners
+from corral.kit.sockets import report_ready, take_listeners
 from corral.relay import RelayServer
 
 log = get_log(__name__)
@@ -190,7 +190,7 @@ async def _until_signalled(serving: Callable[..., Awaitable[None]]) -> None:
     """`serving` takes `stopped`, an event."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    settle_after_start(loop)
+    freeze_gc_after_start(loop)
     task = asyncio.ensure_future(serving(stopped=stopped))
 
     def on_signal() -> None:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: doubling, capped, with jitter so that a fleet does not knock in step."""
+"""The wait before a retry: exponential, capped, with jitter so that a fleet does not retry at the same moment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The cluster's own certificate authority: make it, issue certificates for servers, sign a worker's request.
+"""The cluster's own certificate authority: create it, issue server certificates, sign a worker's request.
 
-Keys are ECDSA P-256: every TLS stack in reach knows them, and a handshake costs little on small machines.
+Keys are ECDSA P-256: every TLS library supports them, and a handshake costs little on small machines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SKEW = timedelta(hours=1)  # clocks differ: a certificate must not be "not yet 
 _CA_LIFE = timedelta(days=3650)
 
 
-class BadRequest(ValueError):
-    """The signing request cannot be honoured; the text says why."""
+class BadCertificateRequest(ValueError):
+    """The certificate request cannot be signed; the text says why."""
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     certificate_pem: str
     key_pem: str
 
 
-def make_ca(name: str, now: datetime) -> Issued:
+def make_ca(name: str, now: datetime) -> IssuedCertificate:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _named(name)
     builder = (
@@ -46,7 +46,7 @@ def make_ca(name: str, now: datetime) -> Issued:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    return Issued(_pem(builder.sign(key, hashes.SHA256())), key_to_pem(key))
+    return IssuedCertificate(_pem(builder.sign(key, hashes.SHA256())), key_to_pem(key))
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -60,7 +60,7 @@ def key_to_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def fingerprint(certificate_pem: str) -> str:
-    """`sha256:<hex of the DER>`: what a join line carries."""
+    """`sha256:<hex of the DER>`, as a join line has it."""
     der = x509.load_pem_x509_certificate(certificate_pem.encode()).public_bytes(serialization.Encoding.DER)
     return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
@@ -69,8 +69,8 @@ def expires_at(certificate_pem: str) -> datetime:
     return x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc
 
 
-def names_of(certificate_pem: str) -> frozenset[str]:
-    """Host names and addresses the certificate is good for."""
+def subject_names(certificate_pem: str) -> frozenset[str]:
+    """Host names and addresses for which the certificate is valid."""
     certificate = x509.load_pem_x509_certificate(certificate_pem.encode())
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -98,23 +98,23 @@ class Ca:
     def fingerprint(self) -> str:
         return fingerprint(self.certificate_pem)
 
-    def issue_server(self, names: Iterable[str], now: datetime, *, life: timedelta) -> Issued:
+    def issue_server(self, names: Iterable[str], now: datetime, *, life: timedelta) -> IssuedCertificate:
         """A fresh key and a certificate for these host names and addresses."""
         key = new_key()
         hosts = tuple(names)
-        return Issued(self._sign(key.public_key(), hosts[0], hosts, now, life), key_to_pem(key))
+        return IssuedCertificate(self._sign(key.public_key(), hosts[0], hosts, now, life), key_to_pem(key))
 
     def sign_request(
         self, csr_pem: str, common_name: str, names: Iterable[str], now: datetime, *, life: timedelta
     ) -> str:
-        """A certificate for the requester's key. The names are ours to say: what the request asks for is ignored."""
+        """A certificate for the requester's key, for `names`; the names in the request are ignored."""
         try:
             request = x509.load_pem_x509_csr(csr_pem.encode())
             key = request.public_key()
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise BadRequest("the certificate request cannot be read") from error
+            raise BadCertificateRequest("the certificate request cannot be read") from error
         if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_self_signed(request):
-            raise BadRequest("the certificate request is not signed by an elliptic-curve key of its own")
+            raise BadCertificateRequest("the certificate request is not signed by an elliptic-curve key of its own")
         return self._sign(key, common_name, tuple(names), now, life)
 
     def _sign(

@@ -1,4 +1,4 @@
-"""Time as a dependency, so that tests and the simulation can hand in their own."""
+"""Time as a dependency, so that tests and the simulation can pass their own clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """Aware UTC wall time, for people and records. Never for measuring a span."""
+        """Aware UTC wall time, for people and records. Never for measuring a duration."""
 
     def monotonic(self) -> float:
-        """Seconds that only go forward, for measuring spans."""
+        """Seconds that only increase, for measuring durations."""
 
     async def sleep(self, seconds: float) -> None: ...
 

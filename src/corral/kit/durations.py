@@ -1,4 +1,4 @@
-"""Spans of time as people write them: `10s`, `15m`, `1h30m`, `250ms`, or bare seconds."""
+"""Durations as people write them: `10s`, `15m`, `1h30m`, `250ms`, or bare seconds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds. Raises ValueError with a sentence a person can act on; negative spans are refused."""
+    """Seconds. Raises ValueError with an example; negative durations are refused."""
     cleaned = text.strip().lower()
     if cleaned.startswith("-"):
-        raise ValueError(f"{text!r} is negative; give a span such as 10s, 15m or 1h30m")
+        raise ValueError(f"{text!r} is negative; give a duration such as 10s, 15m or 1h30m")
     try:
         seconds = float(cleaned)
     except ValueError:
         seconds = _sum_of_parts(cleaned, text)
     if not math.isfinite(seconds):
-        raise ValueError(f"{text!r} is not a span of time; give one such as 10s, 15m or 1h30m")
+        raise ValueError(f"{text!r} is not a duration; give one such as 10s, 15m or 1h30m")
     return seconds
 
 
 def _sum_of_parts(cleaned: str, original: str) -> float:
     parts = list(_PART.finditer(cleaned))
     if not parts or "".join(part.group(0) for part in parts) != cleaned:
-        raise ValueError(f"{original!r} is not a span of time; give one such as 10s, 15m or 1h30m")
+        raise ValueError(f"{original!r} is not a duration; give one such as 10s, 15m or 1h30m")
     return sum(float(part.group(1)) * _UNITS[part.group(2)] for part in parts)
 
 

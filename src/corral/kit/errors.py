@@ -1,4 +1,4 @@
-"""The errors of the house. Each name tells the caller what to do; `api/errors.py` alone turns them into HTTP."""
+"""The errors of Corral. The type tells the caller what to do; only `api/errors.py` turns them into HTTP."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ class Invalid(CorralError):
 
 
 class Unauthenticated(CorralError):
-    """Nobody we know is asking."""
+    """The caller's credentials are missing or unknown."""
 
     code = "unauthenticated"
 
 
 class Denied(CorralError):
-    """We know who asks, and they may not."""
+    """The caller is known and has no permission."""
 
     code = "denied"
 
 
 class NotFound(CorralError):
-    """There is no such thing."""
+    """The named thing does not exist."""
 
     code = "not_found"
 
 
 class Gone(CorralError):
-    """It was here and was removed on purpose; asking again will not bring it back."""
+    """The thing existed and was removed on purpose; a retry does not help."""
 
     code = "gone"
 
 
 class Conflict(CorralError):
-    """The world moved since it was read: read and decide again."""
+    """The state changed since it was read: read and decide again."""
 
     code = "conflict"
 
 
 class NoCapacity(CorralError):
-    """Nothing fits now; `why` has one line per candidate. Wait `retry_after_s`, then ask again."""
+    """Nothing fits now; `why` has one line per candidate. Wait `retry_after_s`, then retry."""
 
     code = "no_capacity"
 
@@ -66,31 +66,31 @@ class NoCapacity(CorralError):
 
 
 class Failed(CorralError):
-    """The other side tried and said no; its reason is inside. Do not repeat blindly."""
+    """The other side tried and refused or failed; the message has its reason. Do not retry blindly."""
 
     code = "failed"
 
 
 class Unreachable(CorralError):
-    """Nobody listens on the other side, so certainly nothing happened."""
+    """No process listens on the other side, so nothing happened."""
 
     code = "unreachable"
 
 
 class OutcomeUnknown(CorralError):
-    """No answer: it may or may not have happened. Look, or repeat with the same id."""
+    """No answer: the request may or may not have taken effect. Check, or repeat it with the same id."""
 
     code = "outcome_unknown"
 
 
 class Unavailable(CorralError):
-    """Something of ours (database, bus) cannot be reached right now; nothing was changed."""
+    """The database or the bus cannot be reached now; nothing was changed."""
 
     code = "unavailable"
 
 
 def reason_of(error: OSError) -> str:
-    """The system's own few words for it: asyncio puts longer ones of its own in their place."""
+    """The system's short text for the error: asyncio replaces it by a longer one."""
     if error.errno in errno.errorcode and not isinstance(error, socket.gaierror):  # that one has numbers of its own
         return os.strerror(error.errno or 0)
     return error.strerror or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Files that must be whole or absent, and files nobody else may read."""
+"""Files that are written atomically, and files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write aside, sync, rename: a reader sees the old content or the new, also after a power cut."""
+    """Write a temporary file, sync, rename: a reader sees the old or the new content, also after a power cut."""
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -32,22 +32,22 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder somebody named to us: private when we make it or find it empty. One with files in it may be /etc or
-    /tmp, and is nobody's to close."""
+    """A folder that the user chose: made private when it is new or empty. A folder with files may be /etc or /tmp, and
+    its mode is kept."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.stat().st_mode & 0o077 and not any(path.iterdir()):
         path.chmod(0o700)
 
 
 def make_private_folder(path: Path) -> None:
-    """A folder of our own naming, such as `secrets`: private, also when somebody opened it."""
+    """A folder that Corral chose, such as `secrets`: always made private."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)
 
 
 def read_text(path: Path) -> str | None:
-    """The stripped text, or None where there is no such file."""
+    """The stripped text, or None where the file does not exist."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

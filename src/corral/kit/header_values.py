@@ -1,7 +1,7 @@
 """Values of headers that have parameters: `form-data; name="file"; filename="a.wav"`. Pure.
 
-Linear in their length, whatever they hold: the standard library takes seconds for some of a few kilobytes, and whoever
-sends a form may send a hundred of them.
+Takes linear time for any value: the standard library takes seconds for some values of a few kilobytes, and one form may
+have a hundred of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _CHARSETS = ("utf-8", "iso-8859-1", "us-ascii")
 
 
 def read_parameters(value: str) -> tuple[str, dict[str, str]]:
-    """What it says before them, in lower case, and each parameter by its name, in lower case. `name*=utf-8''…` (RFC
-    5987) counts as `name` where that is not said plainly. Raises ValueError for what cannot be read, or is twice there.
+    """The value before the parameters, and the parameters by name, all names in lower case. `name*=utf-8''…` (RFC 5987)
+    counts as `name` where that parameter is absent. Raises ValueError for a malformed value or a repeated parameter.
     """
     first, _, rest = value.partition(";")
     found: dict[str, str] = {}
@@ -35,7 +35,7 @@ def read_parameters(value: str) -> tuple[str, dict[str, str]]:
             raise ValueError("not name=value")
         name, quoted, plain = one.groups()
         if (name := name.lower()) in found:
-            raise ValueError(f"{name} is said twice")
+            raise ValueError(f"{name} appears twice")
         found[name] = plain if quoted is None else _ESCAPED.sub(r"\1", quoted)
         at = one.end()
     for name in [name for name in found if name.endswith("*")]:
@@ -45,7 +45,7 @@ def read_parameters(value: str) -> tuple[str, dict[str, str]]:
 
 def _extended(text: str) -> str:
     charset, _, rest = text.partition("'")
-    _, mark, told = rest.partition("'")
+    _, mark, encoded = rest.partition("'")
     if not mark or charset.lower() not in _CHARSETS:
         raise ValueError("not charset'language'text")
-    return unquote(told, encoding=charset, errors="replace")
+    return unquote(encoded, encoding=charset, errors="replace")

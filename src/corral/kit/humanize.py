@@ -1,6 +1,9 @@
-"""Sizes as people read them."""
+"""Values as people read them: sizes, long texts on one line, YAML."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -14,3 +17,24 @@ def format_bytes(count: int) -> str:
             break
         size /= 1024
     return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def first_and_last_line(text: str) -> str:
+    """A text of several lines on one line: its first and its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " … ".join(lines if len(lines) < 2 else (lines[0], lines[-1]))
+
+
+def to_yaml(document: Mapping[str, Any], *, first: str = "name") -> str:
+    """The mapping as YAML, with the key `first` at the top and texts of several lines as blocks."""
+    import yaml  # here: most importers of this module do not need it
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    ordered = {key: document[key] for key in sorted(document, key=lambda key: key != first)}
+    return str(yaml.dump(ordered, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))

@@ -1,4 +1,4 @@
-"""Logging: constant words, variable fields, no secrets. Console lines for people, JSON lines for machines."""
+"""Logging: constant messages, variable fields, no secrets. Console lines for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _SEVERAL_LINES = frozenset({"exception", "stack"})
 
 
 def mask_secrets(text: str) -> str:
-    """What looks like a secret of ours is replaced; the last net under code that should never have logged one."""
+    """Replace texts that look like our secrets: the last protection against code that logs one by mistake."""
     return _SECRET.sub(lambda found: (found.group(1) or "") + "***", redact_urls(text))
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    """What others wrote must not end a line of the log and begin another, nor redraw the terminal of whoever reads it:
-    control characters come out as `\\x1b`."""
+    """Escape control characters (`\\x1b`): a foreign text must neither forge a log line nor change the terminal."""
     if text.isprintable():
         return text
     kept = "\n\t" if keep_lines else ""
@@ -50,7 +49,7 @@ def _clean_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> M
 
 
 def configure_logging(*, role: str, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Once, at the start of a process. Libraries that use the standard logging come out of the same pipe."""
+    """Call once, at the start of a process. Libraries that use the standard logging get the same format."""
     stream = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -3,8 +3,8 @@
 A password should be percent-encoded in a URL. Where a slash, `?` or `#` in it is not, it is hidden as far as it can be
 told from a path: not if all before that slash is digits (`user:12/34@host` reads as a port and a path).
 
-What is shown may come back: a person edits a definition, or applies an exported file. `restore` puts the credentials
-that are stored back in place of the stars.
+A redacted text may come back: a user edits a definition, or applies an exported file. `restore` replaces the stars by
+the stored credentials.
 """
 
 from __future__ import annotations

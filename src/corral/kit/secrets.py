@@ -1,7 +1,7 @@
-"""Bearer secrets: how they are made, stored and compared.
+"""Bearer secrets: generation, digest, comparison.
 
-Only the SHA-256 of a secret is ever stored. A slow hash would buy nothing: there are 256 random bits to guess, and the
-check sits on the hot path.
+Only the SHA-256 of a secret is ever stored. A slow hash would add nothing: an attacker would have to guess 256 random
+bits, and every request pays for the check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of a process: one frozen dataclass, read from flags, environment and a file, all faults told at once.
+"""Settings of a process: one frozen dataclass, read from flags, environment and a file. All faults are reported.
 
 A field is declared with `setting(...)`. Its name gives the flag (`--heartbeat-interval`), the variable
 (`CORRAL_HEARTBEAT_INTERVAL`) and the key in the file; other variables may be aliases. Flags win over the environment,
@@ -24,6 +24,7 @@ from corral.kit.errors import CorralError
 
 T = TypeVar("T")
 _DECLARED = "corral.setting"
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Seconds(float):
@@ -318,3 +319,22 @@ def _show(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(str(part) for part in value)
     return str(value)
+
+
+# Checks that several processes use: each returns what is wrong with a value, or None.
+
+
+def positive(value: float) -> str | None:
+    return None if value > 0 else "must be more than zero"
+
+
+def at_least_one(value: int) -> str | None:
+    return None if value >= 1 else f"{value} is less than 1"
+
+
+def valid_port(value: int) -> str | None:
+    return None if 0 <= value <= 65535 else f"{value} is not a port; give 0 (any free one) to 65535"
+
+
+def valid_log_level(value: str) -> str | None:
+    return None if value.lower() in _LOG_LEVELS else f"{value!r} is none of {', '.join(_LOG_LEVELS)}"

@@ -1,6 +1,6 @@
 """Ed25519 signatures over small JSON claims: `base64url(claims).base64url(signature)`.
 
-There is one algorithm and no header that could choose another.
+There is one algorithm, and no header that could select another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 class BadSignature(Exception):
-    """The text was not signed by this key, or is no signed text at all."""
+    """The text was not signed by this key, or is not a signed text."""
 
 
 class Signer:

@@ -1,4 +1,4 @@
-"""Loops that outlive their mistakes, and the small tools around them."""
+"""Loops that survive errors, tasks by key, and other asyncio tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Wake:
-    """An edge that makes a level-triggered loop look sooner. Many wakes before a look count as one."""
+    """An edge that makes a level-triggered loop run sooner. Several wakes before a run count as one."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -31,7 +31,7 @@ class Wake:
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """True if woken, False if the time passed. Either way the next look is due."""
+        """True if woken, False after `timeout_s`. In both cases the next run is due."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -41,11 +41,11 @@ class Wake:
 
 
 class KeyedTasks(Generic[K]):
-    """Work in the background, for each key one task at a time. `async with` it: leaving ends what is under way. The
-    work answers its own errors; one that gets out ends all the rest."""
+    """Background tasks, at most one per key. `async with` it: leaving the block cancels the running tasks. The work
+    handles its own errors; an error that escapes cancels all other tasks."""
 
     def __init__(self) -> None:
-        self._under_way: dict[K, asyncio.Task[None]] = {}
+        self._running: dict[K, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -56,26 +56,26 @@ class KeyedTasks(Generic[K]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         group, self._group = self._group, None
-        for task in list(self._under_way.values()):
+        for task in list(self._running.values()):
             task.cancel()
         if group is not None:
             await group.__aexit__(kind, error, trace)
 
-    def begin(self, key: K, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-        """Unless it is under way already, or everything has ended."""
-        if self._group is not None and key not in self._under_way:
-            task = self._under_way[key] = self._group.create_task(work(), name=name)
-            task.add_done_callback(partial(self._ended, key))
+    def start(self, key: K, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        """Start the work, unless the key has a running task or the block has been left."""
+        if self._group is not None and key not in self._running:
+            task = self._running[key] = self._group.create_task(work(), name=name)
+            task.add_done_callback(partial(self._on_done, key))
 
-    def under_way(self) -> tuple[K, ...]:
-        return tuple(self._under_way)
+    def running(self) -> tuple[K, ...]:
+        return tuple(self._running)
 
-    def give_up(self, key: K) -> None:
-        """It counts as under way until it has really ended."""
-        self._under_way[key].cancel()
+    def cancel(self, key: K) -> None:
+        """Cancel the task; the key counts as running until the task has ended."""
+        self._running[key].cancel()
 
-    def _ended(self, key: K, _task: asyncio.Task[None]) -> None:
-        del self._under_way[key]
+    def _on_done(self, key: K, _task: asyncio.Task[None]) -> None:
+        del self._running[key]
 
 
 class BackgroundTasks:
@@ -130,26 +130,26 @@ async def run_every(
     *,
     clock: Clock,
     wake: Wake | None = None,
-    worst_wait_s: float = 60.0,
+    max_wait_s: float = 60.0,
 ) -> None:
-    """Call `step` for ever. The one catch-all of a loop: an error is logged, backed off, and the loop goes on. Trouble
-    that lasts is told when it begins and when it is over: a night without the database is no night of log lines."""
-    # A loop that looks once an hour still tries again soon after a failure.
-    backoff = Backoff(first_s=min(interval_s, 1.0), cap_s=worst_wait_s)
-    trouble = ""
+    """Call `step` for ever. This is the one catch-all of a loop: it logs an error, backs off and continues. A lasting
+    failure is logged when it begins and when it ends, not at every attempt."""
+    # A loop that runs once an hour still tries again soon after a failure.
+    backoff = Backoff(first_s=min(interval_s, 1.0), cap_s=max_wait_s)
+    failing = ""
     while True:
         try:
             await step()
             backoff.reset()
             wait_s = interval_s
-            if trouble:
+            if failing:
                 log.info("loop works again", loop=name)
-            trouble = ""
+            failing = ""
         except CorralError as error:
             wait_s = backoff.next_s()
-            tell = log.debug if error.code == trouble else log.warning
-            trouble = error.code
-            tell(
+            log_line = log.debug if error.code == failing else log.warning
+            failing = error.code
+            log_line(
                 "loop will try again",
                 loop=name,
                 error=error.message,
@@ -158,7 +158,7 @@ async def run_every(
             )
         except Exception:
             wait_s = backoff.next_s()
-            trouble = "unexpected"
+            failing = "unexpected"
             log.exception("loop failed and will try again", loop=name, wait_s=round(wait_s, 2))
         if wake is not None:
             await wake.wait(wait_s)
@@ -166,10 +166,10 @@ async def run_every(
             await clock.sleep(wait_s)
 
 
-def leaves(error: BaseException) -> list[BaseException]:
-    """The single errors inside a group, for the one line a person reads."""
+def flatten_errors(error: BaseException) -> list[BaseException]:
+    """The single errors inside a group."""
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+        return [leaf for inner in error.exceptions for leaf in flatten_errors(inner)]
     return [error]
 
 

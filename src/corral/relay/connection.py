@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import BodyBroken, Request
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from corral.relay.body import NO_BODY, AnyBody, RequestBody, WholeBody
 from corral.relay.exchange import Exchange
 from corral.relay.http1.fields import Malformed

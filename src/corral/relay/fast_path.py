@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from corral.contract.http import FastPath, Tap, Target
 from corral.kit.log import get_log
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from corral.relay.body import WholeBody
 from corral.relay.connection import IDLE, ClientConnection
 from corral.relay.exchange import Exchange

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from corral.contract.http import Target
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from corral.relay.loop.sockets import watch_for_dead_peers
 from corral.relay.loop.ticker import NEVER
 

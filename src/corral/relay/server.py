@@ -16,7 +16,7 @@ import uvloop
 
 from corral.contract.http import FastPath, Handler
 from corral.kit.log import get_log
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from corral.relay.connection import ClientConnection
 from corral.relay.counters import Counters
 from corral.relay.fast_path import FastPathConnection, is_fast_path

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.contract.codec import Message, encode
-from corral.kit.data_folder import ROOT_DATA
 from corral.kit.errors import Invalid
 from corral.kit.files import write_atomically
 from corral.kit.log import get_log
+from corral.kit.process import ROOT_DATA
 from corral.worker.agent.stop import CannotGoOn
 from corral.worker.settings import WorkerSettings
 from corral.worker.supervisor.launch import find_shut, find_user

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.gallery.galleries import DEFAULT_GALLERIES, check_galleries
-from corral.kit.checks import positive
-from corral.kit.settings import Seconds, setting
+from corral.kit.settings import Seconds, positive, setting
 
 
 def _last_port(value: int) -> str | None:

@@ -20,7 +20,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
-from corral.kit.memory import settle_after_start
+from corral.kit.process import freeze_gc_after_start
 from corral.kit.settings import shown
 from corral.kit.tasks import Wake
 from corral.worker.addresses import listen_on, tell
@@ -270,7 +270,7 @@ async def _serve_until_signalled(
         next(asked, hurry).set()
 
     loop = asyncio.get_running_loop()
-    settle_after_start(loop)
+    freeze_gc_after_start(loop)
     # Unpacking holds a thread for minutes; a few of them must not keep everybody else from the disk.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     for number in (signal.SIGTERM, signal.SIGINT):

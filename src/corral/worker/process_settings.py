@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.kit.checks import at_least_one, positive
-from corral.kit.settings import Seconds, setting
+from corral.kit.settings import Seconds, at_least_one, positive, setting
 from corral.worker.supervisor.ports import PortRange
 from corral.worker.supervisor.spec import SupervisorSettings
 

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 from corral.contract.budget import parse_budget
 from corral.contract.labels import parse_labels
-from corral.kit.checks import a_log_level, a_port, at_least_one, positive
-from corral.kit.data_folder import HOME_DATA, resolve_data
-from corral.kit.settings import BadSettings, Seconds, setting
+from corral.kit.process import HOME_DATA, resolve_data
+from corral.kit.settings import BadSettings, Seconds, at_least_one, positive, setting, valid_log_level, valid_port
 from corral.worker.addresses import read_host_port
 from corral.worker.install_settings import InstallSettings
 from corral.worker.process_settings import ProcessSettings
@@ -138,7 +137,7 @@ class _NodeSettings:
         default=None,
         aliases=("LOCALAI_HTTP_ADDR",),
         parse=_only_port,
-        check=a_port,
+        check=valid_port,
     )
     advertise: str = setting(
         "host or host:port under which the cluster reaches the ingress; empty = the address the controller sees",
@@ -283,7 +282,7 @@ class _NodeSettings:
         "client key for the bus (PEM)", default=None, aliases=("LOCALAI_NATS_TLS_KEY",), advanced=True
     )
 
-    log_level: str = setting("debug, info, warning or error", default="info", check=a_log_level)
+    log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
     log_json: bool = setting("log lines as JSON", default=False)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from corral.bus.binary import die_with_parent, find_nats_server
 from corral.bus.embedded import ServerTls
 from corral.bus.nats import NatsBus
 from corral.contract.messages.backends import INSTALL_BACKEND, InstallBackend, InstallReply
-from corral.kit.certificates import Ca, Issued, make_ca
+from corral.kit.certificates import Ca, IssuedCertificate, make_ca
 from corral.kit.errors import Invalid, Unreachable
 from tests.integration.bus.refusals import refused_for
 from tests.support.nats import NatsServer, quick_settings, running_server
@@ -45,7 +45,7 @@ def write_papers(folder: Path, *names: str, mutual: bool = False) -> Papers:
     ca = Ca(made.certificate_pem, made.key_pem)
     life = timedelta(days=1)
 
-    def put(name: str, issued: Issued) -> tuple[Path, Path]:
+    def put(name: str, issued: IssuedCertificate) -> tuple[Path, Path]:
         certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
         certificate.write_text(issued.certificate_pem)
         key.write_text(issued.key_pem)

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from corral.cli.common.data_folder import lock_file
 from corral.client import LocalFleet, write_local
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 from tests.integration.cli.conftest import Corral, start
 from tests.support.scripted_fleet import refused, scripted_fleet
 
@@ -248,7 +248,7 @@ def test_a_gateway_that_is_just_started_again_is_waited_for(
         if len(asked) == 3:
             fleet = late.enter_context(scripted_fleet(bound=door))
             fleet.answers |= {LOAD: load("loaded"), CHAT: answer(WHOLE)}
-        return holder_of(lock)
+        return lock_holder(lock)
 
     with socket.socket() as door, contextlib.ExitStack() as late:
         door.bind(("127.0.0.1", 0))  # and does not listen yet
@@ -259,7 +259,7 @@ def test_a_gateway_that_is_just_started_again_is_waited_for(
         assert (ran.code, ran.out) == (1, "")
         assert "is the fleet running? start it with `corral up`" in ran.err, "nobody holds the folder"
 
-        monkeypatch.setattr("corral.cli.common.fleet_command.holder_of", holder)
+        monkeypatch.setattr("corral.cli.common.fleet_command.lock_holder", holder)
         with lock_file(tmp_path / "lock"):
             ran = corral("chat", "tiny", "hello")
     assert (ran.code, ran.out, ran.err) == (0, "A fence for horses.\n", "")

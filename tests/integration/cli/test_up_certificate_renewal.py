@@ -13,7 +13,7 @@ from corral.cli.up import prepare
 from corral.cli.up.certificate_renewal import CertificateRenewal
 from corral.cli.up.children import ChildSpec
 from corral.cli.up.supervisor import Supervisor
-from corral.kit.certificates import expires_at, names_of
+from corral.kit.certificates import expires_at, subject_names
 from corral.kit.clock import SystemClock
 from tests.support.waiting import until
 
@@ -57,7 +57,7 @@ async def test_renewed_when_it_nears_its_end_or_the_main_address_changed(tmp_pat
 
         main[0] = "10.9.8.7"
         assert renewal.run_once() is True
-        assert "10.9.8.7" in names_of(folder.server_cert.read_text())
+        assert "10.9.8.7" in subject_names(folder.server_cert.read_text())
     assert told.count("renewed the server certificate; the gateway restarts to use it") == 2
     assert supervisor.children["bus"].starts == 1
 

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from corral.contract.messages.nodes import IngressOffer
-from corral.kit.certificates import Ca, make_ca, names_of, new_key
+from corral.kit.certificates import Ca, make_ca, new_key, subject_names
 from tests.support.registry import caller, open_registry
 
 
@@ -36,10 +36,10 @@ async def test_a_certificate_is_for_the_nodes_id_whatever_it_calls_itself(
         offer = IngressOffer(port=50050, advertise=advertise, csr=request_pem("gateway.lan"))
         told = await registry.join(name, pre_approved=True, ingress=offer)
         assert told.ingress is not None
-        assert names_of(told.ingress.certificate) == {told.id}
+        assert subject_names(told.ingress.certificate) == {told.id}
         again = await registry.node_api.refresh(told.id, request_pem("gateway.lan"), caller(told.node_token))
         assert again.ingress is not None
-        assert names_of(again.ingress.certificate) == {told.id}
+        assert subject_names(again.ingress.certificate) == {told.id}
 
 
 async def test_a_pending_node_gets_no_certificate(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from corral.cli.models import text as model_text
 from corral.cli.models.replicas import schedule_of
 from corral.contract.catalogue import ModelView, ScheduleView
-from corral.kit.yaml_text import as_yaml
+from corral.kit.humanize import to_yaml
 
 
 def schedule(**known: Any) -> ScheduleView:
@@ -66,7 +66,7 @@ def test_rows_of_replicas() -> None:
 
 def test_a_definition_comes_back_as_it_was_written() -> None:
     whole = {"b": 1, "template": {"chat": "line\nline\n"}, "name": "ä", "options": ["x:1"], "version": "1.10"}
-    text = as_yaml(whole)
+    text = to_yaml(whole)
     assert text.startswith("name: ä\n")
     assert "chat: |\n    line\n    line\n" in text
     assert yaml.safe_load(text) == whole

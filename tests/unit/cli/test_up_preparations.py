@@ -14,9 +14,9 @@ import pytest
 from corral.cli.common.data_folder import DataFolder, lock_file
 from corral.cli.up import machine, prepare
 from corral.cli.up.logs import LastLines, RotatingFile
-from corral.kit.certificates import expires_at, fingerprint, make_ca, names_of
+from corral.kit.certificates import expires_at, fingerprint, make_ca, subject_names
 from corral.kit.errors import Conflict, Failed
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 NAMES = ("localhost", "127.0.0.1", "192.168.7.5")
@@ -68,7 +68,7 @@ def test_a_file_that_holds_no_key_is_not_overwritten(folder: DataFolder, content
 def test_certificates_are_made_kept_and_renewed(folder: DataFolder) -> None:
     ca = prepare.make_certificates(folder, NAMES, NOON)
     first = folder.server_cert.read_text()
-    assert names_of(first) == set(NAMES)
+    assert subject_names(first) == set(NAMES)
     assert mode(folder.ca_key) == mode(folder.server_key) == 0o600
 
     prepare.make_certificates(folder, NAMES[:2], NOON)  # an address less needs no new certificate
@@ -76,7 +76,7 @@ def test_certificates_are_made_kept_and_renewed(folder: DataFolder) -> None:
 
     prepare.make_certificates(folder, (*NAMES, "10.0.0.9"), NOON)  # one more does
     second = folder.server_cert.read_text()
-    assert "10.0.0.9" in names_of(second)
+    assert "10.0.0.9" in subject_names(second)
 
     late = expires_at(second) - timedelta(days=29)
     again = prepare.make_certificates(folder, NAMES, late)
@@ -159,12 +159,12 @@ def test_a_run_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert holder_of(path) is None
+    assert lock_holder(path) is None
     with lock_file(path):
-        assert holder_of(path) == os.getpid()
+        assert lock_holder(path) == os.getpid()
         with pytest.raises(Conflict, match=rf"already runs with .* \(pid {os.getpid()}\)"), lock_file(path):
             pass
-    assert holder_of(path) is None
+    assert lock_holder(path) is None
     with lock_file(path):
         pass
 

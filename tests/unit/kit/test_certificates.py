@@ -13,7 +13,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from corral.kit.certificates import BadRequest, Ca, Issued, fingerprint, key_to_pem, make_ca, names_of, new_key
+from corral.kit.certificates import (
+    BadCertificateRequest,
+    Ca,
+    IssuedCertificate,
+    fingerprint,
+    key_to_pem,
+    make_ca,
+    new_key,
+    subject_names,
+)
 
 NOW = datetime.now(UTC)
 LIFE = timedelta(days=30)
@@ -32,7 +41,7 @@ def request_pem(names: list[str] | None = None) -> tuple[str, str]:
     return request.public_bytes(serialization.Encoding.PEM).decode(), key_to_pem(key)
 
 
-def server_context(folder: Path, issued: Issued) -> ssl.SSLContext:
+def server_context(folder: Path, issued: IssuedCertificate) -> ssl.SSLContext:
     (folder / "crt").write_text(issued.certificate_pem)
     (folder / "key").write_text(issued.key_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -60,7 +69,7 @@ async def test_a_signed_request_makes_a_working_server(tmp_path: Path, name: str
     certificate = Ca(made.certificate_pem, made.key_pem).sign_request(
         csr, "node-1", ["node-1", "127.0.0.1"], NOW, life=LIFE
     )
-    await handshake(server_context(tmp_path, Issued(certificate, key)), made.certificate_pem, name)
+    await handshake(server_context(tmp_path, IssuedCertificate(certificate, key)), made.certificate_pem, name)
 
 
 async def test_another_name_or_another_ca_is_refused(tmp_path: Path) -> None:
@@ -77,19 +86,19 @@ def test_the_names_in_a_request_are_ignored() -> None:
     made = make_ca("corral test", NOW)
     csr, _ = request_pem(["the-gateway"])
     certificate = Ca(made.certificate_pem, made.key_pem).sign_request(csr, "node-1", ["node-1"], NOW, life=LIFE)
-    assert names_of(certificate) == {"node-1"}
+    assert subject_names(certificate) == {"node-1"}
 
 
 def test_requests_that_cannot_be_honoured_say_why() -> None:
     made = make_ca("corral test", NOW)
     ca = Ca(made.certificate_pem, made.key_pem)
-    with pytest.raises(BadRequest, match="cannot be read"):
+    with pytest.raises(BadCertificateRequest, match="cannot be read"):
         ca.sign_request(
             "-----BEGIN CERTIFICATE REQUEST-----\nAA==\n-----END CERTIFICATE REQUEST-----", "n", ["n"], NOW, life=LIFE
         )
     key = rsa.generate_private_key(65537, 2048)
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
-    with pytest.raises(BadRequest, match="elliptic-curve"):
+    with pytest.raises(BadCertificateRequest, match="elliptic-curve"):
         ca.sign_request(request.public_bytes(serialization.Encoding.PEM).decode(), "n", ["n"], NOW, life=LIFE)
 
 

@@ -1,10 +1,10 @@
-"""Sizes as people read them."""
+"""Values as people read them."""
 
 from __future__ import annotations
 
 import pytest
 
-from corral.kit.humanize import format_bytes
+from corral.kit.humanize import first_and_last_line, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,15 @@ from corral.kit.humanize import format_bytes
 )
 def test_format_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("", ""),
+        ("out of memory", "out of memory"),
+        ("it ended with code 2:\n\nusage: x\n  error: no --model\n", "it ended with code 2: … error: no --model"),
+    ],
+)
+def test_first_and_last_line(text: str, short: str) -> None:
+    assert first_and_last_line(text) == short

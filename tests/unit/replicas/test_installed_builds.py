@@ -36,5 +36,5 @@ async def test_a_gallery_that_is_away_takes_nothing_from_an_installed_backend() 
     catalogue.builds["vllm"]["nvidia"] = Unavailable("the registry does not answer")
     async with Builds(catalogue, SystemClock(), found=lambda: None) as builds:
         builds.installed("vllm", KIND)
-        await until(lambda: not builds.under_way(), "end of the look")
+        await until(lambda: not builds.running(), "end of the look")
         assert builds.installed("vllm", KIND) == Build(BuildState.INSTALLED)

@@ -19,7 +19,7 @@ def read(env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Work
 
 
 def test_every_setting_has_a_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # root's own would lead elsewhere (tests/unit/kit/test_data_folder.py)
+    monkeypatch.setenv("HOME", str(tmp_path))  # root's own would lead elsewhere (tests/unit/kit/test_process.py)
     settings = read({})
     assert settings.heartbeat_interval_s == 10.0
     assert [settings.retry_first_s, settings.retry_cap_s, settings.http_timeout_s] == [2.0, 30.0, 10.0]
@@ -71,7 +71,7 @@ def test_environment(variable: str, text: str, field: str, value: object) -> Non
     ("variable", "text", "words"),
     [
         ("CORRAL_HEARTBEAT_INTERVAL", "-5s", "CORRAL_HEARTBEAT_INTERVAL: '-5s' is negative"),
-        ("LOCALAI_HEARTBEAT_INTERVAL", "soon", "LOCALAI_HEARTBEAT_INTERVAL: 'soon' is not a span of time"),
+        ("LOCALAI_HEARTBEAT_INTERVAL", "soon", "LOCALAI_HEARTBEAT_INTERVAL: 'soon' is not a duration"),
         ("CORRAL_HEARTBEAT_INTERVAL", "0", "CORRAL_HEARTBEAT_INTERVAL: must be more than zero"),
         ("CORRAL_CONTROLLER", "c:8080", "CORRAL_CONTROLLER: 'c:8080' is not a URL"),
         ("CORRAL_CONTROLLER", "http://u:p@c", "carries a password"),

@@ -19,7 +19,7 @@ from corral.blobs.oci.registry import RegistryClient
 from corral.blobs.progress import OnProgress, PartsProgress, Progress
 from corral.blobs.sources.python_environment import WheelTools
 from corral.blobs.store import BlobStore
-from corral.kit.tasks import leaves
+from corral.kit.tasks import flatten_errors
 
 UNPACKED_ESTIMATE = 2  # times the packed size: refuses what cannot fit, accepts what can
 REPORT_EVERY_S = 0.1
@@ -108,4 +108,4 @@ async def unwrapped_task_group() -> AsyncIterator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
     except BaseExceptionGroup as group:
-        raise leaves(group)[0] from group
+        raise flatten_errors(group)[0] from group

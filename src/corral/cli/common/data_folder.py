@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.kit.data_folder import HOME_DATA, resolve_data
 from corral.kit.errors import Conflict
-from corral.kit.locks import pid_in
+from corral.kit.process import HOME_DATA, read_lock_pid, resolve_data
 
 _SOCKET_PATH_BYTES = 100  # the kernel allows 108 on Linux and 104 elsewhere, with room for a name
 
@@ -121,7 +120,7 @@ def lock_file(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
-                f"`corral up` already runs with {path.parent} (pid {pid_in(descriptor)}): "
+                f"`corral up` already runs with {path.parent} (pid {read_lock_pid(descriptor)}): "
                 "stop it first, or start this one with another data folder and other ports (--data, --port)"
             ) from None
         os.truncate(descriptor, 0)

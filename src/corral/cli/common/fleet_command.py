@@ -17,7 +17,7 @@ from corral.cli.common.data_folder import DataFolder
 from corral.cli.common.options import Ca, Context, Key, Url, Yes, confirm
 from corral.cli.common.output import is_interactive, print_note, printable
 from corral.cli.common.settings_command import set_signature
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 
 if TYPE_CHECKING:
     from corral.client import Client, Endpoint
@@ -111,6 +111,6 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _is_supervised(data: str) -> bool:
     """Whether a `corral up` on this machine restarts the processes of the fleet: a stopped gateway is soon back."""
     try:
-        return bool(data) and holder_of(DataFolder(Path(data)).lock) is not None
+        return bool(data) and lock_holder(DataFolder(Path(data)).lock) is not None
     except OSError:
         return False

@@ -126,7 +126,7 @@ def check_backend_user(folder: DataFolder) -> Iterator[Finding]:
 
 
 def check_certificates(folder: DataFolder, names: frozenset[str], now: datetime) -> Iterator[Finding]:
-    from corral.kit.certificates import expires_at, names_of
+    from corral.kit.certificates import expires_at, subject_names
 
     for path, fix in (
         (
@@ -150,7 +150,7 @@ def check_certificates(folder: DataFolder, names: frozenset[str], now: datetime)
             yield warn("certificate", f"{path.name} expires in {days} days", fix)
         else:
             yield ok("certificate", f"{path.name} is valid for {days} days")
-        missing = sorted(names - names_of(pem)) if path == folder.server_cert else []
+        missing = sorted(names - subject_names(pem)) if path == folder.server_cert else []
         if missing:
             yield warn("certificate", f"{path.name} does not contain {', '.join(missing)}", fix)
 

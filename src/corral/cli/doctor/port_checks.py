@@ -13,7 +13,7 @@ from corral.cli.up import machine
 from corral.cli.up.ports import read_ports
 from corral.client.contexts import Context, list_contexts
 from corral.kit.errors import CorralError
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 
 DEFAULT_PORTS = ((8080, PUBLIC), (4222, BUS), (50050, INGRESS))
 
@@ -23,7 +23,7 @@ def check_ports(
 ) -> Iterator[Finding]:
     """Check the ports while no fleet runs in this folder. Each must be free or used by another Corral fleet: one with a
     context, one of another user, a role that was started alone, a worker of another fleet."""
-    holder = holder_of(folder.lock)
+    holder = lock_holder(folder.lock)
     if holder is not None:
         yield ok("running", f"`corral up` runs with this data folder (pid {holder or 'unknown'})")
         return

@@ -22,7 +22,7 @@ from corral.cli.common.output import (
     printable,
 )
 from corral.kit.errors import Invalid
-from corral.kit.yaml_text import as_yaml
+from corral.kit.humanize import to_yaml
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -109,5 +109,5 @@ async def export(client: Client, as_json: Json = False) -> None:
     if as_json:
         print_json(exported)
         return
-    for line in as_yaml({key: value for key, value in as_plain_data(exported).items() if value}).splitlines():
+    for line in to_yaml({key: value for key, value in as_plain_data(exported).items() if value}).splitlines():
         print_line(line)

@@ -17,7 +17,7 @@ from corral.cli.common.options import Data, Json
 from corral.cli.common.output import DONE, console, print_json, print_line, print_note
 from corral.cli.common.roles import copy_store, live_controllers
 from corral.kit.errors import Conflict
-from corral.kit.locks import holder_of
+from corral.kit.process import lock_holder
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 OnProgress = Callable[[str, int, int], None]
@@ -73,7 +73,7 @@ async def _copy(origin: str, target: str, on_progress: OnProgress) -> list[tuple
 @contextlib.contextmanager
 def _block_start(folder: DataFolder) -> Iterator[None]:
     """Keep `corral up` from starting during the copy: its writes would be lost."""
-    holder = holder_of(folder.lock)
+    holder = lock_holder(folder.lock)
     if holder is not None:
         raise Conflict(f"the fleet in {folder.root} is running (pid {holder or 'unknown'}): stop it first")
     if not folder.root.is_dir():

@@ -8,8 +8,7 @@ from corral.cli.common.output import key_value_lines, printable
 from corral.contract.loads import LoadStatus
 from corral.contract.why import DECISIONS, WhyModel, WhyNode, WhyReplica, WhySpace, WhyVerdict, said_once
 from corral.kit.durations import format_duration
-from corral.kit.humanize import format_bytes
-from corral.kit.lines import in_short
+from corral.kit.humanize import first_and_last_line, format_bytes
 
 NODE_COLUMNS = ("NODE", "ELIGIBLE", "REASON", "NOTE")
 MODEL_COLUMNS = ("MODEL", "ELIGIBLE", "REASON", "NOTE")
@@ -108,7 +107,7 @@ def _wanted(why: WhyModel) -> str:
 
 def _load(load: LoadStatus) -> str:
     words = [load.state, f"on {load.node}" if load.node else "", f"{load.progress:.0f}%" if load.progress else ""]
-    reason = in_short(load.error or load.message)
+    reason = first_and_last_line(load.error or load.message)
     pause = (
         f"; the next attempt starts in {format_duration(round(load.retry_after_s))}" if load.retry_after_s >= 1 else ""
     )

@@ -40,6 +40,7 @@ from corral.cli.models import replicas as model_replicas
 from corral.cli.models import text as model_text
 from corral.cli.operations import watch
 from corral.kit.errors import CorralError, Failed, Invalid, NotFound
+from corral.kit.humanize import to_yaml
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -139,7 +140,7 @@ async def show_model(
         for line in key_value_lines(model_text.details(model)):
             print_line(line)
         print_line()
-    for line in model_text.as_yaml(model.definition).splitlines():
+    for line in to_yaml(model.definition).splitlines():
         print_line(printable(line))
 
 
@@ -350,7 +351,7 @@ def _edit_in_editor(model: ModelView) -> str | None:
     if not is_interactive():
         raise typer.BadParameter("cannot open an editor without a terminal: use --set, --unset or --file")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    before = model_text.as_yaml(model.definition)
+    before = to_yaml(model.definition)
     with tempfile.TemporaryDirectory(prefix="corral-") as folder:
         path = Path(folder) / "model.yaml"
         path.write_text(before, encoding="utf-8")

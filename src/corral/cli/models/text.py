@@ -10,9 +10,7 @@ import msgspec
 from corral.cli.common.output import relative_time
 from corral.contract.catalogue import AvailableModel, ModelView, ScheduleView
 from corral.contract.labels import selector_of_map
-from corral.kit.humanize import format_bytes
-from corral.kit.lines import in_short
-from corral.kit.yaml_text import as_yaml as as_yaml
+from corral.kit.humanize import first_and_last_line, format_bytes
 
 AVAILABLE_COLUMNS = ("NAME", "BACKEND", "SIZE", "GALLERY", "INSTALLED", "DESCRIPTION")
 COLUMNS = ("MODEL", "BACKEND", "READY", "WANTED", "SIZE", "FROM", "NOTE")
@@ -50,7 +48,9 @@ def replica_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         format_bytes(row["memory_bytes"]) if row.get("memory_bytes") else "",
         ", ".join(str(device) for device in row.get("devices") or ()),
         relative_time(str(row.get("last_used", ""))),
-        in_short(str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or "")),
+        first_and_last_line(
+            str(row.get("error") or (row.get("reason") if row.get("state") == "unloading" else "") or "")
+        ),
     )
 
 

@@ -27,7 +27,7 @@ class ChildSpec:
     command: tuple[str, ...]
     env: Mapping[str, str]
     stop_timeout_s: float
-    listeners: tuple[socket.socket, ...] = ()  # passed to each run of the process (kit/socket_activation.py)
+    listeners: tuple[socket.socket, ...] = ()  # passed to each run of the process (kit/sockets.py)
     steady_after_s: float = math.inf  # a process without readiness report counts as started after this time
 
 

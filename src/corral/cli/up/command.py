@@ -35,7 +35,7 @@ from corral.cli.up.startup import FleetStartup
 from corral.cli.up.supervisor import Supervisor, Timing
 from corral.client.contexts import forget_context, refuse_taken
 from corral.kit.clock import SystemClock
-from corral.kit.socket_activation import take_listeners
+from corral.kit.sockets import take_listeners
 
 _BUS_STEADY_AFTER_S = 2.0  # nats-server does not report readiness; one that cannot start exits at once
 

@@ -11,7 +11,7 @@ import psutil
 
 from corral.cli.common.port_owners import find_owner
 from corral.kit.errors import Failed
-from corral.kit.socket_activation import open_listeners
+from corral.kit.sockets import open_listeners
 
 
 def addresses() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from corral.cli.common.data_folder import DataFolder
-from corral.kit.certificates import Ca, expires_at, make_ca, names_of
+from corral.kit.certificates import Ca, expires_at, make_ca, subject_names
 from corral.kit.errors import Failed
 from corral.kit.files import make_folder, make_private_folder, write_atomically, write_secret
 from corral.kit.humanize import format_bytes
@@ -116,7 +116,7 @@ def needs_renewal(certificate: str, key: str, names: tuple[str, ...], ca_pem: st
     try:
         return (
             expires_at(certificate) - now < RENEW_BEFORE
-            or not frozenset(names) <= names_of(certificate)
+            or not frozenset(names) <= subject_names(certificate)
             or not _is_pair(certificate, key)
             or not _is_issued_by(certificate, ca_pem)
         )

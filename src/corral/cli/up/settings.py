@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.kit.checks import a_port, positive
-from corral.kit.data_folder import HOME_DATA, resolve_data
 from corral.kit.hosts import is_loopback
-from corral.kit.settings import BadSettings, Seconds, setting
+from corral.kit.process import HOME_DATA, resolve_data
+from corral.kit.settings import BadSettings, Seconds, positive, setting, valid_port
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,19 @@ class UpSettings:
         "address to listen on; empty = loopback, or every interface with --lan. Other addresses than loopback use TLS",
         default="",
     )
-    port: int = setting("port of the gateway: inference API, admin API and web page", default=8080, check=a_port)
+    port: int = setting("port of the gateway: inference API, admin API and web page", default=8080, check=valid_port)
     bus_port: int | None = setting(
-        "port of the bus, for workers (default: 4222, or a free port if that is taken)", default=None, check=a_port
+        "port of the bus, for workers (default: 4222, or a free port if that is taken)", default=None, check=valid_port
     )
     blob_port: int | None = setting(
         "port from which workers fetch model files (default: 8090, or a free port if that is taken)",
         default=None,
-        check=a_port,
+        check=valid_port,
     )
     ingress_port: int | None = setting(
         "port of the worker of this machine, for gateways (default: 50050, or a free port if that is taken)",
         default=None,
-        check=a_port,
+        check=valid_port,
     )
     lan: bool = setting(
         "let other machines join: listen on every interface, with TLS and a CA of this fleet", default=False

@@ -24,7 +24,7 @@ from corral.cli.up.guard import LISTENER_NAME, LISTENERS
 from corral.cli.up.logs import LastLines, RotatingFile
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
-from corral.kit.socket_activation import READY_FD
+from corral.kit.sockets import READY_FD
 
 GUARD = Path(guard.__file__)
 _CHUNK_BYTES = 64 * 1024

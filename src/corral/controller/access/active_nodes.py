@@ -42,7 +42,7 @@ class ActiveNodes:
         self.wake = Wake()
 
     async def run(self) -> None:
-        await run_every(self.name, self._every_s, self.refresh, clock=self._clock, wake=self.wake, worst_wait_s=2.0)
+        await run_every(self.name, self._every_s, self.refresh, clock=self._clock, wake=self.wake, max_wait_s=2.0)
 
     async def refresh(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -80,7 +80,7 @@ class Revocations:
             return
         self._bus.on_change(self._connection_changed)
         await run_every(
-            "bus revocations", self._interval_s, self.look, clock=self._clock, wake=self._wake, worst_wait_s=2.0
+            "bus revocations", self._interval_s, self.look, clock=self._clock, wake=self._wake, max_wait_s=2.0
         )
 
     async def look(self) -> None:

@@ -188,8 +188,8 @@ class Fetches:
         """Once: what is asked for is under way, and nothing else is."""
         waiting = list(self._waiting)  # before the store is read: what they wait for was there before
         if not self._leads():
-            for operation_id in self._tasks.under_way():
-                self._tasks.give_up(operation_id)
+            for operation_id in self._tasks.running():
+                self._tasks.cancel(operation_id)
             return
         async with self._store.read() as tx:
             now = await tx.now()
@@ -198,17 +198,17 @@ class Fetches:
             names = [operation.backend for operation in opened]
             present = {model.id: model.revision for model in await models.list_(tx, names)} if names else {}
         wanted = {operation.id: present.get(operation.backend, "") for operation in opened}
-        for operation_id in self._tasks.under_way():
+        for operation_id in self._tasks.running():
             if wanted.get(operation_id) != self._at.get(operation_id):  # cancelled, or of another revision by now
-                self._tasks.give_up(operation_id)
+                self._tasks.cancel(operation_id)
         self._urgent &= wanted.keys()
         for operation in opened:
             known = rows.get(operation.id)
             due = operation.id in self._urgent or (known and is_due(known[0], wanted[operation.id], now))
-            if due and operation.id not in self._tasks.under_way():
+            if due and operation.id not in self._tasks.running():
                 self._urgent.discard(operation.id)
                 self._at[operation.id] = wanted[operation.id]
-                self._tasks.begin(operation.id, partial(self._carry_out, operation.id), name=f"fetch {operation.id}")
+                self._tasks.start(operation.id, partial(self._carry_out, operation.id), name=f"fetch {operation.id}")
         await self._answer_late([each for each in waiting if each.operation_id not in wanted])
 
     async def _answer_late(self, waiters: Sequence[_Waiter]) -> None:

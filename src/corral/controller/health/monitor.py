@@ -54,7 +54,7 @@ class HealthMonitor:
         self.held = 0  # silent nodes the guard leaves alone; the page tells people
 
     async def run(self) -> None:
-        await run_every("health", self._interval_s, self.look, clock=self._clock, wake=self.wake, worst_wait_s=10.0)
+        await run_every("health", self._interval_s, self.look, clock=self._clock, wake=self.wake, max_wait_s=10.0)
 
     async def look(self) -> None:
         if not await self._leadership.lead(_LEASE, every_s=self._interval_s):

@@ -102,7 +102,7 @@ class Inventories:
                     self.flush,
                     clock=self._clock,
                     wake=self._soon,
-                    worst_wait_s=self._flush_s,
+                    max_wait_s=self._flush_s,
                 )
             )
             tasks.create_task(

@@ -103,7 +103,7 @@ class PeerOrders:
         known = self._table.known().get(order.process_id)
         if known is not None and known.state == ReplicaState.READY:
             return OrderEnded(named, success=True)
-        self._starts.begin(order.process_id, lambda: self._start(node, order), name=f"start {order.process_id}")
+        self._starts.start(order.process_id, lambda: self._start(node, order), name=f"start {order.process_id}")
         return OrderAccepted(named)
 
     async def stop(self, node_id: str, order: StopReplica) -> None:
@@ -176,8 +176,8 @@ class PeerOrders:
     # Stopping.
 
     async def _stop(self, order: StopReplica) -> None:
-        if order.process_id in self._starts.under_way():
-            self._starts.give_up(order.process_id)
+        if order.process_id in self._starts.running():
+            self._starts.cancel(order.process_id)
         process = await self._table.find(order.process_id)
         if process is None:
             return

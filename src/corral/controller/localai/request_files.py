@@ -81,7 +81,7 @@ class RequestFiles:
 
     def remove(self, node_id: str, name: str) -> None:
         """In the background: nobody waits for it."""
-        self._removing.begin((node_id, name), lambda: self._remove(node_id, name), name=f"remove {name}")
+        self._removing.start((node_id, name), lambda: self._remove(node_id, name), name=f"remove {name}")
 
     async def sweep(self, node_id: str, where: Place) -> None:
         """Remove what controllers left there that are no more. Raises what keeps it from it."""

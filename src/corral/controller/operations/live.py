@@ -75,7 +75,7 @@ class Progress:
                 ("writing progress", self.write, self._write_s, self._to_write),
             ):
                 paced = partial(self._paced, step, rest_s)
-                tasks.create_task(run_every(name, _IDLE_S, paced, clock=self._clock, wake=wake, worst_wait_s=rest_s))
+                tasks.create_task(run_every(name, _IDLE_S, paced, clock=self._clock, wake=wake, max_wait_s=rest_s))
 
     async def _paced(self, step: Callable[[], Awaitable[None]], rest_s: float) -> None:
         """Events only make it start: what is heard in the pause after it is handled together."""

@@ -45,7 +45,7 @@ from corral.controller.registry.offers import AdminChoices, check_offer, labels_
 from corral.controller.registry.places import place_of
 from corral.controller.registry.transitions import NodeEvent, new_node
 from corral.controller.runtime.node_views import rfc3339
-from corral.kit.certificates import BadRequest, Ca
+from corral.kit.certificates import BadCertificateRequest, Ca
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Gone, Invalid, NoCapacity, NotFound, Unauthenticated, Unavailable
 from corral.kit.log import get_log
@@ -362,6 +362,6 @@ class NodeApi:
             certificate = self._ca.sign_request(
                 ingress.csr, node.id, [node.id], self._clock.now(), life=_CERTIFICATE_LIFE
             )
-        except BadRequest as error:
+        except BadCertificateRequest as error:
             raise Invalid(str(error)) from error
         return IngressGrant(url=node.ingress_url, certificate=certificate, ca=self._ca.certificate_pem)

@@ -76,7 +76,7 @@ class Heartbeats:
 
     async def run(self) -> None:
         await self._hear()
-        await run_every("heartbeats", self._flush_s, self.flush, clock=self._clock, worst_wait_s=self._flush_s)
+        await run_every("heartbeats", self._flush_s, self.flush, clock=self._clock, max_wait_s=self._flush_s)
 
     async def flush(self) -> None:
         """Write what waits; with nothing waiting, still find out whether we could."""

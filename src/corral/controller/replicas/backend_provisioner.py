@@ -41,7 +41,7 @@ class Bringing(KeyedTasks[tuple[str, str]]):
                     self.refused[key] = "its install was taken back"
                 continue
             if key not in self.refused and self._trying.may(key):
-                self.begin(key, partial(self._ask, *key), name=f"bring {key[1]}")
+                self.start(key, partial(self._ask, *key), name=f"bring {key[1]}")
 
     async def _ask(self, node_id: str, backend: str) -> None:
         try:

@@ -78,14 +78,13 @@ class Builds(KeyedTasks[Key]):
     def _of(self, key: Key, meanwhile: Build) -> Build:
         known = self._known.get(key)
         if known is None or known.until <= self._clock.monotonic():
-            self.begin(key, partial(self._look_up, key), name=f"build of {key[0]}")
+            self.start(key, partial(self._look_up, key), name=f"build of {key[0]}")
         return known.build if known is not None else meanwhile
 
     def is_looking(self, backend: str) -> bool:
         """For the first time: what is only refreshed is known."""
         return any(
-            key[0] == backend and key[2] is not _Question.INSTALLED and key not in self._known
-            for key in self.under_way()
+            key[0] == backend and key[2] is not _Question.INSTALLED and key not in self._known for key in self.running()
         )
 
     async def _look_up(self, key: Key) -> None:

@@ -59,14 +59,14 @@ class Fetching(KeyedTasks[tuple[str, str]]):
 
     def want(self, wanted: dict[tuple[str, str], Definition]) -> None:
         """These are needed, and no others: what is not wanted any more stops, and what failed is forgotten."""
-        for key in self.under_way():
+        for key in self.running():
             if key not in wanted:
-                self.give_up(key)
+                self.cancel(key)
         self._known = {key: files for key, files in self._known.items() if key in wanted}
         self._trying.forget_all_but(wanted)
         for key, definition in wanted.items():
             if _is_open(self._known.get(key)) and self._trying.may(key):
-                self.begin(key, partial(self._fetch, key, definition), name=f"files of {definition.name}")
+                self.start(key, partial(self._fetch, key, definition), name=f"files of {definition.name}")
 
     async def _fetch(self, key: tuple[str, str], definition: Definition) -> None:
         def tell(progress: Progress) -> None:

@@ -26,7 +26,7 @@ from corral.controller.replicas.load_jobs import Moved
 from corral.controller.scheduler import world as seen
 from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
-from corral.kit.lines import in_short
+from corral.kit.humanize import first_and_last_line
 from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import storable
 from corral.store.records import BackendIntent, BackendRule, DesiredReplica, LoadJob, ReplicaStage, ScopeKind
@@ -139,7 +139,7 @@ def storable_replica(row: DesiredReplica) -> DesiredReplica:
 
 def storable_job(job: LoadJob) -> LoadJob:
     # In short before it is cut: what a process said in the end is the cause more often than what it said first.
-    failed_on = {node_id: storable(in_short(why), 1000) for node_id, why in job.failed_on.items()}
+    failed_on = {node_id: storable(first_and_last_line(why), 1000) for node_id, why in job.failed_on.items()}
     return struct_replace(job, message=storable(job.message), error=storable(job.error, 8000), failed_on=failed_on)
 
 

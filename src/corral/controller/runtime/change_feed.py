@@ -173,9 +173,7 @@ class ChangeFeed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._send_hints(), name="watch hints")
             tasks.create_task(
-                run_every(
-                    "watch", self._interval_s, self.run_once, clock=self._clock, wake=self._wake, worst_wait_s=5.0
-                )
+                run_every("watch", self._interval_s, self.run_once, clock=self._clock, wake=self._wake, max_wait_s=5.0)
             )
 
     async def run_once(self, *, with_sources: bool = False) -> None:

@@ -76,7 +76,7 @@ class Presence:
         self._told = False
 
     async def run(self) -> None:
-        await run_every("presence", self._interval_s, self.tell, clock=self._clock, worst_wait_s=self._interval_s)
+        await run_every("presence", self._interval_s, self.tell, clock=self._clock, max_wait_s=self._interval_s)
 
     async def tell(self) -> None:
         async with self._store.write() as tx:

@@ -15,8 +15,7 @@ from corral.controller.scheduler.fit import Fit, TooLittle, find_fit
 from corral.controller.scheduler.groups import rivals, shared_groups
 from corral.controller.scheduler.room import Key, room_of
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState, World
-from corral.kit.humanize import format_bytes
-from corral.kit.lines import in_short
+from corral.kit.humanize import first_and_last_line, format_bytes
 
 NOT_LOOKED_UP = Build(BuildState.UNKNOWN, "nobody has looked yet whether there is a build for it")
 
@@ -277,7 +276,7 @@ def _counted(world: World, model: Model, node_id: str) -> list[Replica]:
 def _notes(model: Model, build: Build, fetch: int, failed: str, peers: Sequence[Replica]) -> tuple[str, ...]:
     notes = []
     if failed:
-        notes.append(f"its last start here failed: {in_short(failed)}")
+        notes.append(f"its last start here failed: {first_and_last_line(failed)}")
     if peers:
         notes.append(f"would rather not be beside {', '.join(sorted({peer.model for peer in peers}))}")
     if fetch:

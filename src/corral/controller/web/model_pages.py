@@ -25,7 +25,7 @@ from corral.controller.web.models import catalogue_of
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
 from corral.controller.web.requests import RequestLook, request_lines
 from corral.controller.web.words import size
-from corral.kit.yaml_text import as_yaml
+from corral.kit.humanize import to_yaml
 
 MODELS = "/fleet/models"
 REQUESTS = "/fleet/requests"
@@ -90,7 +90,7 @@ async def why_part(models: Models, explaining: Why, model: Name) -> Page:
 async def definition_part(models: Models, model: Name) -> Response[bytes]:
     view = await models.view(model)
     file = view.source.partition("/")[2] if view.origin == "file" else ""
-    written = Written(as_yaml(view.definition), view.row_version, file)
+    written = Written(to_yaml(view.definition), view.row_version, file)
     headers = {**SAFE_HEADERS, "Cache-Control": "no-store"}
     return Response(encode(written), media_type="application/json", headers=headers)
 

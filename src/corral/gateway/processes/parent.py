@@ -42,7 +42,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Failed
 from corral.kit.log import get_log
-from corral.kit.socket_activation import READY_FD, open_listeners, report_ready
+from corral.kit.sockets import READY_FD, open_listeners, report_ready
 
 log = get_log(__name__)
 

@@ -18,7 +18,7 @@ from corral.contract.http import Target
 from corral.gateway.routing.in_flight import Ejection
 from corral.kit.clock import Clock
 from corral.kit.log import get_log
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 from corral.relay import UpstreamPool
 
 log = get_log(__name__)

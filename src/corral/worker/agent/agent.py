@@ -20,7 +20,7 @@ from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Unavailable
 from corral.kit.log import get_log
-from corral.kit.socket_activation import report_ready
+from corral.kit.sockets import report_ready
 from corral.kit.tasks import run_every
 from corral.worker.agent.answers import Deleted, RegisterAgain
 from corral.worker.agent.controller import ControllerApi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from corral.kit.transports import abort
+from corral.kit.sockets import abort
 
 
 class TlsTransport(asyncio.Transport):

@@ -1,13 +1,14 @@
-"""Listening sockets that another process opened for this one, and the sign that this one is ready to use them.
+"""Listening sockets that a supervisor opened for this process, the readiness report, and aborting a connection.
 
 The sockets come by the protocol of systemd's socket activation (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`): their
-owner keeps them open while this process is restarted, so connections wait in the backlog and none is refused. The sign
-is a line written to a descriptor whose number is in `CORRAL_INTERNAL_READY_FD`, closed afterwards. Both variables are
-taken out of the environment: they are not for the processes that this one starts.
+owner keeps them open while this process is restarted, so connections wait in the backlog and none is refused. The
+readiness report is a line written to the descriptor whose number is in `CORRAL_INTERNAL_READY_FD`, closed afterwards.
+Both variables are removed from the environment: the children of this process must not use them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,11 +16,11 @@ from collections.abc import MutableMapping
 
 FIRST_FD = 3  # the number the protocol gives the first socket
 READY_FD = "CORRAL_INTERNAL_READY_FD"
-BACKLOG = 2048  # connections that wait while nobody accepts; the kernel's own limit (somaxconn) may be smaller
+BACKLOG = 2048  # connections that wait while no process accepts; the kernel's own limit (somaxconn) may be smaller
 
 
 def take_listeners(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """The sockets handed to this process; none where they were meant for another."""
+    """The sockets passed to this process; none where they were meant for another process."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
@@ -32,7 +33,7 @@ def take_listeners(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """One for each address of the host, all on one port, which is not 0. Raises OSError."""
+    """One socket for each address of the host, all on one port, which is not 0. Raises OSError."""
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
     try:
@@ -52,11 +53,20 @@ def open_listeners(host: str, port: int) -> list[socket.socket]:
 
 
 def report_ready(environ: MutableMapping[str, str]) -> None:
-    """Tell the supervisor that this process does its work now. Nothing happens where none asked, or when it is told
-    again."""
+    """Report to the supervisor that this process is ready. Does nothing without a supervisor, or the second time."""
     descriptor = environ.pop(READY_FD, "")
     if descriptor.isdecimal():
         with contextlib.suppress(OSError):  # the supervisor is gone
             os.write(int(descriptor), b"\n")
         with contextlib.suppress(OSError):
             os.close(int(descriptor))
+
+
+def abort(transport: asyncio.WriteTransport) -> None:
+    """`transport.abort()`, which does nothing where the connection is closed already.
+
+    Over TLS a second `close()` makes asyncio forget the connection, and early releases of Python 3.11 (Debian 12's is
+    one) raise AttributeError here. The first `close()` ends the connection in order, within its own time limit.
+    """
+    with contextlib.suppress(AttributeError):
+        transport.abort()

@@ -1,7 +1,9 @@
-"""Where data is kept by default: at home, but root's where the user that backends run as can reach it."""
+"""The default data folder, and garbage collections after the start."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import pwd
 from pathlib import Path
@@ -12,16 +14,17 @@ import pytest
 from corral.cli.common.data_folder import default_data
 from corral.cli.up.settings import UpSettings
 from corral.controller.settings import ControllerSettings
-from corral.kit import data_folder
-from corral.kit.data_folder import HOME_DATA, resolve_data
+from corral.kit import process
+from corral.kit.process import HOME_DATA, freeze_gc, freeze_gc_after_start, resolve_data
 from corral.worker.settings import WorkerSettings
+from tests.support.waiting import until
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Root's own, and nothing there yet."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(data_folder, "ROOT_DATA", tmp_path / "var")
+    monkeypatch.setattr(process, "ROOT_DATA", tmp_path / "var")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path / "home")))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
@@ -67,3 +70,17 @@ def test_a_folder_of_the_service_is_left_to_it(home: Path, tmp_path: Path, monke
     assert UpSettings().data == var
     os.chown(var, 1000, 1000)
     assert UpSettings().data == home / ".local/share/corral"
+
+
+def test_later_collections_skip_the_objects_of_the_start() -> None:
+    kept = [[number] for number in range(100)]
+    assert any(found is kept for found in gc.get_objects())
+    freeze_gc()
+    assert not any(found is kept for found in gc.get_objects())
+
+
+async def test_collections_are_frozen_after_the_start() -> None:
+    before = gc.get_freeze_count()
+    freeze_gc_after_start(asyncio.get_running_loop(), 0.01)
+    assert gc.get_freeze_count() == before
+    await until(lambda: gc.get_freeze_count() > before, "a frozen heap")

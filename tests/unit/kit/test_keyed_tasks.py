@@ -34,13 +34,13 @@ async def test_one_at_a_time_for_a_key_and_again_when_it_has_ended() -> None:
     work = Work()
     async with KeyedTasks[str]() as tasks:
         for key in ("a", "a", "b"):
-            tasks.begin(key, partial(work.do, key), name=key)
+            tasks.start(key, partial(work.do, key), name=key)
         await turns()
-        assert (work.begun, tasks.under_way()) == (["a", "b"], ("a", "b"))
+        assert (work.begun, tasks.running()) == (["a", "b"], ("a", "b"))
         work.go.set()
         await turns()
-        assert tasks.under_way() == ()
-        tasks.begin("a", partial(work.do, "a"), name="a")
+        assert tasks.running() == ()
+        tasks.start("a", partial(work.do, "a"), name="a")
         await turns()
     assert work.begun == ["a", "b", "a"]
 
@@ -48,22 +48,22 @@ async def test_one_at_a_time_for_a_key_and_again_when_it_has_ended() -> None:
 async def test_what_is_given_up_counts_until_it_has_ended() -> None:
     work = Work()
     async with KeyedTasks[str]() as tasks:
-        tasks.begin("a", partial(work.do, "a"), name="a")
+        tasks.start("a", partial(work.do, "a"), name="a")
         await turns()
-        tasks.give_up("a")
-        tasks.begin("a", partial(work.do, "a"), name="a")
-        assert tasks.under_way() == ("a",)
+        tasks.cancel("a")
+        tasks.start("a", partial(work.do, "a"), name="a")
+        assert tasks.running() == ("a",)
         await turns()
-        assert (work.begun, tasks.under_way()) == (["a"], ())
+        assert (work.begun, tasks.running()) == (["a"], ())
 
 
 async def test_leaving_ends_what_is_under_way_and_nothing_begins_after() -> None:
     work = Work()
     async with KeyedTasks[str]() as tasks:
-        tasks.begin("a", partial(work.do, "a"), name="a")
+        tasks.start("a", partial(work.do, "a"), name="a")
         await turns()
     assert work.given_up == ["a"]
-    tasks.begin("b", partial(work.do, "b"), name="b")
+    tasks.start("b", partial(work.do, "b"), name="b")
     await turns()
     assert work.begun == ["a"]
 
@@ -74,7 +74,7 @@ async def test_a_mistake_in_the_work_is_not_swallowed() -> None:
 
     async def keep() -> None:
         async with KeyedTasks[str]() as tasks:
-            tasks.begin("a", wrong, name="a")
+            tasks.start("a", wrong, name="a")
             await asyncio.sleep(10)
 
     with pytest.raises(ExceptionGroup) as told:

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from corral.kit.errors import Conflict, Unavailable
-from corral.kit.tasks import Wake, leaves, run_every
+from corral.kit.tasks import Wake, flatten_errors, run_every
 from tests.support.waiting import DEADLINE_S
 
 
@@ -43,7 +43,7 @@ async def test_a_failing_step_is_backed_off_and_the_loop_goes_on() -> None:
         if outcome:
             raise outcome
 
-    loop = asyncio.create_task(run_every("test", 300.0, step, clock=clock, worst_wait_s=10.0))
+    loop = asyncio.create_task(run_every("test", 300.0, step, clock=clock, max_wait_s=10.0))
     await asyncio.wait_for(done.wait(), DEADLINE_S)
     loop.cancel()
     ok, first, second, third, after = clock.slept[:5]
@@ -102,5 +102,5 @@ async def test_cancelling_passes_through() -> None:
 
 def test_leaves_of_nested_groups() -> None:
     one, two = ValueError("1"), ValueError("2")
-    assert leaves(ExceptionGroup("a", [one, ExceptionGroup("b", [two])])) == [one, two]
-    assert leaves(one) == [one]
+    assert flatten_errors(ExceptionGroup("a", [one, ExceptionGroup("b", [two])])) == [one, two]
+    assert flatten_errors(one) == [one]
