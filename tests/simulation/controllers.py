@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from corral.bus.local import LocalBus
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.backends.reconcile import Pace
+from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.orders.backend_calls import CallTimes
+from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas.file_provisioner import FilesOfModels
@@ -39,8 +39,8 @@ STALE_AFTER_S = 60.0
 _LEASE_S = 30.0
 # Loops that look rarely make a run quick; what matters is their order, and hints and heartbeats wake them anyway.
 OPTIONS = BackendOptions(
-    times=CallTimes(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
-    pace=Pace(every_s=30.0, renew_s=14.0, rest_s=0.1),
+    times=CallTimeouts(install_s=60.0, upgrade_s=60.0, delete_s=30.0, accept_s=10.0, list_s=10.0),
+    pace=ReconcileIntervals(every_s=30.0, renew_s=14.0, rest_s=0.1),
     inventory_flush_s=6.0,
     look_for_silent_every_s=30.0,
     progress_tell_s=5.0,
@@ -55,7 +55,7 @@ REPLICAS = ReplicaSettings(
         pace=ReplicaPace(every_s=30.0, busy_s=6.0, rest_s=1.5, strays_every_s=60.0),
         policy=Policy(down_after_s=60.0),
     ),
-    ReplicaTimes(heard_within_s=3.5 * LOAD_AGAIN_S, learn_every_s=300.0),
+    ReplicaTimes(fresh_s=3.5 * LOAD_AGAIN_S, learn_every_s=300.0),
 )
 
 
@@ -147,7 +147,7 @@ class Controller:
         self.changes = NodeChanges(store, self.feed)
         leadership = Leadership(store, f"{name}/{life}", ttl_s=_LEASE_S)
         self.backends = Backends(store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, OPTIONS)
-        needs = Needs(Known(store), around.files, around.catalogue, self.backends.accepting, self.changes)
+        needs = Needs(Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes)
         self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, needs, REPLICAS)
         listening = Listening(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
@@ -170,7 +170,7 @@ class Controller:
             recorded=listening.recorded,
             not_recorded=listening.not_recorded,
             back=self.health.wake.set,
-            told=self.backends.inventories.heard,
+            told=self.backends.inventories.on_heartbeat,
         )
         presence = Presence(store, f"{name}", clock, interval_s=_LEASE_S / 2)
         parts = (self.feed, self.heartbeats, self.health, presence, *self.backends.parts, *self.replicas.parts)

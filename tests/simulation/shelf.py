@@ -9,7 +9,7 @@ from typing import Any
 
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import NodeBackend, UpgradeInfo
-from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.catalogue import CatalogueEntry, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import NotFound, Unavailable
 from corral.store.records import BackendRequest, TargetBuild
@@ -32,15 +32,15 @@ class Shelf:
         """Of the newest build for such a machine."""
         return f"sha256:{name}-{'cuda' if capability == 'nvidia' else 'cpu'}-{self._versions[name]}"
 
-    async def look_up(self, asked: BackendRequest) -> Listed:
+    async def look_up(self, request: BackendRequest) -> CatalogueEntry:
         await self._answers()
-        if asked.backend not in self._versions:
-            raise NotFound(f"no backend is called {asked.backend!r}")
-        return Listed(asked.backend, asked=asked)
+        if request.backend not in self._versions:
+            raise NotFound(f"no backend is called {request.backend!r}")
+        return CatalogueEntry(request.backend, request=request)
 
-    async def resolve(self, asked: BackendRequest, machine: MachineKind) -> TargetBuild | NoBuild:
+    async def resolve(self, request: BackendRequest, machine: MachineKind) -> TargetBuild | NoBuild:
         await self._answers()
-        name = asked.backend
+        name = request.backend
         if name == "piper" and machine.platform == "linux/arm64":
             return NoBuild("no linux/arm64 build")
         kind = "cuda" if machine.capability == "nvidia" else "cpu"
@@ -65,7 +65,7 @@ class Shelf:
         return found
 
     async def aliases(self, builds: Collection[str]) -> Mapping[str, str]:
-        return {}  # simulated workers list what they have under the name they were asked for
+        return {}  # simulated workers list what they have under the name they were request for
 
     async def refresh(self) -> None:
         await self._answers()
@@ -76,7 +76,7 @@ class Shelf:
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "shelf", "url": "https://shelf.test/index.yaml"}]
 
-    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, request: BackendRequest) -> Sequence[dict[str, Any]]:
         return self.galleries()
 
     async def _answers(self) -> None:

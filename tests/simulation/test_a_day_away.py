@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.requests import OperationKind, parse_request
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from tests.simulation.simulation import Plan, Simulation, simulate
 from tests.simulation.workers import CorralWorker, LocalAIWorker, Worker
@@ -32,8 +32,8 @@ def test_a_node_offline_for_a_day_then_back(template: Path, kind: type[Worker], 
         house.kill_worker("w0")
         controller = house.some_controller()
         assert controller is not None
-        wish = make_wish(OperationKind.INSTALL, BackendRequest("vllm"), scope=Scope(ScopeKind.ALL))
-        operation = (await controller.backends.operations.accept(wish)).operation_id
+        request = parse_request(OperationKind.INSTALL, BackendRequest("vllm"), scope=Scope(ScopeKind.ALL))
+        operation = (await controller.backends.operations.accept(request)).operation_id
         house.accepted[operation] = "install"
         await asyncio.sleep(awake_s)
         states.append((await controller.backends.operations.view(operation)).state)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corral.contract.messages.backends import BackendList, ListBackends
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.requests import OperationKind, parse_request
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import models
 from tests.simulation.house_worker import HouseWorker
@@ -41,8 +41,8 @@ async def begin(house: Simulation, *kinds: type[Worker]) -> list[Worker]:
 async def ask(house: Simulation, kind: str, **more: Any) -> str:
     controller = house.some_controller()
     assert controller is not None
-    wish = make_wish(OperationKind(kind), BackendRequest("vllm"), scope=Scope(ScopeKind.ALL), **more)
-    accepted = await controller.backends.operations.accept(wish)
+    request = parse_request(OperationKind(kind), BackendRequest("vllm"), scope=Scope(ScopeKind.ALL), **more)
+    accepted = await controller.backends.operations.accept(request)
     house.accepted[accepted.operation_id] = kind
     return accepted.operation_id
 

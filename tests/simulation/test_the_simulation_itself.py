@@ -18,7 +18,8 @@ from msgspec import structs
 from corral.contract.messages.nodes import HttpHeartbeat
 from corral.controller.backends import outcomes, plan
 from corral.controller.health import classify
-from corral.controller.operations import bookkeeping, live
+from corral.controller.operations import progress as live
+from corral.controller.operations import step_records as bookkeeping
 from corral.controller.orders import dispatch
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import lifecycle as life
@@ -111,14 +112,14 @@ def break_something(template: Path, *patches: Any) -> str:
 
 def test_a_success_by_word_of_mouth_is_noticed(template: Path) -> None:
     """The bug of the system this one replaces: what counts is that the call returned."""
-    honest = plan._Backend._under_way
+    honest = plan._Backend._in_progress
 
     def believes(self: Any, want: Any, intent: Any, order: Any) -> Any:
         if intent.accepted_at is not None:
             return plan.Done(self.name, want.operation, want.generation, intent.kind, intent.digest)
         return honest(self, want, intent, order)
 
-    said = break_something(template, mock.patch.object(plan._Backend, "_under_way", believes))
+    said = break_something(template, mock.patch.object(plan._Backend, "_in_progress", believes))
     assert "is called a success" in said
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routing import read_routing
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.requests import OperationKind, parse_request
 from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
 from corral.store.tables import model_schedules, models
@@ -229,10 +229,12 @@ class Trials:
             return
         worker, backend = self._chance.choice(free)
         before, self._house.luck.takes_s = self._house.luck.takes_s, (400.0, 500.0)
-        wish = make_wish(OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, worker.node_id))
+        request = parse_request(
+            OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, worker.node_id)
+        )
         operations = controller.backends.operations
         try:
-            accepted = await controller.asked(lambda: operations.accept(wish))
+            accepted = await controller.asked(lambda: operations.accept(request))
             self._house.accepted[accepted.operation_id] = "install"
             await asyncio.sleep(20)
             begun = accepted.operation_id in worker.orders_under_way()

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from corral.bus.local import Faults, LocalBus
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.requests import OperationKind, parse_request
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import CorralError
 from corral.store.records import BackendRequest, Scope, ScopeKind
@@ -269,9 +269,11 @@ class People:
             scope = Scope(ScopeKind.SELECTOR, "zone=a")
         force = kind in ("install", "delete") and self.chance.random() < 0.15
         most = self.chance.choice(("", "1", "50%")) if kind == "upgrade" else ""
-        wish = make_wish(OperationKind(kind), BackendRequest(backend), scope=scope, force=force, max_parallel=most)
+        request = parse_request(
+            OperationKind(kind), BackendRequest(backend), scope=scope, force=force, max_parallel=most
+        )
         self.house.note("person", "asks", controller.name, kind, backend, scope.kind, scope.value, force)
-        accepted = await controller.backends.operations.accept(wish)
+        accepted = await controller.backends.operations.accept(request)
         self.house.note("person", "is told", accepted.operation_id)
         self.house.accepted[accepted.operation_id] = kind
 

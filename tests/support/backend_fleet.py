@@ -21,12 +21,12 @@ import msgspec
 from corral.bus.api import Bus
 from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
-from corral.controller.backends.reconcile import Pace
+from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.operations.requests import OperationKind, Wish, make_wish
-from corral.controller.orders.backend_calls import CallTimes
+from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
+from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
@@ -44,8 +44,8 @@ from tests.support.scripted_worker import CorralWorker, LocalAIWorker, ScriptedW
 from tests.support.waiting import DEADLINE_S, until
 
 QUICK = BackendOptions(
-    times=CallTimes(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=5.0, list_s=5.0, second_try_s=0.02),
-    pace=Pace(every_s=0.5, renew_s=0.1, rest_s=0.002),
+    times=CallTimeouts(install_s=5.0, upgrade_s=5.0, delete_s=2.0, accept_s=5.0, list_s=5.0, second_try_s=0.02),
+    pace=ReconcileIntervals(every_s=0.5, renew_s=0.1, rest_s=0.002),
     limits=CallLimits(),
     inventory_flush_s=0.02,
     ask_inventory_every_s=0.2,
@@ -143,7 +143,7 @@ class Fleet:
             recorded=listening.recorded,
             not_recorded=listening.not_recorded,
             back=health.wake.set,
-            told=backends.inventories.heard,
+            told=backends.inventories.on_heartbeat,
         )
         made = Controller(name, store, bus, feed, leadership, changes, heartbeats, health, backends)
         self.controllers.append(made)
@@ -222,11 +222,11 @@ class Fleet:
                 columns["status_changed_at"] = await tx.now()
             await nodes.update(tx, node.id, columns, expected=node.row_version)
         for controller in self.controllers:
-            controller.backends.reconciler.look_at_what_changed()
+            controller.backends.reconciler.reconcile_changed()
 
     async def ask(self, kind: str, backend: str, on: Controller | None = None, **more: Any) -> str:
         controller = on or self.first
-        accepted = await controller.backends.operations.accept(wish(kind, backend, **more))
+        accepted = await controller.backends.operations.accept(operation_request(kind, backend, **more))
         return accepted.operation_id
 
     async def install(self, backend: str = "vllm", **more: Any) -> str:
@@ -277,7 +277,7 @@ class Fleet:
         for _ in range(passes):
             for controller in self.controllers:
                 if controller.tasks:
-                    await controller.backends.reconciler.look()
+                    await controller.backends.reconciler.reconcile_once()
 
     async def inventory(self, name: str) -> list[str]:
         async with self.store.read() as tx:
@@ -292,7 +292,7 @@ class Fleet:
         return bus
 
 
-def wish(kind: str, backend: str, **more: Any) -> Wish:
+def operation_request(kind: str, backend: str, **more: Any) -> OperationRequest:
     node, selector = more.pop("node", ""), more.pop("selector", "")
     scope = Scope(ScopeKind.ALL)
     if node:
@@ -300,7 +300,7 @@ def wish(kind: str, backend: str, **more: Any) -> Wish:
     elif selector:
         scope = Scope(ScopeKind.SELECTOR, selector)
     asked = BackendRequest(backend=backend, uri=more.pop("uri", ""), alias=more.pop("alias", ""))
-    return make_wish(OperationKind(kind), asked, scope=scope, **more)
+    return parse_request(OperationKind(kind), asked, scope=scope, **more)
 
 
 def quick(**changes: Any) -> BackendOptions:

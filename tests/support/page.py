@@ -35,7 +35,7 @@ from corral.controller.gateways.receipts import ReceiptBook
 from corral.controller.health.classify import Guard
 from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
-from corral.controller.inventory.activity import Quietness
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.nodes import NodeAdmin
@@ -176,10 +176,13 @@ def _page_app(
     services = {"access": access, "join_tokens": tokens, "nodes": admin, "feed": feed, "overview": overview}
     services |= {"operations": backends.operations, "installed": backends.installed, "integrity": backends.integrity}
     services |= {"fetches": NothingToFetch(), "gallery_status": GalleryStatus({})}
-    services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.preparing}
+    services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
     services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptBook(store, clock)}
-    services |= {"loads": Loads(store, models, feed, clock), "replica_rows": ReplicaRows(store, Quietness(bus, clock))}
+    services |= {
+        "loads": Loads(store, models, feed, clock),
+        "replica_rows": ReplicaRows(store, ActivityTracker(bus, clock)),
+    }
     unused = dict.fromkeys(
         (
             "node_api",

@@ -71,7 +71,7 @@ QUICK = ReplicaSettings(
         cooldown=Cooldown(first=timedelta(seconds=0.5), longest=timedelta(seconds=2)),
         policy=Policy(evict_after_idle_s=0.1, evict_after_ready_s=0.1, up_after_s=0.2, down_after_s=60.0),
     ),
-    ReplicaTimes(accept_s=5.0, second_try_s=0.02, heard_within_s=0.2),
+    ReplicaTimes(accept_s=5.0, second_try_s=0.02, fresh_s=0.2),
 )
 
 
@@ -256,7 +256,7 @@ class ReplicaFleet:
                 models_of(controller.store, controller.feed),
                 self.files,
                 self.fleet.catalogue,
-                controller.backends.accepting,
+                controller.backends.acceptor,
                 controller.changes,
             ),
             settings,

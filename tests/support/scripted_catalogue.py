@@ -12,7 +12,7 @@ import msgspec
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Source
-from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.catalogue import CatalogueEntry, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import CorralError, Invalid, NotFound
 from corral.store.records import BackendRequest, TargetBuild
@@ -47,27 +47,27 @@ class ScriptedCatalogue:
         assert isinstance(before, TargetBuild)
         self.builds[name][capability] = msgspec.structs.replace(before, digest=digest, version=version)
 
-    async def look_up(self, asked: BackendRequest) -> Listed:
-        if asked.uri:
-            if not asked.backend:
+    async def look_up(self, request: BackendRequest) -> CatalogueEntry:
+        if request.uri:
+            if not request.backend:
                 raise Invalid("an image needs a name")
-            return Listed(asked.backend, asked=asked)
-        name = asked.backend.rpartition("@")[2]
+            return CatalogueEntry(request.backend, request=request)
+        name = request.backend.rpartition("@")[2]
         if name in self.concrete:
-            return Listed(name, hardware_specific=True, meta_alternative=self.concrete[name])
+            return CatalogueEntry(name, hardware_specific=True, meta_alternative=self.concrete[name])
         if name not in self.builds:
             near = difflib.get_close_matches(name, self.builds)
             raise NotFound(f"no backend is called {name!r}; did you mean {', '.join(near)}?")
-        return Listed(name, asked=msgspec.structs.replace(asked, backend=name))
+        return CatalogueEntry(name, request=msgspec.structs.replace(request, backend=name))
 
-    async def resolve(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
+    async def resolve(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         capability, platform, _ = kind
-        self.asked.append((asked, kind))
+        self.asked.append((request, kind))
         if self.slow is not None:
             await self.slow.wait()
-        if asked.uri:
-            return build(asked.backend, "", sources=(Source("oci", asked.uri),))
-        name = asked.backend
+        if request.uri:
+            return build(request.backend, "", sources=(Source("oci", request.uri),))
+        name = request.backend
         if name in self.concrete:
             return build(name)
         known = self.builds.get(name)
@@ -78,8 +78,8 @@ class ScriptedCatalogue:
             raise found
         return found
 
-    async def manifest(self, asked: BackendRequest, kind: MachineKind) -> Manifest | None:
-        known = self.builds.get(asked.backend, {})
+    async def manifest(self, request: BackendRequest, kind: MachineKind) -> Manifest | None:
+        known = self.builds.get(request.backend, {})
         found = known.get((kind.capability, kind.platform)) or known.get(kind.capability) or known.get("*")
         return found.manifest if isinstance(found, TargetBuild) else None
 
@@ -101,7 +101,7 @@ class ScriptedCatalogue:
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "test", "url": "https://gallery.test/index.yaml"}]
 
-    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, request: BackendRequest) -> Sequence[dict[str, Any]]:
         return self.galleries()
 
 

@@ -21,11 +21,8 @@ COMMON_CLASS_NAMES: frozenset[str] = frozenset(
         "Model",
         "Origin",
         "Pace",
-        "Place",
-        "Progress",
         "Ready",
         "Refused",
-        "Why",
     }
 )
 WORDS: Mapping[str, int] = {
@@ -44,7 +41,6 @@ WORDS: Mapping[str, int] = {
     "mirror": 6,
     "most": 44,
     "news": 18,
-    "quietness": 1,
     "room": 39,
     "speaking": 2,
     "standing": 11,
@@ -54,7 +50,6 @@ WORDS: Mapping[str, int] = {
     "way": 18,
     "ways": 2,
     "who_asks": 1,
-    "wish": 41,
 }
 
 codebase = load_script("codebase")

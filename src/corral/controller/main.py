@@ -85,7 +85,7 @@ async def serve(
             models.models,
             fetches,
             catalogue,
-            backends.accepting,
+            backends.acceptor,
             runtime.changes,
             waiting=demand.waiting,
             pressure=demand.pressure,
@@ -97,7 +97,7 @@ async def serve(
             settings,
             runtime,
             trust,
-            on_heartbeat=backends.inventories.heard,
+            on_heartbeat=backends.inventories.on_heartbeat,
             in_flight_of=replicas.quiet.of_node,
             blob_url=files.url,
         )

@@ -43,7 +43,7 @@ async def test_what_was_written_since_stays(fleet: Fleet, answering: Any) -> Non
             )
 
     answering(is_found)
-    await fleet.first.backends.inventories.ask_due()
+    await fleet.first.backends.inventories.read_due()
     assert await fleet.inventory("old-hand") == ["vllm"]
     async with fleet.store.write() as tx:
         now = await tx.now()
@@ -62,7 +62,7 @@ async def test_a_worker_that_was_started_again_since_is_asked_anew(fleet: Fleet,
         await fleet.set_node("barn", boot_id="boot-2")
 
     answering(is_started_again)
-    await fleet.first.backends.inventories.ask_due()
+    await fleet.first.backends.inventories.read_due()
     async with fleet.store.read() as tx:
         assert await node_backends.find(tx, node_id) is None
 
@@ -85,7 +85,7 @@ async def test_an_answer_does_not_wait_for_those_of_others(fleet: Fleet, answeri
     async def is_quick_known() -> bool:
         return await known() == {quick}
 
-    asking = asyncio.create_task(fleet.first.backends.inventories.ask_due())
+    asking = asyncio.create_task(fleet.first.backends.inventories.read_due())
     await until(is_quick_known)
     goes_on.set()
     await asking

@@ -119,7 +119,7 @@ async def live(controller: Controller, fleet: Fleet) -> None:
     async with reconciler.dispatch, reconciler.targets:
         await fleet.install(on=controller)
         for _ in range(4):
-            await reconciler.look()
+            await reconciler.reconcile_once()
             await asyncio.sleep(0.004)
 
 

@@ -135,7 +135,7 @@ async def test_messages_lost_on_the_way_cost_time_and_nothing_else(local_fleet: 
         for number, worker in enumerate(workers):
             await worker.beat()
             await local_fleet.time_passes(f"n{number}")
-        local_fleet.first.backends.reconciler.look_at_everybody()
+        local_fleet.first.backends.reconciler.reconcile_all()
         await asyncio.sleep(0.05)
         return (await local_fleet.view(operation)).state == "done"
 

@@ -9,7 +9,7 @@ import pytest
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import NotFound, Unreachable
 from corral.store.tables import nodes, operations
-from tests.support.backend_fleet import Fleet, wish
+from tests.support.backend_fleet import Fleet, operation_request
 from tests.support.scripted_catalogue import build
 from tests.support.waiting import until
 
@@ -44,7 +44,7 @@ async def test_why_a_machine_with_a_gpu_gets_the_cpu_build_stands_in_the_plan_an
     fleet.catalogue.builds["vllm"] = {"*": build("cpu-vllm"), "nvidia": build("cpu-vllm", note=why)}
     await fleet.corral("barn")
     await fleet.corral("stall", capability="nvidia")
-    plan = await fleet.operations.plan(wish("install", "vllm"))
+    plan = await fleet.operations.plan(operation_request("install", "vllm"))
     assert {node.node_name: node.reason for node in plan.nodes} == {"barn": "", "stall": why}
     view = await fleet.until(await fleet.install("vllm"), "done")
     assert {row.node_name: (row.status, row.error, row.note) for row in view.nodes} == {
@@ -199,7 +199,7 @@ async def test_one_node_or_some_by_label(fleet: Fleet) -> None:
         from corral.store.tables import node_labels
 
         await node_labels.merge(tx, "id-of-b", {"tier": "fast"}, origin="admin")
-    fleet.first.backends.reconciler.look_at_everybody()
+    fleet.first.backends.reconciler.reconcile_all()
     await until(lambda: "vllm" in fleet.workers["b"].installed)
 
 
@@ -233,7 +233,7 @@ async def test_a_deleted_node_ends_its_rows(fleet: Fleet) -> None:
     await fleet.until(operation, "waiting")
     async with fleet.store.write() as tx:
         await nodes.delete(tx, "id-of-ghost")
-    fleet.first.backends.reconciler.look_at_what_changed()
+    fleet.first.backends.reconciler.reconcile_changed()
     row = await fleet.until_row(operation, "ghost", "withdrawn")
     assert row.error == "the node was deleted"
     await fleet.until(operation, "done")

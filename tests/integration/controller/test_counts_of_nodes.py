@@ -8,7 +8,7 @@ import pytest
 
 from corral.bus.local import LocalHub
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
-from corral.controller.inventory.activity import Quietness
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.runtime.node_views import node_view
 from corral.store.tables import replicas
@@ -27,7 +27,7 @@ async def test_requests_and_replicas_are_counted_per_node(tmp_path: Path) -> Non
         open_registry(f"sqlite:///{tmp_path}/corral.db", clock=clock, hub=hub) as registry,
         hub.join("worker") as worker,
     ):
-        quiet = Quietness(registry.bus, clock)
+        quiet = ActivityTracker(registry.bus, clock)
         await quiet.listen()
         admin = NodeAdmin(registry.store, registry.changes, registry.issuer, registry.revocations, quiet.of_node)
         barn = (await registry.join("barn", pre_approved=True)).id

@@ -91,7 +91,7 @@ async def test_a_backend_comes_to_another_build_on_each_kind_of_machine(
     async with opened(tmp_path, write_index(tmp_path, registry.host)) as galleries:
         listed = await galleries.look_up(BackendRequest("Plough"))
         assert (listed.name, listed.hardware_specific) == ("plough", False)
-        assert listed.asked == BackendRequest("plough")
+        assert listed.request == BackendRequest("plough")
         there = await galleries.resolve(BackendRequest("plough"), AMD64)
         assert isinstance(there, TargetBuild)
         assert (there.variant, there.alias, there.digest) == ("cpu-plough", "plough", cpu.digest)
@@ -115,10 +115,10 @@ async def test_builds_for_one_kind_of_machine_and_the_entry_that_chooses_among_t
 
 async def test_a_gallery_that_was_named_is_kept_with_the_request(tmp_path: Path) -> None:
     async with opened(tmp_path, write_index(tmp_path, "registry.test")) as galleries:
-        assert (await galleries.look_up(BackendRequest("llama-cpp"))).asked == BackendRequest("llama-cpp")
+        assert (await galleries.look_up(BackendRequest("llama-cpp"))).request == BackendRequest("llama-cpp")
         listed = await galleries.look_up(BackendRequest("farm@llama-cpp"))
-        assert (listed.name, listed.asked) == ("llama-cpp", BackendRequest("llama-cpp", gallery="farm"))
-        assert listed.asked is not None
+        assert (listed.name, listed.request) == ("llama-cpp", BackendRequest("llama-cpp", gallery="farm"))
+        assert listed.request is not None
         spade = await galleries.resolve(BackendRequest("spade", gallery="farm"), AMD64)
         assert isinstance(spade, TargetBuild)
         assert spade.digest == "sha256:" + "a" * 64
@@ -163,12 +163,12 @@ async def test_installs_from_a_uri(tmp_path: Path, registry: ImageRegistry) -> N
         with pytest.raises(Invalid, match="needs a name"):
             await galleries.look_up(BackendRequest("", uri))
         listed = await galleries.look_up(BackendRequest("mine", uri, alias="own"))
-        assert (listed.name, listed.asked) == ("mine", BackendRequest("mine", uri, alias="own"))
+        assert (listed.name, listed.request) == ("mine", BackendRequest("mine", uri, alias="own"))
         found = await galleries.resolve(BackendRequest("mine", uri, alias="own"), AMD64)
         assert isinstance(found, TargetBuild)
         assert (found.variant, found.alias) == ("mine", "own")
         archive = await galleries.look_up(BackendRequest("", "https://example.com/tool.tar.gz"))
-        assert archive.asked == BackendRequest("tool", "https://example.com/tool.tar.gz")
+        assert archive.request == BackendRequest("tool", "https://example.com/tool.tar.gz")
 
 
 async def test_a_request_may_bring_its_own_galleries(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from corral.bus.local import LocalHub
 from corral.contract.messages.backends import InstallProgress
 from corral.controller.api import server
 from corral.controller.api.server import serve_app
-from corral.controller.operations.live import Progress
+from corral.controller.operations.progress import ProgressCollector
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.settings import ListenSettings
@@ -62,14 +62,16 @@ async def test_progress_that_nobody_makes_is_not_looked_for(tmp_path: Path) -> N
         LocalHub(SystemClock()).join("controller") as bus,
     ):
         feed = ChangeFeed(store, bus, clock, interval_s=60)
-        progress = Progress(store, bus, Leadership(store, "me", ttl_s=60), feed, clock, tell_s=0.01, write_s=0.01)
+        progress = ProgressCollector(
+            store, bus, Leadership(store, "me", ttl_s=60), feed, clock, publish_s=0.01, write_s=0.01
+        )
         running = asyncio.create_task(progress.run())
         try:
             await until(lambda: clock.sleeps == 2)  # each looked once, at the start
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await until(lambda: clock.sleeps > 2)
-            await progress.heard(InstallProgress(op_id="op", percentage=1.0), {"node": "n"})
+            await progress.on_progress(InstallProgress(op_id="op", percentage=1.0), {"node": "n"})
             await until(lambda: clock.sleeps == 4)
         finally:
             running.cancel()

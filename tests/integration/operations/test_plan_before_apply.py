@@ -14,7 +14,7 @@ from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.plan import NoBuild
 from corral.kit.errors import Conflict, NotFound, Unavailable
 from corral.store.tables import backend_rules, node_backends, operations
-from tests.support.backend_fleet import Fleet, wish
+from tests.support.backend_fleet import Fleet, operation_request
 from tests.support.scripted_catalogue import build
 from tests.support.scripted_worker import CorralWorker
 from tests.support.waiting import until
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 async def plan(fleet: Fleet, kind: str, backend: str = "vllm", **more: Any) -> PlanView:
-    view: PlanView = await fleet.operations.plan(wish(kind, backend, **more))
+    view: PlanView = await fleet.operations.plan(operation_request(kind, backend, **more))
     return view
 
 
@@ -95,7 +95,7 @@ async def test_an_upgrade_that_changes_no_node_says_so_and_orders_nothing(fleet:
     await fleet.until(await fleet.install(), "done")
     before = len(barn.orders())
     assert (await plan(fleet, "upgrade")).notes == ("vllm: nothing newer on any node (1.0 is installed)",)
-    accepted = await fleet.operations.accept(wish("upgrade", "vllm", node="barn"))
+    accepted = await fleet.operations.accept(operation_request("upgrade", "vllm", node="barn"))
     assert accepted.unchanged == "vllm: nothing newer on barn (1.0 is installed)"
     view = await fleet.view(accepted.operation_id)  # at once, not when the reconciler has looked
     assert (view.state, view.outcome, view.counts) == ("done", "completed", {"skipped": 1})
@@ -103,10 +103,10 @@ async def test_an_upgrade_that_changes_no_node_says_so_and_orders_nothing(fleet:
     await fleet.quiet()
     assert len(barn.orders()) == before
     fleet.catalogue.publish("vllm", "sha256:2")
-    accepted = await fleet.operations.accept(wish("upgrade", "vllm", node="barn"))
+    accepted = await fleet.operations.accept(operation_request("upgrade", "vllm", node="barn"))
     assert accepted.unchanged == ""
     await fleet.until(accepted.operation_id, "done")
-    accepted = await fleet.operations.accept(wish("upgrade", "vllm"))
+    accepted = await fleet.operations.accept(operation_request("upgrade", "vllm"))
     view = await fleet.until(accepted.operation_id, "done")
     assert (accepted.unchanged, view.counts) == ("", {"skipped": 1, "success": 1})
 
@@ -120,7 +120,7 @@ async def test_an_upgrade_while_an_older_order_is_under_way_is_not_over_at_once(
     await fleet.ask("upgrade", "vllm")
     await until(lambda: barn.orders("upgrade"))
     fleet.catalogue.publish("vllm", "sha256:cpu-vllm-1")
-    accepted = await fleet.operations.accept(wish("upgrade", "vllm"))
+    accepted = await fleet.operations.accept(operation_request("upgrade", "vllm"))
     assert accepted.unchanged == ""
     barn.script.hold.set()
     await fleet.until(accepted.operation_id, "done")

@@ -138,7 +138,7 @@ async def test_only_the_controller_that_reconciles_writes(fleet: Fleet) -> None:
     operation, (barn,) = await begun(fleet, "barn")
     second = await fleet.controller("c2", options=quick(progress_write_s=0.01))
     await until(lambda: fleet.first.backends.reconciler.leading)
-    await second.backends.progress.heard(_event(operation, barn, 55.0), {"node": barn.node_id})
+    await second.backends.progress.on_progress(_event(operation, barn, 55.0), {"node": barn.node_id})
     await second.backends.progress.write()
     assert (await stored(fleet, operation)).percentage == 0.0
     assert (await shown(fleet, operation, second)).percentage == 55.0, "but it remembers"

@@ -41,7 +41,7 @@ async def test_on_demand_galleries_are_read_anew(fleet: Fleet) -> None:
     await fleet.corral("barn")
     before = fleet.catalogue.refreshed
     fleet.catalogue.newer = {"vllm": NEWER}
-    await fleet.first.backends.upgrades.ask()
+    await fleet.first.backends.upgrades.request_check()
     await until_found(fleet, "vllm")
     # The check of the start may have been under way, and have found it first.
     await until(lambda: fleet.catalogue.refreshed > before)
@@ -50,7 +50,7 @@ async def test_on_demand_galleries_are_read_anew(fleet: Fleet) -> None:
 async def test_every_controller_tells_what_one_found(fleet: Fleet) -> None:
     second = await fleet.controller("c2")
     fleet.catalogue.newer = {"vllm": NEWER}
-    await second.backends.upgrades.ask()
+    await second.backends.upgrades.request_check()
     await until_found(fleet, "vllm")
     checked = await second.backends.upgrades.read()
     assert checked.upgrades["vllm"] == NEWER
@@ -59,7 +59,7 @@ async def test_every_controller_tells_what_one_found(fleet: Fleet) -> None:
 
 async def test_a_gallery_that_is_away_leaves_what_was_found_before(fleet: Fleet, monkeypatch: Any) -> None:
     fleet.catalogue.newer = {"vllm": NEWER}
-    await fleet.first.backends.upgrades.ask()
+    await fleet.first.backends.upgrades.request_check()
     await until_found(fleet, "vllm")
     asked: list[object] = []
 
@@ -68,7 +68,7 @@ async def test_a_gallery_that_is_away_leaves_what_was_found_before(fleet: Fleet,
         raise Unavailable("nobody answers")
 
     monkeypatch.setattr(fleet.catalogue, "upgrades", away)
-    await fleet.first.backends.upgrades.ask()
+    await fleet.first.backends.upgrades.request_check()
     await until(lambda: len(asked) > 0)
     assert await found(fleet) == ["vllm"]
 
@@ -81,7 +81,7 @@ async def test_with_a_fresh_gallery_builds_that_were_missing_are_looked_for_agai
     view = await fleet.until(operation, "done")
     assert view.nodes[0].status == "skipped"
     fleet.catalogue.builds["vllm"]["*"] = build
-    await fleet.first.backends.upgrades.ask()
+    await fleet.first.backends.upgrades.request_check()
     await until(lambda: "vllm" in barn.installed)
 
 
@@ -92,7 +92,7 @@ async def test_auto_upgrade_asks_for_what_was_found(fleet: Fleet) -> None:
     fleet.catalogue.publish("vllm", "sha256:2")
     fleet.catalogue.newer = {"vllm": NEWER}
     automatic = await fleet.controller("c2", options=quick(auto_upgrade=True))
-    await automatic.backends.upgrades.ask()
+    await automatic.backends.upgrades.request_check()
     await until(lambda: barn.installed["vllm"]["digest"] == "sha256:2")
     views = await automatic.backends.operations.list_views(everything=True)
     assert [(view.kind, view.created_by) for view in views] == [("upgrade", ""), ("install", "")]
@@ -120,11 +120,11 @@ async def test_a_check_is_not_repeated_before_its_time(fleet: Fleet) -> None:
     second = await fleet.controller("c2")
 
     async def took_over() -> bool:
-        await second.backends.upgrades.look()
+        await second.backends.upgrades.run_once()
         return second.leadership.epoch("upgrades") > 0
 
     await until(took_over)
-    await second.backends.upgrades.look()
+    await second.backends.upgrades.run_once()
     assert (await second.backends.upgrades.read(), fleet.catalogue.refreshed) == before
 
 
@@ -140,7 +140,7 @@ async def test_nothing_is_upgraded_by_itself(fleet: Fleet) -> None:
     await fleet.until(await fleet.install(), "done")
     fleet.catalogue.publish("vllm", "sha256:2")
     fleet.catalogue.newer = {"vllm": NEWER}
-    await fleet.first.backends.upgrades.ask()
+    await fleet.first.backends.upgrades.request_check()
     await until_found(fleet, "vllm")
     await fleet.quiet()
     assert barn.installed["vllm"]["digest"] == "sha256:cpu-vllm-1"

@@ -27,7 +27,7 @@ async def test_deleting_a_node_removes_its_intents_and_inventories_and_ends_its_
     await fleet.until(operation, "failing")
     async with fleet.store.write() as tx:
         await nodes.delete(tx, shed.node_id)
-    fleet.first.backends.reconciler.look_at_what_changed()
+    fleet.first.backends.reconciler.reconcile_changed()
 
     async def ended() -> bool:
         return (await fleet.row(operation, "shed")).status == "withdrawn"

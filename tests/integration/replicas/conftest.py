@@ -19,7 +19,7 @@ __all__ = ["fleet", "local", "patient", "patient_fleet", "postgres", "postgres_u
 PATIENT = replace(
     QUICK,
     loop=replace(QUICK.loop, cooldown=Cooldown(first=timedelta(seconds=3), longest=timedelta(seconds=3))),
-    times=replace(QUICK.times, heard_within_s=2.0),
+    times=replace(QUICK.times, fresh_s=2.0),
 )
 
 

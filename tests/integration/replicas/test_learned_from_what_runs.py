@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from corral.contract.hardware import Device
-from corral.controller.inventory.observed_usage import Learning
+from corral.controller.inventory.observed_usage import UsageRecorder
 from corral.controller.replicas.why import Why
 from corral.store.tables import model_files, node_files, process_peaks
 from corral.store.tables.model_files import StoredFile
@@ -15,7 +15,7 @@ from tests.support.replica_fleet import GIB, ReplicaFleet
 from tests.support.waiting import until
 
 
-def parts(fleet: ReplicaFleet) -> tuple[Learning, Why]:
+def parts(fleet: ReplicaFleet) -> tuple[UsageRecorder, Why]:
     made = next(iter(fleet.replicas.values()))
     return made.learning, made.why
 
@@ -35,7 +35,7 @@ async def test_the_most_that_was_seen_counts(fleet: ReplicaFleet) -> None:
     await barn.set_process(shown.process_id, peak_bytes=2 * GIB)
 
     async def learned(size: int) -> bool:
-        await learning.look()
+        await learning.run_once()
         return await peaks(fleet) == [("m", size)]
 
     await until(lambda: learned(2 * GIB), "what it took")
@@ -59,7 +59,7 @@ async def test_one_that_ran_away_is_forgotten_when_the_last_loads_took_less(loca
         await barn.set_process(shown.process_id, peak_bytes=size * GIB)
 
         async def learned(loads: int = loads) -> bool:
-            await learning.look()
+            await learning.run_once()
             return await peaks(local) == [("m", size * GIB) for size in sizes[:loads][-5:]]
 
         await until(learned, f"that it took {size}")
@@ -82,7 +82,7 @@ async def test_what_it_holds_on_its_devices_is_learned_too(local: ReplicaFleet) 
     await barn.set_process(shown.process_id, device_peak_bytes=(7 * GIB, 8 * GIB))
 
     async def learned() -> bool:
-        await learning.look()
+        await learning.run_once()
         return await peaks(local) == [("m", 8 * GIB)]
 
     await until(learned, "what it took")
@@ -99,7 +99,7 @@ async def test_another_revision_is_learned_anew_and_a_definition_has_the_last_wo
     await barn.set_process(shown.process_id, peak_bytes=2 * GIB)
 
     async def learned() -> bool:
-        await learning.look()
+        await learning.run_once()
         return bool(await peaks(local))
 
     await until(learned, "what it took")
@@ -121,7 +121,7 @@ async def test_nonsense_is_not_learned(local: ReplicaFleet) -> None:
     barn.processes["other"] = stranger
     await barn.set_process(shown.process_id, peak_bytes=1 << 60)
     await local.fleet.until_heard("barn")
-    await learning.look()
+    await learning.run_once()
     assert await peaks(local) == []
 
 
@@ -147,7 +147,7 @@ async def test_where_its_files_are_is_remembered_after_it_is_gone(fleet: Replica
     await fleet.until_ready("m")
 
     async def learned() -> bool:
-        await learning.look()
+        await learning.run_once()
         async with fleet.fleet.store.read() as tx:
             return await node_files.by_node(tx) == {"id-of-attic": frozenset({f"sha256:{digest}"})}
 

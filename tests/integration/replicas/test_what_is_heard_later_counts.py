@@ -7,7 +7,7 @@ from typing import Any
 from corral.contract.messages.backends import NodeBackend
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.contract.messages.replicas import ReplicaProcess
-from corral.controller.inventory.collector import with_boot
+from corral.controller.inventory.collector import complete_inventories
 from corral.controller.orders.observations import InventoryRead
 from corral.store.tables import node_backends, nodes
 from tests.support.replica_fleet import ReplicaFleet
@@ -21,7 +21,7 @@ async def test_a_slow_look_at_the_clock_does_not_let_an_earlier_beat_win(local: 
     monkeypatch.setattr(local.fleet.clock, "monotonic", lambda: passed[0])
     for state, flushed_after_s in (("starting", 0.0), ("ready", 0.5)):
         process = ReplicaProcess("p", "m", 0, "b", state, "openai")
-        inventories.heard(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=(process,)))
+        inventories.on_heartbeat(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=(process,)))
         passed[0] += flushed_after_s
         await inventories.flush()
         passed[0] += 0.001
@@ -41,7 +41,7 @@ async def test_a_list_of_backends_says_nothing_of_what_runs(local: ReplicaFleet)
     async with local.fleet.store.write() as tx:  # one for all: the worker goes on telling of its first start meanwhile
         await nodes.set_boot_ids(tx, {"id-of-barn": "boot-2"})
         rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
-        await node_backends.put_all(tx, await with_boot(tx, [InventoryRead("id-of-barn", rows)]))
+        await node_backends.put_all(tx, await complete_inventories(tx, [InventoryRead("id-of-barn", rows)]))
         told = await node_backends.find(tx, "id-of-barn")
     assert told is not None
     assert (told.boot_id, [each.process_id for each in told.processes]) == ("boot-2", [before.process_id])
@@ -60,10 +60,10 @@ async def test_what_a_node_tells_counts_though_an_answer_said_the_same(local: Re
     await local.fleet.set_node("barn", boot_id="boot-2")
     rows = (NodeBackend("llama-cpp", False, False, digest="sha256:cpu-llama-cpp-1"),)
     async with local.fleet.store.write() as tx:
-        await node_backends.put_all(tx, await with_boot(tx, [InventoryRead(node_id, rows, 1)]))
+        await node_backends.put_all(tx, await complete_inventories(tx, [InventoryRead(node_id, rows, 1)]))
     found = []
     for _ in range(2):
-        inventories.heard(node_id, BusHeartbeat(boot_id="boot-2", inventory=rows, inventory_seq=1))
+        inventories.on_heartbeat(node_id, BusHeartbeat(boot_id="boot-2", inventory=rows, inventory_seq=1))
         await inventories.flush()
         async with local.fleet.store.read() as tx:
             found.append(await node_backends.find(tx, node_id))
@@ -83,7 +83,7 @@ async def test_once_the_new_one_has_answered_the_former_never_does_again(local: 
     new = ReplicaProcess("p-new", "m", 1, "b", "ready", "openai", revision=present.revision)
     seen = []
     for told in ((old,), (old, new), (old,)):
-        inventories.heard(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=told))
+        inventories.on_heartbeat(node_id, BusHeartbeat(boot_id="boot-1", inventory=(), processes=told))
         await inventories.flush()
         seen.append([each.process_id for each in await local.shown("m")])
     assert seen == [["p-old"], ["p-new"], []]

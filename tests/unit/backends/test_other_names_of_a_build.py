@@ -19,7 +19,7 @@ DELETED = {"llama-cpp": Unwanted(3, "op3")}
 
 
 def steps(wanted: dict[str, Wanted | Unwanted], *backends: NodeBackend) -> list[Step]:
-    node = NodeWorld("n1", "barn", "healthy", boot_id="b1", heard_at=NOON, backends=backends)
+    node = NodeWorld("n1", "barn", "healthy", boot_id="b1", reported_at=NOON, backends=backends)
     return plan(node, wanted, {"cpu-llama-cpp": Build("cpu-llama-cpp", "sha256:1")}, NOON)
 
 

@@ -17,6 +17,7 @@ from corral.controller.backends.plan import (
     Drop,
     Fail,
     Hold,
+    HoldCause,
     NoBuild,
     NodeWorld,
     NotLookedUp,
@@ -24,7 +25,6 @@ from corral.controller.backends.plan import (
     Step,
     Stop,
     Wait,
-    Why,
     plan,
 )
 from corral.controller.backends.rules import Unwanted, Wanted
@@ -36,7 +36,7 @@ SECOND = timedelta(seconds=1)
 NEW = Build("cpu-vllm", "sha256:new")
 WANTED = Wanted("t", 7, "op7")
 UNWANTED = Unwanted(8, "op8")
-NODE = NodeWorld("n1", "barn", "healthy", boot_id="b1", heard_at=NOON)
+NODE = NodeWorld("n1", "barn", "healthy", boot_id="b1", reported_at=NOON)
 LOCALAI = replace(NODE, accepts=False, boot_id="")
 EPOCH = 3
 LONG_AGO = NOON - timedelta(days=1)
@@ -119,7 +119,7 @@ def test_success_only_when_the_inventory_shows_it() -> None:
 
 @pytest.mark.parametrize("status", ["offline", "unhealthy", "draining", "pending"])
 def test_a_node_that_is_not_healthy_is_queued_and_retried_when_it_is(status: str) -> None:
-    held = Hold("vllm", "op7", OrderKind.INSTALL, Why.NODE, f"node {status}, will retry when healthy")
+    held = Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.NODE, f"node {status}, will retry when healthy")
     assert planned(replace(NODE, status=status)) == held
     assert planned(doing(replace(NODE, status=status), sent())) == held
     assert isinstance(planned(NODE), Send)
@@ -131,7 +131,7 @@ def test_a_node_without_the_bus_or_without_inventory_waits() -> None:
     assert without_bus.why == "node"
     assert planned(doing(replace(NODE, bus_down=True), intent(failures=1))) == without_bus
     unknown = planned(replace(NODE, known=False))
-    assert unknown == Hold("vllm", "op7", OrderKind.INSTALL, Why.TURN, "waits for the node's inventory")
+    assert unknown == Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.TURN, "waits for the node's inventory")
 
 
 def test_a_node_that_lost_the_bus_is_still_at_what_it_accepted() -> None:
@@ -157,9 +157,9 @@ def test_an_order_lost_with_its_worker_is_sent_again_as_the_same_attempt() -> No
 
 def test_an_order_a_worker_never_mentions_is_sent_again_as_the_same_attempt() -> None:
     node = doing(NODE, sent())
-    assert planned(replace(node, heard_at=NOON + 61 * SECOND)) == install(again=True)
-    assert isinstance(planned(replace(node, heard_at=NOON + 59 * SECOND)), Wait)
-    assert isinstance(planned(replace(node, heard_at=NOON + 61 * SECOND, orders=frozenset({("op7", 1)}))), Wait)
+    assert planned(replace(node, reported_at=NOON + 61 * SECOND)) == install(again=True)
+    assert isinstance(planned(replace(node, reported_at=NOON + 59 * SECOND)), Wait)
+    assert isinstance(planned(replace(node, reported_at=NOON + 61 * SECOND, orders=frozenset({("op7", 1)}))), Wait)
 
 
 def test_an_order_whose_controller_died_before_it_was_accepted_is_sent_again() -> None:
@@ -175,20 +175,20 @@ def test_an_order_whose_controller_died_before_it_was_accepted_is_sent_again() -
 def test_a_failure_waits_for_its_time_and_is_visible() -> None:
     later = NOON + 30 * SECOND
     failing = intent(failures=1, next_try_at=later, reason="disk full")
-    assert planned(doing(NODE, failing)) == Hold("vllm", "op7", OrderKind.INSTALL, Why.RETRY, "disk full", later)
+    assert planned(doing(NODE, failing)) == Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.RETRY, "disk full", later)
     assert planned(doing(NODE, structs.replace(failing, next_try_at=NOON))) == install(2)
 
 
 def test_what_time_does_not_cure_is_parked_until_a_new_rule_or_another_worker() -> None:
     node = doing(NODE, intent("parked", reason="wrong digest twice", boot_id="b1"))
-    assert planned(node) == Hold("vllm", "op7", OrderKind.INSTALL, Why.PARKED, "wrong digest twice")
+    assert planned(node) == Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.PARKED, "wrong digest twice")
     assert planned(node, Wanted("t2", 9, "op9")) == install(2, generation=9, operation="op9")
     assert planned(replace(node, boot_id="b2")) == install(2)
 
 
 def test_a_refusal_whose_cause_is_gone_is_tried_again_at_once() -> None:
     parked = doing(NODE, intent("parked", reason="it lacks libgomp.so.1", boot_id="b1", failures=1))
-    assert planned(parked) == Hold("vllm", "op7", OrderKind.INSTALL, Why.PARKED, "it lacks libgomp.so.1")
+    assert planned(parked) == Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.PARKED, "it lacks libgomp.so.1")
     assert planned(replace(parked, cured=frozenset({("op7", 1)}))) == install(2)
     later = doing(NODE, intent(reason="apt-get failed", failures=1, next_try_at=NOON + SECOND))
     assert planned(replace(later, cured=frozenset({("op7", 1)}))) == install(2)
@@ -205,7 +205,7 @@ def test_a_build_that_is_not_known_yet_is_waited_for() -> None:
     assert isinstance(looking, Hold)
     assert looking.why == "turn"
     failing = planned(NODE, build=NotLookedUp("registry away", NOON))
-    assert failing == Hold("vllm", "op7", OrderKind.INSTALL, Why.RETRY, "registry away", NOON)
+    assert failing == Hold("vllm", "op7", OrderKind.INSTALL, HoldCause.RETRY, "registry away", NOON)
 
 
 def test_delete() -> None:
@@ -223,7 +223,7 @@ def test_opposite_intents_collapse() -> None:
 
 def test_an_order_under_way_that_a_later_rule_contradicts_is_stopped_first() -> None:
     under_way = having("sha256:old", intents={"vllm": sent()})
-    hold = Hold("vllm", "op8", OrderKind.DELETE, Why.TURN, "waits for an earlier order to end")
+    hold = Hold("vllm", "op8", OrderKind.DELETE, HoldCause.TURN, "waits for an earlier order to end")
     assert steps(under_way, UNWANTED) == [Stop("vllm", "op7", 1), hold]
     lost = planned(replace(under_way, boot_id="b2"), UNWANTED)
     assert lost == Send("vllm", OrderKind.DELETE, None, 8, "op8", 2), "numbered through, so it is never an older order"
@@ -234,19 +234,19 @@ def test_what_is_on_file_is_no_proof_while_an_earlier_order_may_have_changed_it(
     unheard = sent("delete", accepted_at=None, sent_at=NOON, epoch=EPOCH - 1, digest="")
     stale = having("sha256:new", intents={"vllm": unheard})
     again = Wanted("t2", 9, "op9")
-    hold = Hold("vllm", "op9", OrderKind.INSTALL, Why.TURN, "waits for an earlier order to end")
+    hold = Hold("vllm", "op9", OrderKind.INSTALL, HoldCause.TURN, "waits for an earlier order to end")
     assert steps(stale, again) == [Stop("vllm", "op7", 1), hold], "whether it is under way, the answer to a stop tells"
-    told = replace(stale, heard_at=NOON + 61 * SECOND)
+    told = replace(stale, reported_at=NOON + 61 * SECOND)
     assert steps(told, again) == [done("sha256:new", "op9", 9)], "it never arrived: the node has told since"
     restarted = replace(stale, boot_id="b2")
-    waits = Hold("vllm", "op9", OrderKind.INSTALL, Why.TURN, "waits for the node's inventory")
+    waits = Hold("vllm", "op9", OrderKind.INSTALL, HoldCause.TURN, "waits for the node's inventory")
     assert steps(restarted, again) == [waits], "it may still be on its way, to the one that runs now"
-    later = replace(restarted, heard_at=NOON + 6 * SECOND)
+    later = replace(restarted, reported_at=NOON + 6 * SECOND)
     assert steps(later, again) == [done("sha256:new", "op9", 9)], "nor has the one that runs now got it"
     failed = intent("waiting", "delete", sent_at=NOON + SECOND, digest="")
     before = having("", "monday", LOCALAI, intents={"vllm": failed})
     assert steps(before, again) == [waits], "the first of its tries may have done it"
-    assert steps(replace(before, heard_at=NOON + 2 * SECOND), again) == [done("", "op9", 9)]
+    assert steps(replace(before, reported_at=NOON + 2 * SECOND), again) == [done("", "op9", 9)]
 
 
 def test_where_there_is_nothing_to_do_what_was_left_of_an_earlier_rule_goes() -> None:
@@ -259,7 +259,7 @@ def test_where_there_is_nothing_to_do_what_was_left_of_an_earlier_rule_goes() ->
 
 def test_an_order_nobody_answered_is_not_waited_for_though_a_later_rule_wants_it_too() -> None:
     again = Wanted("t2", 9, "op9")
-    hold = Hold("vllm", "op9", OrderKind.INSTALL, Why.TURN, "waits for an earlier order to end")
+    hold = Hold("vllm", "op9", OrderKind.INSTALL, HoldCause.TURN, "waits for an earlier order to end")
     ours = sent(accepted_at=None, sent_at=NOON)
     assert steps(doing(NODE, ours), again) == [hold], "the answer is on its way"
     assert steps(doing(NODE, structs.replace(ours, next_try_at=NOON)), again) == [Stop("vllm", "op7", 1), hold]
@@ -268,7 +268,7 @@ def test_an_order_nobody_answered_is_not_waited_for_though_a_later_rule_wants_it
 def test_an_order_under_way_that_a_later_rule_wants_too_goes_on() -> None:
     again = Wanted("t2", 9, "op9")
     assert steps(doing(NODE, sent()), again) == [
-        Hold("vllm", "op9", OrderKind.INSTALL, Why.TURN, "waits for an earlier order to end")
+        Hold("vllm", "op9", OrderKind.INSTALL, HoldCause.TURN, "waits for an earlier order to end")
     ]
     assert planned(having("sha256:new", intents={"vllm": sent(answered=True)}), again) == done("sha256:new", "op9", 9)
 
@@ -401,13 +401,13 @@ def test_a_worker_that_cannot_go_back_is_left_as_it_is_when_an_earlier_rule_hold
 
 def test_a_worker_that_cannot_be_stopped_is_waited_for() -> None:
     busy = having("", "monday", LOCALAI, intents={"vllm": called()})
-    hold = Hold("vllm", "op8", OrderKind.DELETE, Why.TURN, "waits for an earlier order to end")
+    hold = Hold("vllm", "op8", OrderKind.DELETE, HoldCause.TURN, "waits for an earlier order to end")
     assert planned(busy, UNWANTED) == hold
     about_now = NOON + timedelta(minutes=15, seconds=30)
     assert planned(busy, UNWANTED, now=about_now) == hold, "our call is about to say how it went"
     long_over = NOON + timedelta(minutes=17)
     assert planned(busy, UNWANTED, now=long_over) == hold, "it was not asked since: what is on file may be the past"
-    asked = replace(busy, heard_at=NOON + timedelta(minutes=16))
+    asked = replace(busy, reported_at=NOON + timedelta(minutes=16))
     assert isinstance(planned(asked, UNWANTED, now=long_over), Send), "whatever became of our call, it is over"
     late = replace(asked, intents={"vllm": called(running=True)})
     assert isinstance(planned(late, UNWANTED, now=NOON + timedelta(minutes=16)), Send), "it had its time"

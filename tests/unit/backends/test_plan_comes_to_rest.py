@@ -66,7 +66,7 @@ def worlds(draw: st.DrawFn) -> tuple[NodeWorld, Machine]:
     running = stage is IntentStage.SENT and draw(st.booleans())
     machine = Machine(digest, (intent.operation_id, intent.attempt, kind) if running else None)
     accepts = draw(st.booleans())
-    node = NodeWorld("n1", "barn", "healthy", accepts=accepts, boot_id=draw(st.sampled_from(BOOTS)), heard_at=NOON)
+    node = NodeWorld("n1", "barn", "healthy", accepts=accepts, boot_id=draw(st.sampled_from(BOOTS)), reported_at=NOON)
     intents = {"vllm": intent} if draw(st.booleans()) or running else {}
     return _seen(replace(node, intents=intents), machine, NOON), machine
 
@@ -171,5 +171,5 @@ def _seen(node: NodeWorld, machine: Machine, now: datetime) -> NodeWorld:
     rows = (NodeBackend("vllm", False, False, digest=machine.digest, installed_at=now.isoformat(), fetched=fetched),)
     orders = machine.ended | ({machine.at[:2]} if machine.at else set())
     return replace(
-        node, backends=rows if machine.digest else (), orders=orders if node.accepts else frozenset(), heard_at=now
+        node, backends=rows if machine.digest else (), orders=orders if node.accepts else frozenset(), reported_at=now
     )

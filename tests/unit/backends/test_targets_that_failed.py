@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from corral.controller.backends.catalogue import MachineKind
-from corral.controller.backends.targets import Targets
+from corral.controller.backends.targets import TargetResolver
 from corral.controller.backends.world import TargetKey
 from corral.kit.errors import Unavailable
 from corral.store.records import BackendRequest
@@ -24,7 +24,7 @@ async def test_what_nobody_needs_any_more_is_not_due_for_ever() -> None:
 
     clock, catalogue = ManualClock(), SimpleNamespace(resolve=away)
     store: Any = None
-    targets = Targets(store, catalogue, clock, found=lambda: None)
+    targets = TargetResolver(store, catalogue, clock, found=lambda: None)
     async with targets:
         targets.look_up({KEY: BackendRequest("vllm"), OTHER: BackendRequest("piper")}, whole=True)
         for _ in range(5):

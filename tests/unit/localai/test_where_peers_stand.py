@@ -11,7 +11,7 @@ import pytest
 from corral.contract.http import Target
 from corral.contract.manifest import Manifest
 from corral.contract.view import FleetView, ViewModel, ViewNode, ViewReplica
-from corral.controller.backends.catalogue import Listed, MachineKind
+from corral.controller.backends.catalogue import CatalogueEntry, MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.replicas.builds import Builds
 from corral.gateway.routing.in_flight import InFlight
@@ -42,11 +42,11 @@ class TwoGalleries(ScriptedCatalogue):
     def galleries(self) -> Sequence[dict[str, Any]]:
         return [{"name": "broken", "url": "x"}, {"name": "localai", "url": "y"}]
 
-    async def look_up(self, asked: BackendRequest) -> Listed:
+    async def look_up(self, asked: BackendRequest) -> CatalogueEntry:
         if asked.gallery == "broken" and self.broken:
             raise Unavailable("nobody can read it")
         if asked.gallery == "localai" and asked.backend in self.theirs:
-            return Listed(asked.backend, asked=asked)
+            return CatalogueEntry(asked.backend, request=asked)
         if asked.gallery:
             raise NotFound(f"{asked.gallery} has no {asked.backend}")
         return await super().look_up(asked)

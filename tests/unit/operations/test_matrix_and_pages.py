@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from corral.contract.messages.backends import NodeBackend, NodeDrift, UpgradeInfo
 from corral.controller.operations.available import Busy, Query, available_entries, known_entries, page_of
-from corral.controller.operations.matrix import matrix_of, pending_of
+from corral.controller.operations.backend_matrix import matrix_of, pending_of
 from corral.kit.errors import Invalid
 from corral.store.records import (
     BackendIntent,

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from corral.controller.operations.state import Tick, error_text, merge_tick, running_text, settle, summarize
+from corral.controller.operations.state import (
+    ProgressEvent,
+    error_text,
+    merge_progress,
+    running_text,
+    settle,
+    summarize,
+)
 from corral.controller.operations.views import node_view
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus
 
@@ -28,8 +35,8 @@ def row(status: str = "queued", name: str = "barn", **more: object) -> Operation
     )
 
 
-def tick(attempt: int, seq: int, percentage: float = 0.0) -> Tick:
-    return Tick(attempt, seq, "downloading", "layer", percentage, 1, 2, 3.0)
+def tick(attempt: int, seq: int, percentage: float = 0.0) -> ProgressEvent:
+    return ProgressEvent(attempt, seq, "downloading", "layer", percentage, 1, 2, 3.0)
 
 
 def test_words_of_the_contract() -> None:
@@ -42,7 +49,7 @@ def test_words_of_the_contract() -> None:
 def test_progress_never_goes_backwards_within_an_attempt(events: list[tuple[int, int, float]]) -> None:
     now = row()
     for attempt, seq, percentage in events:
-        before, now = now, merge_tick(now, tick(attempt, seq, percentage))
+        before, now = now, merge_progress(now, tick(attempt, seq, percentage))
         assert (now.attempt, now.seq) >= (before.attempt, before.seq)
         if now.attempt == before.attempt:
             assert now.percentage >= before.percentage
@@ -51,12 +58,12 @@ def test_progress_never_goes_backwards_within_an_attempt(events: list[tuple[int,
 @pytest.mark.parametrize("status", sorted(ENDED))
 def test_a_late_event_does_not_overwrite_an_end(status: str) -> None:
     ended = row(status)
-    assert merge_tick(ended, tick(9, 9)) == ended
+    assert merge_progress(ended, tick(9, 9)) == ended
     assert settle(ended, OperationNodeStatus.ERROR, "late") == ended
 
 
 def test_a_tick_of_a_new_attempt_starts_over() -> None:
-    assert merge_tick(row("error", attempt=1, seq=5, percentage=80.0), tick(2, 1, 3.0)).percentage == 3.0
+    assert merge_progress(row("error", attempt=1, seq=5, percentage=80.0), tick(2, 1, 3.0)).percentage == 3.0
 
 
 def test_success_is_a_full_bar() -> None:

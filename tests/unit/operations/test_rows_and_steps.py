@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
-from corral.controller.operations.rows import after_step
-from corral.controller.operations.state import Tick, merge_tick, summarize
+from corral.controller.backends.plan import Done, Fail, Hold, HoldCause, Skip, Wait
+from corral.controller.operations.state import ProgressEvent, merge_progress, summarize
+from corral.controller.operations.steps import after_step
 from corral.controller.orders.order import Build, Send
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
 
@@ -26,11 +26,11 @@ DOWNLOADING = structs.replace(
 
 
 def hold(why: str, until: datetime | None = None) -> Hold:
-    return Hold("vllm", "op7", OrderKind.INSTALL, Why(why), "because", until)
+    return Hold("vllm", "op7", OrderKind.INSTALL, HoldCause(why), "because", until)
 
 
-def tick(attempt: int, seq: int) -> Tick:
-    return Tick(attempt, seq, "extracting", "layer", 50.0, 1, 2, 3.0)
+def tick(attempt: int, seq: int) -> ProgressEvent:
+    return ProgressEvent(attempt, seq, "extracting", "layer", 50.0, 1, 2, 3.0)
 
 
 def test_sent_means_under_way_from_the_start() -> None:
@@ -84,18 +84,18 @@ def test_an_end_is_an_end(status: str) -> None:
 
 def test_a_late_event_of_a_failed_attempt_does_not_hide_the_failure() -> None:
     failed = after_step(DOWNLOADING, hold("retry", NOON))
-    assert merge_tick(failed, tick(2, 10)) == failed
-    assert merge_tick(failed, tick(3, 1)).status == "downloading"
+    assert merge_progress(failed, tick(2, 10)) == failed
+    assert merge_progress(failed, tick(3, 1)).status == "downloading"
 
 
 def test_a_worker_that_does_not_number_its_events() -> None:
     begun = after_step(ROW, SEND)
-    moved = merge_tick(begun, tick(0, 1_700_000_000_000))
+    moved = merge_progress(begun, tick(0, 1_700_000_000_000))
     assert (moved.attempt, moved.percentage) == (2, 50.0)
-    assert merge_tick(after_step(moved, hold("retry", NOON)), tick(0, 1_700_000_000_001)).status == "error"
+    assert merge_progress(after_step(moved, hold("retry", NOON)), tick(0, 1_700_000_000_001)).status == "error"
 
 
 def test_an_overdue_answer_stays_overdue_while_the_bar_moves() -> None:
     late = after_step(DOWNLOADING, Wait("vllm", "op7", OrderKind.INSTALL, running=True))
-    moved = merge_tick(late, tick(2, 10))
+    moved = merge_progress(late, tick(2, 10))
     assert (moved.status, moved.percentage, moved.reason) == ("running_on_worker", 50.0, late.reason)

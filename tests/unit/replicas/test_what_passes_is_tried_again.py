@@ -10,8 +10,8 @@ import pytest
 
 from corral.contract.messages.replicas import NodeLoad, ReplicaFile
 from corral.contract.models import Definition, read_definition
-from corral.controller.inventory.activity import KEPT_S, Quietness
-from corral.controller.operations.accepting import Accepted
+from corral.controller.inventory.activity import KEPT_S, ActivityTracker
+from corral.controller.operations.accept import AcceptedOperation
 from corral.controller.replicas.backend_provisioner import Bringing
 from corral.controller.replicas.file_provisioner import Fetching
 from corral.controller.replicas.memory_needs import MemoryNeeds
@@ -30,9 +30,9 @@ class Door:
         self.failures = list(failures)
         self.asked = 0
 
-    async def accept(self, _wish: object) -> Accepted:
+    async def accept(self, _wish: object) -> AcceptedOperation:
         self._asked()
-        return Accepted("an operation")
+        return AcceptedOperation("an operation")
 
     async def ensure(self, _definition: Definition, _tell: object) -> tuple[ReplicaFile, ...]:
         self._asked()
@@ -119,11 +119,11 @@ async def test_files_that_nobody_has_fail_at_once() -> None:
 
 async def test_what_was_used_long_ago_is_forgotten_also_where_nobody_leads() -> None:
     clock, bus = ManualClock(), None
-    quiet = Quietness(bus, clock)  # type: ignore[arg-type]
+    quiet = ActivityTracker(bus, clock)  # type: ignore[arg-type]
     for hour in range(5):
         for number in range(10):
             load = NodeLoad(boot_id="b", seq=1, in_flight={f"p-{hour}-{number}": 1})
-            await quiet.heard(load, {"node": f"n-{hour}-{number}"})
+            await quiet.on_load(load, {"node": f"n-{hour}-{number}"})
         clock.advance(KEPT_S)
     assert quiet.used_s_ago("p-0-0") is None
     assert quiet.used_s_ago("p-4-9") == KEPT_S

@@ -10,7 +10,7 @@ from litestar.params import Parameter
 
 from corral.contract.admin import BackendBody, BackendJob, JobAccepted, OperationView, PlanView
 from corral.controller.api.auth import principal_of
-from corral.controller.operations.requests import OperationKind, Wish, make_wish
+from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
 from corral.controller.operations.service import Operations
 from corral.kit.errors import Invalid
 from corral.store.records import BackendRequest
@@ -33,7 +33,9 @@ _DOING = {
 }
 
 
-async def read_wish(request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody) -> Wish:
+async def read_operation_request(
+    request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody
+) -> OperationRequest:
     """Raises Invalid for what cannot be meant, NotFound for a node that is not there."""
     # With no backend or uri at all there is nothing to look a node up for.
     if not (body.backend or body.id or body.uri):
@@ -42,7 +44,9 @@ async def read_wish(request: AnyRequest, operations: Operations, kind: Operation
     _check_text("selector", body.selector, _SELECTOR_MAX)
     scope = await operations.scope(node=body.node, selector=body.selector)
     by = principal_of(request).name
-    return make_wish(kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by)
+    return parse_request(
+        kind, asked_of(kind, body), scope=scope, force=body.force, max_parallel=body.max_parallel, by=by
+    )
 
 
 def asked_of(kind: OperationKind, body: BackendBody) -> BackendRequest:
@@ -69,24 +73,24 @@ def galleries_of(given: object) -> str:
 
 
 async def answer_job(
-    operations: Operations, wish: Wish, *, plan: bool, status: int
+    operations: Operations, operation_request: OperationRequest, *, plan: bool, status: int
 ) -> Response[JobAccepted | PlanView]:
     """`{jobID, statusUrl, message}`: the family the pages and the nodes' routes speak."""
     if plan:
-        return Response(await operations.plan(wish), status_code=200)
-    return Response(await accept(operations, wish), status_code=status)
+        return Response(await operations.plan(operation_request), status_code=200)
+    return Response(await accept(operations, operation_request), status_code=status)
 
 
-async def accept(operations: Operations, wish: Wish) -> JobAccepted:
-    accepted = await operations.accept(wish)
-    name = wish.asked.backend or wish.asked.uri
+async def accept(operations: Operations, operation_request: OperationRequest) -> JobAccepted:
+    accepted = await operations.accept(operation_request)
+    name = operation_request.backend_request.backend or operation_request.backend_request.uri
     status_url = f"/api/backends/job/{accepted.operation_id}"
     if accepted.unchanged:
         return JobAccepted(accepted.operation_id, accepted.unchanged, status_url, unchanged=True)
     words = (
-        f"{_DOING[wish.kind]} of {name} is already under way"
+        f"{_DOING[operation_request.kind]} of {name} is already under way"
         if accepted.joined
-        else (f"{_DOING[wish.kind]} of {name} started")
+        else (f"{_DOING[operation_request.kind]} of {name} started")
     )
     return JobAccepted(accepted.operation_id, words, status_url, accepted.joined)
 
@@ -98,12 +102,12 @@ def not_done_yet(job: JobAccepted, view: OperationView, words: str) -> Response[
 
 
 async def answer_backend_job(
-    request: AnyRequest, operations: Operations, wish: Wish, *, plan: bool
+    request: AnyRequest, operations: Operations, operation_request: OperationRequest, *, plan: bool
 ) -> Response[BackendJob | PlanView]:
     """`{id, status_url}`: the family under `/backends/`."""
     if plan:
-        return Response(await operations.plan(wish), status_code=200)
-    accepted = await operations.accept(wish)
+        return Response(await operations.plan(operation_request), status_code=200)
+    accepted = await operations.accept(operation_request)
     return Response(BackendJob(accepted.operation_id, _here(request, f"/backends/jobs/{accepted.operation_id}")))
 
 

@@ -31,7 +31,7 @@ from corral.controller.api.asking import (
     accept,
     answer_job,
     not_done_yet,
-    read_wish,
+    read_operation_request,
 )
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import plain as refuse
@@ -39,7 +39,7 @@ from corral.controller.api.localai.backends import plain
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.operations.available import Busy, Query, page_of
-from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
 from corral.controller.operations.views import job_status
@@ -62,7 +62,7 @@ class BackendPages(Controller):
     @get("/", summary="What the galleries have, page by page, with where it is installed")
     async def list_page(
         self,
-        installed: InstalledBackends,
+        installed: BackendViews,
         catalogue: Catalogue,
         operations: Operations,
         term: Term = "",
@@ -78,7 +78,7 @@ class BackendPages(Controller):
         return page_of(entries, there, busy, catalogue.galleries(), Query(term, tag, page, items, sort, order))
 
     @get("/matrix", summary="Backends × nodes: versions, what is newer, who differs, what is still to be done")
-    async def matrix(self, installed: InstalledBackends) -> BackendMatrix:
+    async def matrix(self, installed: BackendViews) -> BackendMatrix:
         return await installed.matrix()
 
     @get("/upgrades", summary="What was last found that is newer, by name")
@@ -99,7 +99,7 @@ class BackendPages(Controller):
     async def check_upgrades(self, upgrades: UpgradeCheck, wait: Wait = False) -> dict[str, UpgradeInfo]:
         if wait:
             return await upgrades.check(refresh=True)
-        await upgrades.ask()
+        await upgrades.request_check()
         return (await upgrades.read()).upgrades
 
     @post("/upgrades/apply", guards=(admins,), status_code=202, summary="Upgrade everything that has something newer")
@@ -109,9 +109,9 @@ class BackendPages(Controller):
         jobs, refused = [], {}
         for name in (await upgrades.read()).upgrades:
             body = BackendBody(backend=name, node=data.node, selector=data.selector, max_parallel=data.max_parallel)
-            wish = await read_wish(request, operations, OperationKind.UPGRADE, body)
+            operation_request = await read_operation_request(request, operations, OperationKind.UPGRADE, body)
             try:
-                jobs.append(await accept(operations, wish))
+                jobs.append(await accept(operations, operation_request))
             except CorralError as error:  # one that is gone since must not keep the others
                 refused[name] = error.message
         return JobsAccepted(tuple(jobs), refused)
@@ -165,7 +165,7 @@ class BackendPages(Controller):
     )
     async def delete_now(self, request: AnyRequest, operations: Operations, name: str) -> Response[Any]:
         body = BackendBody(backend=plain(name))
-        job = await accept(operations, await read_wish(request, operations, OperationKind.DELETE, body))
+        job = await accept(operations, await read_operation_request(request, operations, OperationKind.DELETE, body))
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
             nodes = [msgspec.to_builtins(row) for row in view.nodes]
@@ -207,5 +207,5 @@ class BackendPages(Controller):
 async def _ask(
     request: AnyRequest, operations: Operations, kind: OperationKind, body: BackendBody, plan: bool
 ) -> Response[JobAccepted | PlanView]:
-    wish = await read_wish(request, operations, kind, body)
-    return await answer_job(operations, wish, plan=plan, status=200)
+    operation_request = await read_operation_request(request, operations, kind, body)
+    return await answer_job(operations, operation_request, plan=plan, status=200)

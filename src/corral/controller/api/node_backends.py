@@ -8,13 +8,13 @@ import msgspec
 from litestar import Controller, Response, get, post
 
 from corral.contract.admin import BackendBody, BackendVerified, JobAccepted, PlanView
-from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, not_done_yet, read_wish
+from corral.controller.api.asking import AnyRequest, Plan, accept, answer_job, not_done_yet, read_operation_request
 from corral.controller.api.auth import admins, viewers
 from corral.controller.api.errors import answer
-from corral.controller.operations.installed import InstalledBackends
-from corral.controller.operations.integrity import Integrity
+from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
+from corral.controller.operations.verify import BackendVerifier
 
 
 class NodeBackends(Controller):
@@ -23,7 +23,7 @@ class NodeBackends(Controller):
     guards = (viewers,)
 
     @get("/", summary="What is installed on this node, and what is still to be done there")
-    async def list_backends(self, installed: InstalledBackends, node: str) -> list[dict[str, Any]]:
+    async def list_backends(self, installed: BackendViews, node: str) -> list[dict[str, Any]]:
         return await installed.on_node(node)
 
     @post("/install", guards=(admins,), status_code=202, summary="Install on this node: from a gallery, or a uri")
@@ -53,10 +53,10 @@ class NodeBackends(Controller):
     async def delete(
         self, request: AnyRequest, operations: Operations, node: str, data: BackendBody, plan: Plan = False
     ) -> Response[Any]:
-        wish = await read_wish(request, operations, OperationKind.DELETE, _on(node, data))
+        operation_request = await read_operation_request(request, operations, OperationKind.DELETE, _on(node, data))
         if plan:
-            return Response(await operations.plan(wish))
-        job = await accept(operations, wish)
+            return Response(await operations.plan(operation_request))
+        job = await accept(operations, operation_request)
         view = await operations.wait_settled(job.job_id, timeout_s=request.app.state.settle_s)
         if view.state == "done":
             return Response({"message": "backend deleted"})
@@ -66,7 +66,7 @@ class NodeBackends(Controller):
         return not_done_yet(job, view, next((row.error for row in view.nodes if row.error), view.message))
 
     @post("/verify", guards=(admins,), status_code=200, summary="Read every file of it again: is it still whole?")
-    async def verify(self, integrity: Integrity, node: str, data: BackendBody) -> BackendVerified:
+    async def verify(self, integrity: BackendVerifier, node: str, data: BackendBody) -> BackendVerified:
         return await integrity.verify(node, data.backend or data.name)
 
     async def _ask(
@@ -78,8 +78,8 @@ class NodeBackends(Controller):
         body: BackendBody,
         plan: bool,
     ) -> Response[JobAccepted | PlanView]:
-        wish = await read_wish(request, operations, kind, _on(node, body))
-        return await answer_job(operations, wish, plan=plan, status=202)
+        operation_request = await read_operation_request(request, operations, kind, _on(node, body))
+        return await answer_job(operations, operation_request, plan=plan, status=202)
 
 
 def _on(node: str, body: BackendBody) -> BackendBody:

@@ -22,7 +22,7 @@ from corral.contract.admin import (
     Steered,
 )
 from corral.controller.access.keys import Access
-from corral.controller.api.asking import AnyRequest, JobId, Node, Plan, answer_job, read_wish
+from corral.controller.api.asking import AnyRequest, JobId, Node, Plan, answer_job, read_operation_request
 from corral.controller.api.auth import admins, principal_of, viewers
 from corral.controller.api.events import operation_frames, stream_of
 from corral.controller.operations.requests import OperationKind
@@ -56,8 +56,8 @@ class OperationsDoor(Controller):
     async def create(
         self, request: AnyRequest, operations: Operations, data: OperationBody, plan: Plan = False
     ) -> Response[JobAccepted | PlanView]:
-        wish = await read_wish(request, operations, kind_of(data.kind), data)
-        return await answer_job(operations, wish, plan=plan, status=202)
+        operation_request = await read_operation_request(request, operations, kind_of(data.kind), data)
+        return await answer_job(operations, operation_request, plan=plan, status=202)
 
     @get("/history", summary="The last 50 that ended, the newest first")
     async def history(self, operations: Operations) -> OperationHistory:

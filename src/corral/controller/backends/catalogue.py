@@ -17,13 +17,13 @@ from corral.store.records import BackendRequest, TargetBuild
 
 
 @dataclass(frozen=True)
-class Listed:
+class CatalogueEntry:
     """Something that can be installed."""
 
     name: str  # under which it is installed, without a gallery in front
     hardware_specific: bool = False  # one build for one kind of machine: not for everybody
     meta_alternative: str = ""  # the entry that chooses among such builds
-    asked: BackendRequest | None = None  # the request in its normal form
+    request: BackendRequest | None = None  # the request in its normal form
 
 
 class MachineKind(NamedTuple):
@@ -48,14 +48,14 @@ class NodeInventory:
 
 @runtime_checkable  # the doors' parameters are checked when they are handed out
 class Catalogue(Protocol):
-    async def look_up(self, asked: BackendRequest) -> Listed:
+    async def look_up(self, request: BackendRequest) -> CatalogueEntry:
         """Raises NotFound naming what is near, Invalid for a request nobody can serve, Unavailable when no gallery can
         be asked."""
 
-    async def resolve(self, asked: BackendRequest, kind: MachineKind, /) -> TargetBuild | NoBuild:
+    async def resolve(self, request: BackendRequest, kind: MachineKind, /) -> TargetBuild | NoBuild:
         """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
 
-    async def manifest(self, asked: BackendRequest, kind: MachineKind, /) -> Manifest | None:
+    async def manifest(self, request: BackendRequest, kind: MachineKind, /) -> Manifest | None:
         """How the build for such a machine is run, as galleries say; no registry is asked. None: they do not."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
@@ -77,6 +77,6 @@ class Catalogue(Protocol):
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Name, url and mirrors of each, without the built-in gallery."""
 
-    async def galleries_with(self, asked: BackendRequest, /) -> Sequence[dict[str, Any]]:
+    async def galleries_with(self, request: BackendRequest, /) -> Sequence[dict[str, Any]]:
         """The gallery in which a LocalAI worker finds this entry, as it is sent to the worker. Never raises. If no
         gallery is known to have the entry: the galleries that could not be read."""

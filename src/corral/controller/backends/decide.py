@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from corral.controller.backends import outcomes
-from corral.controller.backends.outcomes import USUAL, Retry, apply
-from corral.controller.backends.plan import Done, Drop, Fail, Hold, NodeWorld, Step, Stop, Why, plan
+from corral.controller.backends.outcomes import DEFAULT_RETRY, RetryPolicy, apply
+from corral.controller.backends.plan import Done, Drop, Fail, Hold, HoldCause, NodeWorld, Step, Stop, plan
 from corral.controller.backends.rollout import Peer, gate
 from corral.controller.backends.world import World
 from corral.controller.orders.observations import Observation
@@ -18,13 +18,13 @@ from corral.store.records import BackendIntent, OrderKind
 
 
 @dataclass(frozen=True)
-class Terms:
+class DecisionInputs:
     """Under what circumstances we decide."""
 
     epoch: int  # of our lease
     answer_within_s: Callable[[OrderKind], float]  # for workers that answer when they are done
     free_slow_calls: int  # how many more such calls may be opened
-    retry: Retry = USUAL
+    retry: RetryPolicy = DEFAULT_RETRY
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Decided:
     stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether what was fetched is kept
 
 
-def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
+def decide(world: World, observations: Sequence[Observation], terms: DecisionInputs) -> Decided:
     by_node: dict[str, list[Observation]] = {}
-    for observation in heard:
+    for observation in observations:
         by_node.setdefault(observation.order.node_id, []).append(observation)
     caught_up = {
         node.id: _caught_up(node, world, by_node.get(node.id, ()), terms.retry) for node in world.nodes.values()
@@ -48,22 +48,22 @@ def decide(world: World, heard: Sequence[Observation], terms: Terms) -> Decided:
         node.id: plan(node, world.wanted[node.id], world.builds[node.id], world.now, epoch=terms.epoch)
         for node in caught_up.values()
     }
-    _hold_back(world, caught_up, steps, terms)
+    _apply_limits(world, caught_up, steps, terms)
     decided = Decided(steps=steps)
     for node_id, node in caught_up.items():
         intents = dict(node.intents)
         for step in steps[node_id]:
-            _carry_out(decided, node, intents, step, world, terms)
+            _apply_step(decided, node, intents, step, world, terms)
         before = world.nodes[node_id].intents
         changed = {backend: intent for backend, intent in intents.items() if before.get(backend) != intent}
         decided.intents.update({(node_id, backend): intent for backend, intent in changed.items()})
     return decided
 
 
-def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation], retry: Retry) -> NodeWorld:
-    if heard:
+def _caught_up(node: NodeWorld, world: World, observations: Sequence[Observation], retry: RetryPolicy) -> NodeWorld:
+    if observations:
         intents = dict(node.intents)
-        for observation in heard:
+        for observation in observations:
             backend = observation.order.backend
             if backend in intents:
                 intents[backend] = apply(intents[backend], observation, world.now, retry)
@@ -72,7 +72,9 @@ def _caught_up(node: NodeWorld, world: World, heard: Sequence[Observation], retr
     return replace(node, intents={**node.intents, **late}) if late else node
 
 
-def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: Terms) -> None:
+def _apply_limits(
+    world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: DecisionInputs
+) -> None:
     """Replaces sends that may not go now."""
     by_rule: dict[int, dict[str, Send]] = {}
     for node_id, own in steps.items():
@@ -80,7 +82,7 @@ def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[
             if isinstance(step, Send) and step.max_parallel:
                 by_rule.setdefault(step.generation, {})[node_id] = step
     for generation, sends in by_rule.items():
-        peers = [_as_now(peer, nodes, sends) for peer in world.peers.get(generation, ())]
+        peers = [_current_peer(peer, nodes, sends) for peer in world.peers.get(generation, ())]
         held = gate(sends, peers, world.concerned.get(generation, len(sends)))
         for node_id, hold in held.items():
             steps[node_id] = [hold if step is sends[node_id] else step for step in steps[node_id]]
@@ -94,10 +96,10 @@ def _hold_back(world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[
                     free -= 1
                 else:
                     reason = "waits for its turn: many nodes are at work"
-                    own[index] = Hold(step.backend, step.operation, step.kind, Why.TURN, reason)
+                    own[index] = Hold(step.backend, step.operation, step.kind, HoldCause.TURN, reason)
 
 
-def _as_now(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> Peer:
+def _current_peer(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> Peer:
     """What has just been heard of it counts."""
     node = nodes.get(peer.node_id)
     if node is None:
@@ -106,8 +108,13 @@ def _as_now(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> 
     return replace(peer, intent=node.intents.get(backend, peer.intent))
 
 
-def _carry_out(
-    decided: Decided, node: NodeWorld, intents: dict[str, BackendIntent], step: Step, world: World, terms: Terms
+def _apply_step(
+    decided: Decided,
+    node: NodeWorld,
+    intents: dict[str, BackendIntent],
+    step: Step,
+    world: World,
+    terms: DecisionInputs,
 ) -> None:
     before = intents.get(step.backend)
     match step:

@@ -25,14 +25,14 @@ class Evidence(StrEnum):
 
 
 def compare(
-    there: Installed, digest: str, version: str, *, installed_since: str | None, told: bool = False
+    there: Installed, digest: str, version: str, *, installed_since: str | None, by_digest: bool = False
 ) -> Evidence:
     """`digest` and `version` are those of the wanted build. `installed_since`: where it was installed again after the
     order was sent, the digest it had before; None: it was not. `told`: a Corral worker, which is told the digest."""
     if there.digest and there.digest == digest:
         return Evidence.MATCHES
     both_digests, both_versions = bool(there.digest and digest), bool(there.version and version)
-    if told:
+    if by_digest:
         return Evidence.DIFFERS if both_digests else Evidence.NONE
     if installed_since is None and both_digests:
         return Evidence.DIFFERS

@@ -22,7 +22,7 @@ from corral.contract.capability import DEFAULT, DISABLED
 from corral.contract.manifest import Manifest
 from corral.contract.messages.backends import UpgradeInfo
 from corral.contract.sources import Registry
-from corral.controller.backends.catalogue import Listed, MachineKind, NodeInventory
+from corral.controller.backends.catalogue import CatalogueEntry, MachineKind, NodeInventory
 from corral.controller.backends.plan import NoBuild
 from corral.controller.orders.order import NO_GALLERY_FOR_LOCALAI
 from corral.gallery.backends import upgrades as rules
@@ -53,44 +53,44 @@ class Galleries:
         self._reading = reading
         self._others: OrderedDict[tuple[Gallery, ...], Resolver] = OrderedDict()
 
-    async def look_up(self, asked: BackendRequest) -> Listed:
-        if asked.uri:
-            entry = direct_entry(asked.uri, name=asked.backend, alias=asked.alias)
-            return Listed(entry.name, asked=msgspec.structs.replace(asked, backend=entry.name))
-        found, catalogue = await self._resolver_for(asked).library.find(_query(asked))
-        gallery = asked.gallery or split_query(asked.backend)[0]
+    async def look_up(self, request: BackendRequest) -> CatalogueEntry:
+        if request.uri:
+            entry = direct_entry(request.uri, name=request.backend, alias=request.alias)
+            return CatalogueEntry(entry.name, request=msgspec.structs.replace(request, backend=entry.name))
+        found, catalogue = await self._resolver_for(request).library.find(_query(request))
+        gallery = request.gallery or split_query(request.backend)[0]
         match found:
             case UnknownBackend():
                 raise _not_found(found, gallery)
             case AliasGroup(alias=alias):
-                return Listed(alias, asked=msgspec.structs.replace(asked, backend=alias, gallery=gallery))
+                return CatalogueEntry(alias, request=msgspec.structs.replace(request, backend=alias, gallery=gallery))
             case BackendEntry():
                 meta = catalogue.meta_of(found) if is_hardware_specific(found) else None
-                return Listed(
+                return CatalogueEntry(
                     found.name,
                     hardware_specific=is_hardware_specific(found),
                     meta_alternative=meta.name if meta is not None else "",
-                    asked=msgspec.structs.replace(asked, backend=found.name, gallery=gallery),
+                    request=msgspec.structs.replace(request, backend=found.name, gallery=gallery),
                 )
 
-    async def resolve(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
-        machine, resolver = _machine(kind), self._resolver_for(asked)
-        if asked.uri and not kind.platform and (why := why_not_for_localai(asked.uri)):
+    async def resolve(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
+        machine, resolver = _machine(kind), self._resolver_for(request)
+        if request.uri and not kind.platform and (why := why_not_for_localai(request.uri)):
             return NoBuild(why)
-        if asked.uri:
-            found = await resolver.resolve_uri(asked.uri, machine, name=asked.backend, alias=asked.alias)
+        if request.uri:
+            found = await resolver.resolve_uri(request.uri, machine, name=request.backend, alias=request.alias)
         elif kind.platform:
-            found = await resolver.resolve(_query(asked), machine)
+            found = await resolver.resolve(_query(request), machine)
         else:
-            found = await self._resolve_for_peer(asked, resolver, machine)
+            found = await self._resolve_for_peer(request, resolver, machine)
         if isinstance(found, ResolvedBackend):
             return _build(found)
         if found.permanent:
             return NoBuild(found.reason)
         raise Unavailable(found.reason)
 
-    async def manifest(self, asked: BackendRequest, kind: MachineKind) -> Manifest | None:
-        entry = await self._resolver_for(asked).choose(_query(asked), _machine(kind))
+    async def manifest(self, request: BackendRequest, kind: MachineKind) -> Manifest | None:
+        entry = await self._resolver_for(request).choose(_query(request), _machine(kind))
         return None if entry is None else entry.manifest
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
@@ -134,17 +134,17 @@ class Galleries:
         """Without ours, which nobody else could read."""
         return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
 
-    async def galleries_with(self, asked: BackendRequest) -> Sequence[dict[str, Any]]:
-        has, unread = await self._peer_galleries(asked, self._resolver_for(asked))
+    async def galleries_with(self, request: BackendRequest) -> Sequence[dict[str, Any]]:
+        has, unread = await self._peer_galleries(request, self._resolver_for(request))
         return [msgspec.to_builtins(gallery) for gallery in ([has] if has is not None else unread)]
 
     async def _resolve_for_peer(
-        self, asked: BackendRequest, resolver: Resolver, machine: Machine
+        self, request: BackendRequest, resolver: Resolver, machine: Machine
     ) -> ResolvedBackend | Unresolved:
         """A LocalAI worker looks the entry up itself, in galleries that it can read: not in the built-in one."""
-        has, unread = await self._peer_galleries(asked, resolver)
+        has, unread = await self._peer_galleries(request, resolver)
         if has is not None:
-            return await resolver.resolve(f"{has.name}@{asked.backend}", machine)
+            return await resolver.resolve(f"{has.name}@{request.backend}", machine)
         reason = NO_GALLERY_FOR_LOCALAI
         if unread:
             why = resolver.library.unread()
@@ -153,19 +153,21 @@ class Galleries:
             )
         return Unresolved(reason, permanent=not unread)
 
-    async def _peer_galleries(self, asked: BackendRequest, resolver: Resolver) -> tuple[Gallery | None, list[Gallery]]:
+    async def _peer_galleries(
+        self, request: BackendRequest, resolver: Resolver
+    ) -> tuple[Gallery | None, list[Gallery]]:
         """The first gallery that has the entry, and those that could not be read. An entry's own name wins over an
         alias in an earlier gallery, as everywhere."""
         by_alias: Gallery | None = None
         unread: list[Gallery] = []
         for gallery in resolver.library.galleries:
-            if gallery == BUILT_IN or (asked.gallery and asked.gallery.lower() != gallery.name.lower()):
+            if gallery == BUILT_IN or (request.gallery and request.gallery.lower() != gallery.name.lower()):
                 continue
             catalogue = await resolver.library.catalogue(gallery.name)
             if catalogue.unread:
                 unread.append(gallery)
                 continue
-            match catalogue.find(asked.backend):
+            match catalogue.find(request.backend):
                 case BackendEntry():
                     return gallery, unread
                 case AliasGroup():
@@ -182,9 +184,9 @@ class Galleries:
     def library(self) -> BackendLibrary:
         return self._resolver.library
 
-    def _resolver_for(self, asked: BackendRequest) -> Resolver:
+    def _resolver_for(self, request: BackendRequest) -> Resolver:
         try:
-            brought = parse_galleries(asked.galleries)
+            brought = parse_galleries(request.galleries)
         except Invalid as error:
             log.warning("galleries of a request are ignored", error=error.message)  # as the contract has it
             brought = ()
@@ -217,8 +219,8 @@ def gallery_folder(data: Path, chosen: Path | None) -> Path:
     return (chosen or data / "galleries").expanduser()
 
 
-def _query(asked: BackendRequest) -> str:
-    return f"{asked.gallery}@{asked.backend}" if asked.gallery else asked.backend
+def _query(request: BackendRequest) -> str:
+    return f"{request.gallery}@{request.backend}" if request.gallery else request.backend
 
 
 def _machine(kind: MachineKind) -> Machine:
@@ -246,7 +248,7 @@ def _not_found(unknown: UnknownBackend, gallery: str) -> NotFound | Unavailable:
 
 
 def _shown(entry: BackendEntry) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": entry.name,
         "alias": entry.alias,
         "uri": entry.uri,
@@ -260,6 +262,6 @@ def _shown(entry: BackendEntry) -> dict[str, Any]:
         "tags": list(entry.tags),
         "size": entry.size,
     }
-    kept = {key: value for key, value in told.items() if value}
+    kept = {key: value for key, value in fields.items() if value}
     gallery = {"name": entry.gallery.name, "url": entry.gallery.url}
     return kept | {"gallery": gallery, "id": entry.id, "is_meta": entry.is_meta}

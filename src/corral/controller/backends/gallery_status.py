@@ -11,7 +11,7 @@ from corral.gallery.index_cache import GalleryState
 BACKENDS, MODELS = "backends", "models"
 
 
-class Checked(Protocol):
+class GalleryIndex(Protocol):
     """`gallery.library.Library` and `gallery.models.library.ModelLibrary`."""
 
     def states(self) -> list[GalleryState]: ...
@@ -20,7 +20,7 @@ class Checked(Protocol):
 
 
 class GalleryStatus:
-    def __init__(self, libraries: Mapping[str, Checked]) -> None:
+    def __init__(self, libraries: Mapping[str, GalleryIndex]) -> None:
         """`libraries` by what they list: `backends` and `models`."""
         self._libraries = dict(libraries)
 
@@ -31,13 +31,13 @@ class GalleryStatus:
     def notices(self, kind: str = "") -> Sequence[str]:
         """One sentence per gallery that could not be read when this controller tried last. A gallery of the same name
         and trouble in both kinds is told once."""
-        told = (
+        found = (
             state.notice
             for each, library in self._libraries.items()
             if kind in ("", each)
             for state in library.states()
         )
-        return list(dict.fromkeys(notice for notice in told if notice))
+        return list(dict.fromkeys(notice for notice in found if notice))
 
 
 def _view(kind: str, state: GalleryState) -> GalleryView:

@@ -29,7 +29,7 @@ _BEFORE_THE_SWITCH = frozenset({Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFY
 
 
 @dataclass(frozen=True)
-class Retry:
+class RetryPolicy:
     """The pauses between tries: doubling, and for ever."""
 
     first: timedelta = timedelta(seconds=30)
@@ -39,7 +39,7 @@ class Retry:
         return min(self.last, self.first * (1 << min(max(failures, 1) - 1, 20)))
 
 
-USUAL = Retry()
+DEFAULT_RETRY = RetryPolicy()
 
 
 def claim(
@@ -102,7 +102,7 @@ def failed(
     *,
     permanent: bool = False,
     switch_failed: bool = False,
-    retry: Retry = USUAL,
+    retry: RetryPolicy = DEFAULT_RETRY,
 ) -> BackendIntent:
     failures = intent.failures + 1
     return replace(
@@ -124,7 +124,9 @@ def not_sent(intent: BackendIntent, reason: str, now: datetime, wait: timedelta)
     return replace(intent, stage=IntentStage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
 
 
-def ended(intent: BackendIntent, result: OrderEnded, now: datetime, retry: Retry = USUAL) -> BackendIntent:
+def ended(
+    intent: BackendIntent, result: OrderEnded, now: datetime, retry: RetryPolicy = DEFAULT_RETRY
+) -> BackendIntent:
     """What a worker reports of an order it accepted."""
     if result.success:
         return answered(intent, now)
@@ -172,7 +174,7 @@ def over(intent: BackendIntent, now: datetime) -> BackendIntent:
 
 
 def catch_up(
-    node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: Retry = USUAL
+    node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: RetryPolicy = DEFAULT_RETRY
 ) -> dict[str, BackendIntent]:
     """Intents whose outcome stands in the node's last heartbeat: the event that told it was lost."""
     found = {}
@@ -189,7 +191,9 @@ def catch_up(
     return found
 
 
-def apply(intent: BackendIntent, observation: Observation, now: datetime, retry: Retry = USUAL) -> BackendIntent:
+def apply(
+    intent: BackendIntent, observation: Observation, now: datetime, retry: RetryPolicy = DEFAULT_RETRY
+) -> BackendIntent:
     """The intent after the observation; one about an order that is no longer the last says nothing."""
     order = observation.order
     if intent.stage is not IntentStage.SENT or (intent.operation_id, intent.attempt) != (

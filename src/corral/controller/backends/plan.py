@@ -21,7 +21,7 @@ from corral.store.records import BackendIntent, IntentStage, OrderKind
 
 # A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
 # counts only after so long.
-STALE_NEWS = timedelta(seconds=30)
+STALE_INVENTORY = timedelta(seconds=30)
 # A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
 FORGOTTEN = timedelta(seconds=60)
 
@@ -56,9 +56,9 @@ class NodeWorld:
     accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
     bus_down: bool = False
     boot_id: str = ""
-    heard_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
+    reported_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
     known: bool = True  # False: its inventory has not been read since it started
-    looked: bool = False  # it was read just now, after what was heard of its orders
+    just_read: bool = False  # it was read just now, after what was heard of its orders
     backends: tuple[NodeBackend, ...] = ()
     orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
     cured: frozenset[tuple[str, int]] = frozenset()  # of them, those it refused for a reason that is gone by now
@@ -90,7 +90,7 @@ class Skip:
     reason: str
 
 
-class Why(StrEnum):
+class HoldCause(StrEnum):
     NODE = "node"  # it is away: nothing happens before it returns
     TURN = "turn"  # something else comes first
     STOPPED = "stopped"  # another node failed, so this one is left as it is
@@ -105,7 +105,7 @@ class Hold:
     backend: str
     operation: str
     kind: OrderKind
-    why: Why
+    why: HoldCause
     reason: str
     until: datetime | None = None
 
@@ -179,7 +179,7 @@ class _Backend:
     def steps(self, wanted: Mapping[str, Wanted | Unwanted], builds: Mapping[str, BuildOrNot]) -> list[Step]:
         want = wanted.get(self.name)
         build = builds.get(self.name, NotLookedUp())
-        if (want is None or not self._is_mine(want)) and (self._is_under_way() or self._is_to_be_stopped()):
+        if (want is None or not self._is_mine(want)) and (self._may_be_running() or self._is_to_be_stopped()):
             return self._older_order(want, build)
         match want:
             case None:
@@ -188,7 +188,7 @@ class _Backend:
                 step = self._wanted(want, build)
             case Unwanted():
                 step = self._unwanted(want, wanted)
-        if isinstance(step, Skip) and not self._is_under_way():
+        if isinstance(step, Skip) and not self._may_be_running():
             return [step, *self._nothing_more()]
         return [step] if step is not None else []
 
@@ -211,14 +211,14 @@ class _Backend:
         if want is not None:
             kind = OrderKind.DELETE if isinstance(want, Unwanted) else OrderKind.INSTALL
             steps.append(
-                self._away(want, kind) or self._hold(want, kind, Why.TURN, "waits for an earlier order to end")
+                self._away(want, kind) or self._hold(want, kind, HoldCause.TURN, "waits for an earlier order to end")
             )
         return steps
 
     def _wanted(self, want: Wanted, build: BuildOrNot) -> Step | None:
         match build:
             case NotLookedUp(reason, until):
-                return self._hold(want, OrderKind.INSTALL, Why.RETRY if until else Why.TURN, reason, until)
+                return self._hold(want, OrderKind.INSTALL, HoldCause.RETRY if until else HoldCause.TURN, reason, until)
             case NoBuild(reason):
                 return Skip(self.name, want.operation, reason)
             case Build():
@@ -226,7 +226,7 @@ class _Backend:
         there = self.node.find(self.name, build.variant)
         if self.node.known and there is not None and self._is_it(there, build, want):
             if not self._is_proof(want):
-                return self._hold(want, OrderKind.INSTALL, Why.TURN, "waits for the node's inventory")
+                return self._hold(want, OrderKind.INSTALL, HoldCause.TURN, "waits for the node's inventory")
             return self._done(want, OrderKind.INSTALL, there, self._note(there, build, want))
         fetched = there is not None and bool(build.digest) and build.digest in there.beside
         order = Send(
@@ -255,7 +255,7 @@ class _Backend:
         there = self.node.find(self.name)
         if self.node.known and not has_to_go(self.node.backends, self.name, wanted):
             if not self._is_proof(want):
-                return self._hold(want, OrderKind.DELETE, Why.TURN, "waits for the node's inventory")
+                return self._hold(want, OrderKind.DELETE, HoldCause.TURN, "waits for the node's inventory")
             return self._done(want, OrderKind.DELETE)
         if self.node.known and there is not None and there.system:
             return Skip(self.name, want.operation, "it belongs to the system there and cannot be removed")
@@ -265,15 +265,15 @@ class _Backend:
         """Whether what is on file was told after the last order can have done anything. One of our own rule brings
         about what is looked for; one of an earlier rule may have undone it since."""
         intent = self.intent
-        if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.looked:
+        if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.just_read:
             return True
         if (intent.operation_id, intent.attempt) in self.node.orders:  # told in the same breath
             return True
-        if self.node.heard_at is None:
+        if self.node.reported_at is None:
             return False
         # Who answers only when it is done has the call itself in its hands, or nobody has.
-        on_its_way = ARRIVED if self.node.accepts else timedelta()
-        return self.node.heard_at - intent.sent_at > on_its_way
+        in_transit = ARRIVED if self.node.accepts else timedelta()
+        return self.node.reported_at - intent.sent_at > in_transit
 
     def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
         intent = self.intent if self._is_mine(want) else None
@@ -294,7 +294,7 @@ class _Backend:
 
     def _evidence(self, there: Installed, build: Build, want: Wanted) -> Evidence:
         since = self._digest_before(there, want)
-        return compare(there, build.digest, build.version, installed_since=since, told=self.node.accepts)
+        return compare(there, build.digest, build.version, installed_since=since, by_digest=self.node.accepts)
 
     def _digest_before(self, there: Installed, want: Wanted) -> str | None:
         """Of what was there when this rule's order was sent; None where nothing was installed since."""
@@ -318,7 +318,7 @@ class _Backend:
         intent = self.intent if self._is_mine(want) else None
         if (away := self._away(want, order.kind)) is not None:
             # Only the bus is gone, and the node still heard of: it goes on with what it was told over it.
-            if intent is not None and self.node.status == "healthy" and self.node.bus_down and self._is_under_way():
+            if intent is not None and self.node.status == "healthy" and self.node.bus_down and self._may_be_running():
                 return Wait(self.name, want.operation, intent.kind, intent.running)
             return away
         fresh = replace(order, attempt=(self.intent.attempt if self.intent else 0) + 1)
@@ -328,21 +328,21 @@ class _Backend:
             case IntentStage.IDLE:
                 return fresh
             case IntentStage.DONE:
-                settled = intent.updated_at is None or self.now - intent.updated_at > STALE_NEWS
+                settled = intent.updated_at is None or self.now - intent.updated_at > STALE_INVENTORY
                 return fresh if settled else None
             case IntentStage.PARKED:
                 if intent.boot_id and self.node.boot_id != intent.boot_id:
                     return fresh  # another worker by now: it may know better
-                return self._hold(want, order.kind, Why.PARKED, intent.reason)
+                return self._hold(want, order.kind, HoldCause.PARKED, intent.reason)
             case IntentStage.WAITING:
                 if intent.next_try_at is not None and intent.next_try_at > self.now:
-                    why = Why.RETRY if intent.failures else Why.TURN
+                    why = HoldCause.RETRY if intent.failures else HoldCause.TURN
                     return self._hold(want, order.kind, why, intent.reason, intent.next_try_at)
                 return fresh
             case IntentStage.SENT:
-                return self._under_way(want, intent, order)
+                return self._in_progress(want, intent, order)
 
-    def _under_way(self, want: Wanted | Unwanted, intent: BackendIntent, order: Send) -> Step:
+    def _in_progress(self, want: Wanted | Unwanted, intent: BackendIntent, order: Send) -> Step:
         waiting = Wait(self.name, want.operation, intent.kind, intent.running)
         if intent.answered:
             if intent.kind is OrderKind.FETCH and order.kind is not OrderKind.FETCH:
@@ -378,8 +378,8 @@ class _Backend:
             return False
         if self.node.known and intent.boot_id and self.node.boot_id != intent.boot_id:
             return True
-        heard, since = self.node.heard_at, intent.accepted_at or intent.sent_at
-        return heard is not None and since is not None and heard - since > FORGOTTEN
+        reported, since = self.node.reported_at, intent.accepted_at or intent.sent_at
+        return reported is not None and since is not None and reported - since > FORGOTTEN
 
     def _is_to_be_stopped(self) -> bool:
         """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
@@ -398,7 +398,7 @@ class _Backend:
         accepts first, which this one is no more."""
         return intent.next_try_at is not None and intent.next_try_at > self.now
 
-    def _is_under_way(self) -> bool:
+    def _may_be_running(self) -> bool:
         """Whether an order may be running on the node, whoever asked for it."""
         intent = self.intent
         if intent is None or intent.stage is not IntentStage.SENT or intent.answered:
@@ -409,8 +409,8 @@ class _Backend:
 
     def _may_have_changed(self, intent: BackendIntent) -> bool:
         """Its time is over and nobody heard how it ended: what is on file is from before that."""
-        heard, until = self.node.heard_at, intent.next_try_at
-        return until is not None and (heard is None or heard <= until)
+        reported, until = self.node.reported_at, intent.next_try_at
+        return until is not None and (reported is None or reported <= until)
 
     def _is_unsure(self, intent: BackendIntent) -> bool:
         """Nobody heard whether it was accepted, and nobody waits for that any more."""
@@ -425,14 +425,14 @@ class _Backend:
     def _away(self, want: Wanted | Unwanted, kind: OrderKind) -> Hold | None:
         node = self.node
         if node.status != "healthy":
-            return self._hold(want, kind, Why.NODE, f"node {node.status}, will retry when healthy")
+            return self._hold(want, kind, HoldCause.NODE, f"node {node.status}, will retry when healthy")
         if node.bus_down:
-            return self._hold(want, kind, Why.NODE, "the node cannot reach the bus, will retry when it can")
+            return self._hold(want, kind, HoldCause.NODE, "the node cannot reach the bus, will retry when it can")
         if not node.known:
-            return self._hold(want, kind, Why.TURN, "waits for the node's inventory")
+            return self._hold(want, kind, HoldCause.TURN, "waits for the node's inventory")
         return None
 
     def _hold(
-        self, want: Wanted | Unwanted, kind: OrderKind, why: Why, reason: str, until: datetime | None = None
+        self, want: Wanted | Unwanted, kind: OrderKind, why: HoldCause, reason: str, until: datetime | None = None
     ) -> Hold:
         return Hold(self.name, want.operation, kind, why, reason, until)

@@ -17,12 +17,12 @@ from datetime import datetime, timedelta
 from corral.bus.api import Bus
 from corral.contract.messages.backends import DELETE_RESULT, INSTALL_RESULT, UPGRADE_RESULT
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.backends.decide import Decided, Terms, decide
-from corral.controller.backends.outcomes import Retry
+from corral.controller.backends.decide import Decided, DecisionInputs, decide
+from corral.controller.backends.outcomes import RetryPolicy
 from corral.controller.backends.plan import Step
-from corral.controller.backends.targets import Targets
+from corral.controller.backends.targets import TargetResolver
 from corral.controller.backends.world import World, read_world
-from corral.controller.inventory.collector import with_boot
+from corral.controller.inventory.collector import complete_inventories
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.dispatch import CallLimits, Dispatch
 from corral.controller.orders.observations import InventoryRead, Observation
@@ -45,7 +45,7 @@ _OVERLAP = timedelta(seconds=2)  # a change is stamped a little before it is com
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReconcileIntervals:
     every_s: float = 30.0  # every node is looked at, whatever was heard
     renew_s: float = 5.0  # the lease
     rest_s: float = 0.05  # between two passes, so that what comes together is handled together
@@ -53,8 +53,8 @@ class Pace:
     last_retry_s: float = 900.0
 
     @property
-    def retry(self) -> Retry:
-        return Retry(timedelta(seconds=self.first_retry_s), timedelta(seconds=self.last_retry_s))
+    def retry(self) -> RetryPolicy:
+        return RetryPolicy(timedelta(seconds=self.first_retry_s), timedelta(seconds=self.last_retry_s))
 
 
 # In the reconciler's transaction; True if anything changed that users see. The operations do it: they know of us, not
@@ -79,7 +79,7 @@ class Reconciler:
         clock: Clock,
         *,
         record_steps: RecordSteps,
-        pace: Pace | None = None,
+        pace: ReconcileIntervals | None = None,
         limits: CallLimits | None = None,
     ) -> None:
         """`record_steps` writes what the steps mean for the operations that users watch."""
@@ -90,83 +90,85 @@ class Reconciler:
         self._leadership = leadership
         self._feed = feed
         self._clock = clock
-        self._pace = pace or Pace()
+        self._pace = pace or ReconcileIntervals()
         self._wake = Wake()
-        self._heard: list[Observation] = []
-        self._looked: dict[str, InventoryRead] = {}
-        self._everybody = True
-        self._nodes_moved = True
-        self._everybody_at: datetime | None = None
-        self._looked_at: datetime | None = None
-        self._news: dict[tuple[str, str], object] = {}  # what changed lately, as it was when we looked
+        self._observations: list[Observation] = []
+        self._inventories: dict[str, InventoryRead] = {}
+        self._all_due = True
+        self._nodes_changed = True
+        self._all_reconciled_at: datetime | None = None
+        self._reconciled_at: datetime | None = None
+        self._versions: dict[tuple[str, str], object] = {}  # what changed lately, as it was when we looked
         self._rolling: frozenset[str] = frozenset()  # operations that go node by node
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.leading = False
         self.dispatch = Dispatch(
             calls, on_observation=self.on_observation, on_unreachable=changes.mark_unreachable, limits=limits
         )
-        self.targets = Targets(store, catalogue, clock, found=self.look_at_everybody, retry=self._pace.retry)
+        self.targets = TargetResolver(store, catalogue, clock, found=self.reconcile_all, retry=self._pace.retry)
 
     # Who may wake us.
 
-    def look_at_everybody(self) -> None:
+    def reconcile_all(self) -> None:
         """A rule is new, a build was found, time has passed."""
-        self._everybody = True
+        self._all_due = True
         self._wake.set()
 
-    def look_at_what_changed(self) -> None:
+    def reconcile_changed(self) -> None:
         """A node or an inventory changed; the store knows which."""
-        self._nodes_moved = True
+        self._nodes_changed = True
         self._wake.set()
 
-    def on_observation(self, observation: Observation, looked: InventoryRead | None) -> None:
-        self._heard.append(observation)
-        if looked is not None:
-            self._looked[looked.node_id] = looked
+    def on_observation(self, observation: Observation, inventories: InventoryRead | None) -> None:
+        self._observations.append(observation)
+        if inventories is not None:
+            self._inventories[inventories.node_id] = inventories
         self._wake.set()
 
     # The loop.
 
     async def run(self) -> None:
-        forget = self._bus.on_change(lambda _: self.look_at_everybody())
-        self._feed.on(RULES, self.look_at_everybody)
-        self._feed.on("nodes", self.look_at_what_changed)
-        self._feed.on(INVENTORY, self.look_at_what_changed)
+        forget = self._bus.on_change(lambda _: self.reconcile_all())
+        self._feed.on(RULES, self.reconcile_all)
+        self._feed.on("nodes", self.reconcile_changed)
+        self._feed.on(INVENTORY, self.reconcile_changed)
         try:
             async with self.dispatch, self.targets:
                 for event in (INSTALL_RESULT, UPGRADE_RESULT, DELETE_RESULT):
                     await self._bus.subscribe(event, self.dispatch.on_result)
-                await run_every(self.name, self._pace.renew_s, self._paced, clock=self._clock, wake=self._wake)
+                await run_every(
+                    self.name, self._pace.renew_s, self._reconcile_and_rest, clock=self._clock, wake=self._wake
+                )
         finally:
             forget()
-            if self._alarm is not None:
-                self._alarm.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
-    async def _paced(self) -> None:
-        await self.look()
+    async def _reconcile_and_rest(self) -> None:
+        await self.reconcile_once()
         await self._clock.sleep(self._pace.rest_s)
 
-    async def look(self) -> None:
+    async def reconcile_once(self) -> None:
         self.leading = await self._leadership.lead(LEASE)
         if not self.leading:
-            self._heard.clear()  # whoever leads finds it out from the heartbeats
-            self._looked.clear()
-            self._everybody = True
+            self._observations.clear()  # whoever leads finds it out from the heartbeats
+            self._inventories.clear()
+            self._all_due = True
             return
         if self._bus.connected:  # without it nothing could be ordered, and everything would look as if it had failed
             await self._pass()
 
     async def _pass(self) -> None:
-        heard, self._heard = self._heard, []
-        looked, self._looked = self._looked, {}
-        everybody, self._everybody = self._everybody, False
+        observations, self._observations = self._observations, []
+        inventories, self._inventories = self._inventories, {}
+        all_nodes, self._all_due = self._all_due, False
         try:
             with self._leadership.resign_if_unknown(LEASE):
-                world, decided = await self._decide_and_write(heard, looked.values(), everybody)
+                world, decided = await self._decide_and_write(observations, inventories.values(), all_nodes)
         except BaseException:
-            self._heard = heard + self._heard
-            self._looked = looked | self._looked
-            self._everybody = self._everybody or everybody
+            self._observations = observations + self._observations
+            self._inventories = inventories | self._inventories
+            self._all_due = self._all_due or all_nodes
             raise
         if world is None or decided is None:
             return
@@ -182,101 +184,103 @@ class Reconciler:
                     accepts=node.accepts,
                     boot_id=node.boot_id,
                     send=send,
-                    asked=world.asked[send.generation],
+                    request=world.requests[send.generation],
                     build=target.build if target is not None else None,
                     in_place=node.accepts and world.ends_first(node_id, send.backend),
                 )
             )
         for order, keep in decided.stops.items():
             self.dispatch.stop(order, keep=keep)
-        self.targets.look_up(world.missing, whole=self._everybody_at == self._looked_at)
+        self.targets.look_up(world.missing, whole=self._all_reconciled_at == self._reconciled_at)
 
     async def _decide_and_write(
-        self, heard: list[Observation], looked: Collection[InventoryRead], everybody: bool
+        self, observations: list[Observation], inventories: Collection[InventoryRead], all_nodes: bool
     ) -> tuple[World | None, Decided | None]:
-        told = False
+        has_changes = False
         async with self._store.write() as tx:
             await self._leadership.require(tx, LEASE)
             await revisions.hold(tx, RULES)
             now = await tx.now()
-            await self._keep_inventories(tx, looked)
-            news = await self._read_news(tx)
-            node_ids = await self._whom(tx, now, heard, everybody, news)
+            await self._store_inventories(tx, inventories)
+            versions = await self._read_versions(tx)
+            node_ids = await self._nodes_to_reconcile(tx, now, observations, all_nodes, versions)
             if node_ids is not None and not node_ids:
-                await self._set_alarm(tx, now)
+                await self._set_timer(tx, now)
                 return None, None
-            world = await read_world(tx, node_ids, self.targets.looking, {each.node_id for each in looked})
-            terms = Terms(
+            world = await read_world(tx, node_ids, self.targets.lookup_state, {each.node_id for each in inventories})
+            terms = DecisionInputs(
                 self._leadership.epoch(LEASE),
                 self._calls.answer_within_s,
                 self.dispatch.free_slow_calls,
                 self._pace.retry,
             )
-            decided = decide(world, heard, terms)
+            decided = decide(world, observations, terms)
             await backend_intents.put(tx, decided.intents.values())
-            told = await self._record_steps(tx, world, decided.steps, decided.intents)
-            await self._set_alarm(tx, now)
-            if told:
+            has_changes = await self._record_steps(tx, world, decided.steps, decided.intents)
+            await self._set_timer(tx, now)
+            if has_changes:
                 await revisions.bump(tx, "operations")
-        self._looked_at, self._news = now, news
+        self._reconciled_at, self._versions = now, versions
         if node_ids is None:
-            self._everybody_at = now
+            self._all_reconciled_at = now
         self._rolling = frozenset(
             want.operation
             for own in world.wanted.values()
             for want in own.values()
             if getattr(want, "max_parallel", "") and want.generation in world.peers
         )
-        if told:
+        if has_changes:
             self._feed.notify("operations")
         return world, decided
 
-    async def _whom(
+    async def _nodes_to_reconcile(
         self,
         tx: Transaction,
         now: datetime,
-        heard: list[Observation],
-        everybody: bool,
-        news: dict[tuple[str, str], object],
+        observations: list[Observation],
+        all_nodes: bool,
+        versions: dict[tuple[str, str], object],
     ) -> list[str] | None:
         """Nodes something may have happened to; None = all."""
-        long_ago = self._everybody_at is None or now - self._everybody_at >= timedelta(seconds=self._pace.every_s)
-        if everybody or long_ago or self._looked_at is None:
+        long_ago = self._all_reconciled_at is None or now - self._all_reconciled_at >= timedelta(
+            seconds=self._pace.every_s
+        )
+        if all_nodes or long_ago or self._reconciled_at is None:
             return None
-        found = {observation.order.node_id for observation in heard}
+        found = {observation.order.node_id for observation in observations}
         found.update(await backend_intents.list_due(tx, now))
-        found.update(key[1] for key, version in news.items() if self._news.get(key) != version)
+        found.update(key[1] for key, version in versions.items() if self._versions.get(key) != version)
         if found:
             for operation in sorted(self._rolling):
                 found.update(row.node_id for row in await operation_nodes.list_(tx, operation))
         found.update(row.node_id for row in await operation_nodes.list_orphans(tx))
         return sorted(found)
 
-    async def _read_news(self, tx: Transaction) -> dict[tuple[str, str], object]:
+    async def _read_versions(self, tx: Transaction) -> dict[tuple[str, str], object]:
         """Of nodes and inventories, since a little before we last looked; the same again is no news."""
-        if self._looked_at is None:
+        if self._reconciled_at is None:
             return {}
-        since = self._looked_at - _OVERLAP
+        since = self._reconciled_at - _OVERLAP
         changed = (("node", await nodes.list_changed(tx, since)), ("told", await node_backends.list_changed(tx, since)))
         return {(what, node_id): version for what, found in changed for node_id, version in found.items()}
 
-    async def _keep_inventories(self, tx: Transaction, looked: Iterable[InventoryRead]) -> None:
-        await node_backends.put_all(tx, await with_boot(tx, list(looked)))
+    async def _store_inventories(self, tx: Transaction, inventories: Iterable[InventoryRead]) -> None:
+        await node_backends.put_all(tx, await complete_inventories(tx, list(inventories)))
 
-    async def _set_alarm(self, tx: Transaction, now: datetime) -> None:
+    async def _set_timer(self, tx: Transaction, now: datetime) -> None:
         """Wake when the next try is due, by the database's clock."""
         due = await backend_intents.next_due(tx, now)
         waits = [(due - now).total_seconds()] if due is not None else []
         retry_s = self.targets.next_try_s()
         if retry_s is not None:
             waits.append(retry_s)
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
         if waits and min(waits) < self._pace.every_s:
-            self._alarm = asyncio.get_running_loop().call_later(max(0.05, min(waits)), self._alarmed)
+            self._timer = asyncio.get_running_loop().call_later(max(0.05, min(waits)), self._on_timer)
 
-    def _alarmed(self) -> None:
+    def _on_timer(self) -> None:
         if self.targets.next_try_s() == 0.0:
-            self._everybody = True
+            self._all_due = True
         self._wake.set()

@@ -25,7 +25,7 @@ def processes_of(
     return [process for process in processes if process.backend in names]
 
 
-def has_room_for_two(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> bool:
+def fits_beside(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> bool:
     """Whether a successor for each fits beside them all: a worker starts all of them before it ends the first."""
     vram = ram = 0
     for process in processes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from corral.controller.backends.plan import Hold, Why
+from corral.controller.backends.plan import Hold, HoldCause
 from corral.controller.orders.order import Send
 from corral.kit.errors import Invalid
 from corral.store.records import BackendIntent, IntentStage, OrderKind
@@ -60,11 +60,11 @@ def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[s
         variant = send.build.variant
         if broken is not None and node != broken.node_id:
             reason = f"stopped: {broken.node_name} failed to switch: {broken.intent.reason}"
-            held[node] = _hold(send, Why.STOPPED, reason)
+            held[node] = _hold(send, HoldCause.STOPPED, reason)
         elif variant not in proven and variant in busy:
-            held[node] = _hold(send, Why.TURN, f"waits for the first node with {variant} to switch")
+            held[node] = _hold(send, HoldCause.TURN, f"waits for the first node with {variant} to switch")
         elif len(busy) >= allowed_at_once(send.max_parallel, nodes):
-            held[node] = _hold(send, Why.TURN, f"waits for its turn: {send.max_parallel} of the nodes at once")
+            held[node] = _hold(send, HoldCause.TURN, f"waits for its turn: {send.max_parallel} of the nodes at once")
         else:
             busy.append(variant)
     return held
@@ -78,5 +78,5 @@ def _is_switching(intent: BackendIntent) -> bool:
     return intent.stage is IntentStage.SENT and intent.kind is not OrderKind.FETCH
 
 
-def _hold(send: Send, why: Why, reason: str) -> Hold:
+def _hold(send: Send, why: HoldCause, reason: str) -> Hold:
     return Hold(send.backend, send.operation, send.kind, why, reason)

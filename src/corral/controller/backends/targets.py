@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from corral.controller.backends.catalogue import Catalogue, MachineKind
-from corral.controller.backends.outcomes import USUAL, Retry
+from corral.controller.backends.outcomes import DEFAULT_RETRY, RetryPolicy
 from corral.controller.backends.plan import NoBuild, NotLookedUp
 from corral.controller.backends.world import TargetKey
 from corral.kit.clock import Clock
@@ -37,24 +37,30 @@ class _Failing:
     until: datetime
 
 
-class Targets:
+class TargetResolver:
     """`async with` it. `found` is called when a build was found that was missing."""
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, clock: Clock, *, found: Callable[[], None], retry: Retry = USUAL
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        clock: Clock,
+        *,
+        found: Callable[[], None],
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._clock = clock
         self._found = found
         self._retry = retry
-        self._under_way: set[TargetKey] = set()
+        self._in_progress: set[TargetKey] = set()
         self._failing: dict[TargetKey, _Failing] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Targets:
+    async def __aenter__(self) -> TargetResolver:
         self._tasks = await asyncio.TaskGroup().__aenter__()
         return self
 
@@ -67,7 +73,7 @@ class Targets:
         if tasks is not None:
             await tasks.__aexit__(kind, error, trace)
 
-    def looking(self, key: TargetKey) -> NotLookedUp:
+    def lookup_state(self, key: TargetKey) -> NotLookedUp:
         """How far the search is, for people."""
         failing = self._failing.get(key)
         return NotLookedUp() if failing is None else NotLookedUp(failing.reason, failing.until)
@@ -77,13 +83,13 @@ class Targets:
         other, so those that failed before are not tried again."""
         if whole:
             self._failing = {key: failing for key, failing in self._failing.items() if key in missing}
-        for key, asked in missing.items():
+        for key, request in missing.items():
             failing = self._failing.get(key)
-            if key in self._under_way or (failing is not None and failing.until > self._clock.now()):
+            if key in self._in_progress or (failing is not None and failing.until > self._clock.now()):
                 continue
             if self._tasks is not None:
-                self._under_way.add(key)
-                task = self._tasks.create_task(self._find(key, asked), name=f"look up {asked.backend}")
+                self._in_progress.add(key)
+                task = self._tasks.create_task(self._find(key, request), name=f"look up {request.backend}")
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
@@ -93,57 +99,57 @@ class Targets:
         return max(0.0, (min(due) - self._clock.now()).total_seconds()) if due else None
 
     async def resolve(
-        self, asked: BackendRequest, kinds: Collection[MachineKind], *, budget_s: float
+        self, request: BackendRequest, kinds: Collection[MachineKind], *, budget_s: float
     ) -> dict[MachineKind, TargetBuild | NoBuild]:
         """What can be said within the budget, at the moment a request is accepted. The rest is looked up later."""
         found: dict[MachineKind, TargetBuild | NoBuild] = {}
 
         async def one(kind: MachineKind) -> None:
             try:
-                found[kind] = await self._resolved(asked, kind)
+                found[kind] = await self._resolved(request, kind)
             except CorralError as error:
-                log.warning("build not found out yet", backend=asked.backend, kind=kind, error=error.message)
+                log.warning("build not found out yet", backend=request.backend, kind=kind, error=error.message)
 
         try:
             async with asyncio.timeout(budget_s), asyncio.TaskGroup() as tasks:
                 for kind in sorted(kinds):
                     tasks.create_task(one(kind))
         except TimeoutError:
-            log.warning("builds are looked up later", backend=asked.backend, missing=len(kinds) - len(found))
+            log.warning("builds are looked up later", backend=request.backend, missing=len(kinds) - len(found))
         return found
 
-    async def _resolved(self, asked: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
-        if asked.pinned:
+    async def _resolved(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
+        if request.pinned:
             return NoBuild(f"nobody knows a build of this version for {kind.platform or kind.capability}")
         try:
-            return await self._catalogue.resolve(asked, kind)
+            return await self._catalogue.resolve(request, kind)
         except (NotFound, Invalid) as error:
             return NoBuild(error.message)
 
-    async def _find(self, key: TargetKey, asked: BackendRequest) -> None:
+    async def _find(self, key: TargetKey, request: BackendRequest) -> None:
         try:
             async with self._turn:
-                build = await self._resolved(asked, key.kind)
+                build = await self._resolved(request, key.kind)
             async with self._store.write() as tx:
                 await add_target(tx, key, build)
                 await revisions.bump(tx, "rules")
         except CorralError as error:
-            self._failed(key, asked, error.message)
+            self._failed(key, request, error.message)
         except Exception:
-            log.exception("looking up a build failed", backend=asked.backend)
-            self._failed(key, asked, "something went wrong here; the log has the details")
+            log.exception("looking up a build failed", backend=request.backend)
+            self._failed(key, request, "something went wrong here; the log has the details")
         else:
             self._failing.pop(key, None)
         finally:
-            self._under_way.discard(key)
+            self._in_progress.discard(key)
         self._found()
 
-    def _failed(self, key: TargetKey, asked: BackendRequest, reason: str) -> None:
+    def _failed(self, key: TargetKey, request: BackendRequest, reason: str) -> None:
         before = self._failing.get(key)
         failures = before.failures + 1 if before is not None else 1
         wait = self._retry.delay(failures)
         self._failing[key] = _Failing(f"its build could not be found out: {reason}", failures, self._clock.now() + wait)
-        log.warning("build could not be found out", backend=asked.backend, reason=reason, again_in=str(wait))
+        log.warning("build could not be found out", backend=request.backend, reason=reason, again_in=str(wait))
 
 
 async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBuild) -> None:

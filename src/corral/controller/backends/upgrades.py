@@ -31,15 +31,15 @@ log = get_log(__name__)
 
 _LEASE = "upgrades"
 _KEY = "backend_upgrades"
-_ASKED = "upgrade_check"
+_REQUESTED = "upgrade_check"
 _INVENTORY = "inventory"
 
 
-class Checked(msgspec.Struct, frozen=True):
+class UpgradeReport(msgspec.Struct, frozen=True):
     checked_at: str = ""
     upgrades: dict[str, UpgradeInfo] = {}
     inventory: int = 0  # the counters as they were then
-    asked: int = 0
+    requested: int = msgspec.field(default=0, name="asked")  # so stored by earlier releases
 
 
 class UpgradeCheck:
@@ -55,7 +55,7 @@ class UpgradeCheck:
         *,
         interval_s: float,
         rest_s: float = 10.0,
-        look_s: float = 60.0,
+        poll_s: float = 60.0,
         upgrade: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
         """`rest_s`: what changes within it is looked at together. `look_s`: so often each controller looks whether a
@@ -69,37 +69,37 @@ class UpgradeCheck:
         self._rest_s = rest_s
         self._upgrade = upgrade
         self._wake = Wake()
-        self._look_s = min(interval_s, look_s)
+        self._poll_s = min(interval_s, poll_s)
 
     def check_soon(self) -> None:
         """Something changed; the store knows whether it matters."""
         self._wake.set()
 
-    async def ask(self) -> None:
+    async def request_check(self) -> None:
         """A person wants to know now: whichever controller checks reads the galleries anew."""
         async with self._store.write() as tx:
-            await revisions.bump(tx, _ASKED)
-        self._feed.notify(_ASKED)
+            await revisions.bump(tx, _REQUESTED)
+        self._feed.notify(_REQUESTED)
 
     async def run(self) -> None:
         self._feed.on(_INVENTORY, self.check_soon)
-        self._feed.on(_ASKED, self.check_soon)
+        self._feed.on(_REQUESTED, self.check_soon)
         await self._clock.sleep(self._rest_s)
-        await run_every(self.name, self._look_s, self._rested, clock=self._clock, wake=self._wake)
+        await run_every(self.name, self._poll_s, self._run_and_rest, clock=self._clock, wake=self._wake)
 
-    async def _rested(self) -> None:
-        await self.look()
+    async def _run_and_rest(self) -> None:
+        await self.run_once()
         await self._clock.sleep(self._rest_s)
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         """Whether a check is due is on file, not in memory: who takes over from a controller that died knows, too."""
         if not await self._leadership.lead(_LEASE):
             return
         async with self._store.read() as tx:
             last, counters, now = await _last(tx), await revisions.read_all(tx), await tx.now()
-        asked = counters.get(_ASKED, 0) != last.asked
+        requested = counters.get(_REQUESTED, 0) != last.requested
         long_ago = not last.checked_at or _age_s(last, now) >= self._interval_s
-        if asked or long_ago:
+        if requested or long_ago:
             await self.check(refresh=True)
         elif counters.get(_INVENTORY, 0) != last.inventory:
             await self.check()
@@ -116,15 +116,15 @@ class UpgradeCheck:
         found = await self._catalogue.upgrades(inventories)
         async with self._store.write() as tx:
             moment = (await tx.now()).isoformat(timespec="seconds").replace("+00:00", "Z")
-            asked = counters.get(_ASKED, 0) if refresh else last.asked
-            checked = Checked(moment, dict(sorted(found.items())), counters.get(_INVENTORY, 0), asked)
+            requested = counters.get(_REQUESTED, 0) if refresh else last.requested
+            checked = UpgradeReport(moment, dict(sorted(found.items())), counters.get(_INVENTORY, 0), requested)
             await settings_kv.put(tx, _KEY, checked)
             await revisions.bump(tx, self.name)
         self._feed.notify(self.name)
         await self._act_on(found)
         return found
 
-    async def read(self) -> Checked:
+    async def read(self) -> UpgradeReport:
         """As it was last found."""
         async with self._store.read() as tx:
             return await _last(tx)
@@ -147,19 +147,19 @@ class UpgradeCheck:
                 log.warning("automatic upgrade was not accepted", backend=backend, error=error.message)
 
 
-async def _last(tx: Transaction) -> Checked:
-    return await settings_kv.find(tx, _KEY, Checked) or Checked()
+async def _last(tx: Transaction) -> UpgradeReport:
+    return await settings_kv.find(tx, _KEY, UpgradeReport) or UpgradeReport()
 
 
-def _age_s(checked: Checked, now: datetime) -> float:
+def _age_s(checked: UpgradeReport, now: datetime) -> float:
     return (now - datetime.fromisoformat(checked.checked_at)).total_seconds()
 
 
 async def read_inventories(tx: Transaction) -> list[NodeInventory]:
     """Of every node that takes backends and has told, in name order."""
-    told = {row.node_id: row for row in await node_backends.list_(tx)}
+    inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     return [
-        NodeInventory(outline.id, outline.name, *kind_of(outline)[:2], told[outline.id].backends, outline.python)
+        NodeInventory(outline.id, outline.name, *kind_of(outline)[:2], inventories[outline.id].backends, outline.python)
         for outline in await nodes.list_outlines(tx)
-        if takes_backends(outline) and outline.id in told
+        if takes_backends(outline) and outline.id in inventories
     ]

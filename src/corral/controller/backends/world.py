@@ -13,7 +13,7 @@ from corral.contract.messages.backends import BackendResult
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.plan import BuildOrNot, NoBuild, NodeWorld, NotLookedUp
-from corral.controller.backends.replacement import has_room_for_two, processes_of
+from corral.controller.backends.replacement import fits_beside, processes_of
 from corral.controller.backends.rollout import Peer
 from corral.controller.backends.rules import Unwanted, Wanted, fold, without_overruled
 from corral.controller.inventory.installed import names_in
@@ -62,7 +62,7 @@ class World:
     processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node, what runs there
     results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
     targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
-    asked: dict[int, BackendRequest] = field(default_factory=dict)  # by generation
+    requests: dict[int, BackendRequest] = field(default_factory=dict)  # by generation
     missing: dict[TargetKey, BackendRequest] = field(default_factory=dict)  # builds somebody has to look up
     peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that go node by node
     concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule is about
@@ -77,20 +77,20 @@ class World:
         """Whether what runs of it there has to end before its successor can start."""
         outline = self.outlines[node_id]
         running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
-        return not has_room_for_two(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
+        return not fits_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
 
 
-Looking = Callable[[TargetKey], NotLookedUp]
+LookupState = Callable[[TargetKey], NotLookedUp]
 
 
 async def read_world(
-    tx: Transaction, node_ids: Sequence[str] | None, looking: Looking, looked: Collection[str] = ()
+    tx: Transaction, node_ids: Sequence[str] | None, lookup_state: LookupState, just_read: Collection[str] = ()
 ) -> World:
     """Of these nodes, or all. `looking` says how far the search for a build is that is not on file; `looked` are those
     whose inventory was read just now."""
     world = World(await tx.now())
     rules = await backend_rules.list_live(tx)
-    world.asked = {rule.generation: rule.request for rule in rules}
+    world.requests = {rule.generation: rule.request for rule in rules}
     pure = without_overruled(rules)
     labelled = any(rule.scope_kind is ScopeKind.SELECTOR for rule in pure)
     for outline in await nodes.list_outlines(tx, node_ids):
@@ -106,14 +106,14 @@ async def read_world(
     for outline in world.outlines.values():
         inventory, own = inventories.get(outline.id), intents.get(outline.id, {})
         stops = stopping.get(outline.id, frozenset()), keeping.get(outline.id, frozenset())
-        node = _node_world(outline, inventory, own, stops, looked=outline.id in looked)
+        node = _node_world(outline, inventory, own, stops, just_read=outline.id in just_read)
         world.nodes[outline.id] = node
         world.results[outline.id] = _results(inventory)
         world.processes[outline.id] = inventory.processes if inventory is not None and node.known else ()
         world.wanted[outline.id] = fold(
             pure, node_id=outline.id, labels=labels.get(outline.id, {}), installed=_installed(node)
         )
-    await _read_builds(tx, world, looking)
+    await _read_builds(tx, world, lookup_state)
     await _read_rollouts(tx, world)
     return world
 
@@ -124,7 +124,7 @@ def _node_world(
     intents: dict[str, BackendIntent],
     stops: tuple[frozenset[str], frozenset[str]],
     *,
-    looked: bool,
+    just_read: bool,
 ) -> NodeWorld:
     known = is_current(inventory, outline)
     return NodeWorld(
@@ -134,9 +134,9 @@ def _node_world(
         accepts=outline.protocol >= 1,
         bus_down=outline.bus_down,
         boot_id=outline.boot_id,
-        heard_at=_heard_at(outline, inventory) if known else None,
+        reported_at=_reported_at(outline, inventory) if known else None,
         known=known,
-        looked=looked,
+        just_read=just_read,
         backends=inventory.backends if inventory is not None else (),
         orders=frozenset((order.op_id, order.attempt) for order in inventory.orders)
         if inventory is not None and known
@@ -148,7 +148,7 @@ def _node_world(
     )
 
 
-def _heard_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | None:
+def _reported_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | None:
     """A worker that tells no orders is asked, and shows what came of them."""
     if inventory is None:
         return None
@@ -198,22 +198,24 @@ async def _stopping(
     }
 
 
-async def _read_builds(tx: Transaction, world: World, looking: Looking) -> None:
+async def _read_builds(tx: Transaction, world: World, lookup_state: LookupState) -> None:
     wanted = {want.target for own in world.wanted.values() for want in own.values() if isinstance(want, Wanted)}
     for row in await backend_targets.list_for(tx, sorted(wanted)):
         world.targets[TargetKey(row.id, MachineKind(row.capability, row.platform, row.python))] = row
     for node_id, own in world.wanted.items():
         world.builds[node_id] = {
-            backend: _build(world, node_id, want, looking) for backend, want in own.items() if isinstance(want, Wanted)
+            backend: _build(world, node_id, want, lookup_state)
+            for backend, want in own.items()
+            if isinstance(want, Wanted)
         }
 
 
-def _build(world: World, node_id: str, want: Wanted, looking: Looking) -> BuildOrNot:
+def _build(world: World, node_id: str, want: Wanted, lookup_state: LookupState) -> BuildOrNot:
     key = TargetKey(want.target, kind_of(world.outlines[node_id]))
     found = world.targets.get(key)
     if found is None:
-        world.missing[key] = world.asked[want.generation]
-        return looking(key)
+        world.missing[key] = world.requests[want.generation]
+        return lookup_state(key)
     if found.build is None:
         return NoBuild(found.reason)
     return Build(found.build.variant, found.build.digest, found.build.version)

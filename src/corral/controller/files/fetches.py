@@ -64,11 +64,11 @@ class Files(Protocol):
     def sources_for(self, node_id: str, files: Sequence[ReplicaFile] = ()) -> tuple[tuple[str, ...], str]: ...
 
 
-class Hearing(Protocol):
+class ProgressSink(Protocol):
     """What all controllers know of progress."""
 
-    async def heard(self, event: InstallProgress, tokens: Tokens) -> None: ...
-    def merged(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
+    async def on_progress(self, event: InstallProgress, tokens: Tokens) -> None: ...
+    def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Fetches:
         store: Store,
         bus: Bus,
         files: Files,
-        progress: Hearing,
+        progress: ProgressSink,
         leadership: Leadership,
         feed: ChangeFeed,
         clock: Clock,
@@ -295,7 +295,7 @@ class Fetches:
                 speaking.cancel()
 
     async def _say(self, event: InstallProgress) -> None:
-        await self._progress.heard(event, {"node": CONTROLLER})
+        await self._progress.on_progress(event, {"node": CONTROLLER})
         with contextlib.suppress(CorralError):  # without a bus others see what is written down, once a second
             await self._bus.publish(INSTALL_PROGRESS, event, node=CONTROLLER, op=event.op_id)
 
@@ -322,7 +322,7 @@ class Fetches:
             model = await models.find(tx, operation.backend)
             if model is not None and model.revision != attempt.revision:
                 return  # edited meanwhile: it goes on with other files
-            (row,) = self._progress.merged(attempt.operation_id, [stored])
+            (row,) = self._progress.merge(attempt.operation_id, [stored])
             if isinstance(came, CorralError):
                 pace, now = self._pace, await tx.now()
                 row = failed(row, came, now, first_s=pace.first_retry_s, cap_s=pace.last_retry_s)

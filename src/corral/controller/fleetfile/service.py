@@ -18,7 +18,7 @@ from corral.controller.fleetfile.export import export_fleet, schedule_data, want
 from corral.controller.models.edits import Origin
 from corral.controller.models.schedules import Schedules, next_schedule
 from corral.controller.models.service import Models
-from corral.controller.operations.requests import OperationKind, Wish, make_wish
+from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
 from corral.controller.operations.service import Operations
 from corral.controller.registry.nodes import NodeAdmin
 from corral.kit.errors import CorralError
@@ -139,10 +139,10 @@ class FleetFiles:
             )
         ]
 
-    async def _request_for(self, wanted: WantedBackend, by: str) -> Wish:
+    async def _request_for(self, wanted: WantedBackend, by: str) -> OperationRequest:
         scope = await self._operations.scope(node=wanted.node, selector=wanted.selector)
         asked = BackendRequest(backend=wanted.backend, uri=wanted.uri, alias=wanted.alias)
-        return make_wish(OperationKind.INSTALL, asked, scope=scope, by=by)
+        return parse_request(OperationKind.INSTALL, asked, scope=scope, by=by)
 
     async def _model(self, wanted: InstallModel, present: Present, backends: Sequence[WantedBackend], by: str) -> Step:
         try:

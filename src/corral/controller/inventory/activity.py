@@ -14,7 +14,7 @@ from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.controller.inventory.records import ProcessActivity
 from corral.kit.clock import Clock
 
-HEARD_WITHIN_S = 7.0  # three times as far apart as a busy node's words
+FRESH_S = 7.0  # three times as far apart as a busy node's words
 # Whoever leads writes down when a process was last used; others need to know it for as long as nobody leads.
 KEPT_S = 3600.0
 
@@ -23,30 +23,30 @@ KEPT_S = 3600.0
 class _Node:
     boot_id: str = ""
     seq: int = 0
-    heard_at: float = 0.0
+    reported_at: float = 0.0
     in_flight: dict[str, int] = field(default_factory=dict)
 
 
-class Quietness:
-    def __init__(self, bus: Bus, clock: Clock, *, heard_within_s: float = HEARD_WITHIN_S) -> None:
+class ActivityTracker:
+    def __init__(self, bus: Bus, clock: Clock, *, fresh_s: float = FRESH_S) -> None:
         self._bus = bus
         self._clock = clock
-        self._heard_within_s = heard_within_s
-        self._listening_since: float | None = None
+        self._fresh_s = fresh_s
+        self._subscribed_since: float | None = None
         self._nodes: dict[str, _Node] = {}
         self._used: dict[str, float] = {}  # by process: when it was last heard of
         self._pruned_at = 0.0
 
     async def listen(self) -> None:
-        await self._bus.subscribe(NODE_LOAD, self.heard)
+        await self._bus.subscribe(NODE_LOAD, self.on_load)
         self._bus.on_change(self._bus_changed)
         self._bus_changed(self._bus.connected)
 
     def _bus_changed(self, connected: bool) -> None:
         """What was said while we were away was not heard."""
-        self._listening_since = self._clock.monotonic() if connected else None
+        self._subscribed_since = self._clock.monotonic() if connected else None
 
-    async def heard(self, load: NodeLoad, tokens: Tokens) -> None:
+    async def on_load(self, load: NodeLoad, tokens: Tokens) -> None:
         self._prune()
         node = self._nodes.setdefault(tokens["node"], _Node())
         if load.boot_id == node.boot_id and load.seq <= node.seq:
@@ -55,7 +55,7 @@ class Quietness:
         # One that had some and has none now was in use until a moment ago.
         for process_id in {*load.in_flight, *node.in_flight}:
             self._used[process_id] = now
-        node.boot_id, node.seq, node.in_flight, node.heard_at = load.boot_id, load.seq, dict(load.in_flight), now
+        node.boot_id, node.seq, node.in_flight, node.reported_at = load.boot_id, load.seq, dict(load.in_flight), now
 
     def find(self, node_id: str, process_id: str) -> ProcessActivity:
         count = self._in_flight(node_id).get(process_id, 0)
@@ -67,10 +67,12 @@ class Quietness:
 
     def _in_flight(self, node_id: str) -> Mapping[str, int]:
         node = self._nodes.get(node_id)
-        return node.in_flight if node is not None and self._is_fresh(node.heard_at, self._clock.monotonic()) else {}
+        return node.in_flight if node is not None and self._is_fresh(node.reported_at, self._clock.monotonic()) else {}
 
     def _is_sure(self) -> bool:
-        return self._listening_since is not None and not self._is_fresh(self._listening_since, self._clock.monotonic())
+        return self._subscribed_since is not None and not self._is_fresh(
+            self._subscribed_since, self._clock.monotonic()
+        )
 
     def used_s_ago(self, process_id: str) -> float | None:
         """None: not while we listened."""
@@ -87,7 +89,7 @@ class Quietness:
             return
         self._pruned_at = now
         self._used = {process_id: at for process_id, at in self._used.items() if now - at < KEPT_S}
-        self._nodes = {node_id: node for node_id, node in self._nodes.items() if now - node.heard_at < KEPT_S}
+        self._nodes = {node_id: node for node_id, node in self._nodes.items() if now - node.reported_at < KEPT_S}
 
     def _is_fresh(self, moment: float, now: float) -> bool:
-        return now - moment < self._heard_within_s
+        return now - moment < self._fresh_s

@@ -28,14 +28,14 @@ log = get_log(__name__)
 
 _LEASE = "learning"
 # A node that lies, or counts wrong, must not make a model impossible to place for ever.
-_MOST_BYTES = 1 << 46
+MAX_BYTES = 1 << 46
 LAST_LOADS = 5  # of each revision
 _OTHER_REVISIONS_FOR = timedelta(days=30)  # an edit may be taken back
 _SEEN_COUNTS = timedelta(hours=1)  # that a file is there is written down no finer than this
 _FORGET_AFTER = timedelta(days=7)  # as workers do with files nobody uses
 
 
-class Learning:
+class UsageRecorder:
     name = "learning"
 
     def __init__(self, store: Store, leadership: Leadership, clock: Clock, *, interval_s: float = 30.0) -> None:
@@ -45,18 +45,20 @@ class Learning:
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        await run_every(self.name, self._interval_s, self.look, clock=self._clock)
+        await run_every(self.name, self._interval_s, self.run_once, clock=self._clock)
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         if not await self._leadership.lead(_LEASE, every_s=self._interval_s):
             return
         async with self._store.read() as tx:
             now = await tx.now()
-            told = {each.node_id: each.processes for each in (await node_backends.list_processes(tx)).values()}
+            processes_by_node = {
+                each.node_id: each.processes for each in (await node_backends.list_processes(tx)).values()
+            }
             revisions = {row.id: row.revision for row in await models.list_(tx)}
-            peaks, stale = new_peaks(await process_peaks.list_(tx), told.values(), revisions, now)
+            peaks, stale = new_peaks(await process_peaks.list_(tx), processes_by_node.values(), revisions, now)
             known = await node_files.list_(tx)
-            files = new_files(await replicas.list_(tx), told, known, now)
+            files = new_files(await replicas.list_(tx), processes_by_node, known, now)
         old = any(file.seen_at < now - _FORGET_AFTER for file in known)
         if not (peaks or stale or files or old):
             return
@@ -77,12 +79,15 @@ class Learning:
 
 
 def new_peaks(
-    known: Sequence[Peak], told: Iterable[Sequence[ReplicaProcess]], revisions: Mapping[str, str], now: datetime
+    known: Sequence[Peak],
+    processes_by_node: Iterable[Sequence[ReplicaProcess]],
+    revisions: Mapping[str, str],
+    now: datetime,
 ) -> tuple[list[Peak], list[Peak]]:
     """What to write down, and what to forget: all but the last loads of each revision, and revisions that are over."""
     rows = {peak.key: peak for peak in known}
     put = []
-    for process in (process for processes in told for process in processes):
+    for process in (process for processes in processes_by_node for process in processes):
         if process.revision and revisions.get(process.model) == process.revision:
             before = rows.get((process.model, process.revision, process.process_id))
             after = _raised(before, process, now)
@@ -112,12 +117,12 @@ def _raised(before: Peak | None, process: ReplicaProcess, now: datetime) -> Peak
 
 
 def _believable(size_bytes: int) -> int:
-    return size_bytes if 0 < size_bytes <= _MOST_BYTES else 0
+    return size_bytes if 0 < size_bytes <= MAX_BYTES else 0
 
 
 def new_files(
     rows: Iterable[DesiredReplica],
-    told: Mapping[str, tuple[ReplicaProcess, ...]],
+    processes_by_node: Mapping[str, tuple[ReplicaProcess, ...]],
     known: Iterable[NodeFile],
     now: datetime,
 ) -> list[tuple[str, str]]:
@@ -125,7 +130,7 @@ def new_files(
     lately = {(file.node_id, file.digest) for file in known if file.seen_at > now - _SEEN_COUNTS}
     serving = {
         (node_id, process.model, process.replica, process.revision)
-        for node_id, processes in told.items()
+        for node_id, processes in processes_by_node.items()
         for process in processes
         if process.state == ReplicaState.READY
     }

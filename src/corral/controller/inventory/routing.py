@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
 from corral.contract.view import ViewReplica
 from corral.controller.inventory.routable import Listing, Served, routable
 from corral.store.engine.transactions import Transaction
@@ -13,7 +16,7 @@ from corral.store.tables.nodes import NodeOutline
 async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewReplica, ...], dict[str, str]]:
     """Of one model or all: the processes, and by model the revision that answers where it is not the present one."""
     listed = await node_backends.list_processes(tx)
-    if not any(process.model for told in listed.values() for process in told.processes):
+    if not any(process.model for listing_of in listed.values() for process in listing_of.processes):
         return (), {}
     outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, list(listed)) if outline.approved}
     found = await models.list_(tx, [model] if model else None)
@@ -22,8 +25,10 @@ async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewRepl
         (row.node_id, row.model, row.replica) for row in await replicas.list_(tx) if row.stage == ReplicaStage.LEAVING
     }
     listings = [
-        Listing(node_id, outlines[node_id].status, told.processes, _is_current(told.boot_id, outlines[node_id]))
-        for node_id, told in listed.items()
+        Listing(
+            node_id, outlines[node_id].status, listing_of.processes, _is_current(listing_of.boot_id, outlines[node_id])
+        )
+        for node_id, listing_of in listed.items()
         if node_id in outlines
     ]
     return routable(listings, served, leaving)
@@ -31,3 +36,15 @@ async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewRepl
 
 def _is_current(boot_id: str, outline: NodeOutline) -> bool:
     return boot_id in ("", outline.boot_id)
+
+
+async def forget_previous_revisions(tx: Transaction, processes: Iterable[ReplicaProcess]) -> None:
+    """In the transaction in which these were written down: from its end on gateways are shown what it says."""
+    ready = {process.model for process in processes if process.state == ReplicaState.READY and process.model}
+    if not ready:
+        return
+    for row in await models.list_(tx, sorted(ready)):
+        if row.previous_revisions:
+            shown, _ = await read_routing(tx, row.id)
+            if any(replica.revision == row.revision for replica in shown):
+                await models.forget_previous_revisions(tx, row.id, row.revision)

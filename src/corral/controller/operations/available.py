@@ -45,8 +45,8 @@ def known_entries(entries: Sequence[Entry], installed: Sequence[Entry]) -> list[
     known: dict[str, dict[str, Any]] = {}
     for entry in entries:
         name = str(entry["name"])
-        told = {"name": name, "description": str(entry.get("description", "")), "installed": name in there}
-        known.setdefault(name, told)
+        shown = {"name": name, "description": str(entry.get("description", "")), "installed": name in there}
+        known.setdefault(name, shown)
     for name in there:
         known.setdefault(name, {"name": name, "description": "", "installed": True})
     return [known[name] for name in sorted(known)]

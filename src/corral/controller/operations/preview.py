@@ -8,11 +8,11 @@ from typing import Any
 from corral.contract.admin import PlanNode, PlanProcess
 from corral.contract.messages.replicas import ReplicaProcess
 from corral.controller.backends.plan import NoBuild
-from corral.controller.backends.replacement import has_room_for_two, processes_of, start_took_s
+from corral.controller.backends.replacement import fits_beside, processes_of, start_took_s
 from corral.controller.backends.rules import Wanted
 from corral.controller.inventory.installed import Installed
-from corral.controller.operations.prepare import Candidate, Prepared
 from corral.controller.operations.requests import OperationKind
+from corral.controller.operations.resolve import Candidate, ResolvedRequest
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
 SAME_BUILD = "it has this very build"
@@ -24,29 +24,29 @@ _DISK_PER_BYTE = 2
 _DIGEST_SHOWN = len("sha256:") + 12
 
 
-def preview(prepared: Prepared) -> tuple[PlanNode, ...]:
+def preview(resolved: ResolvedRequest) -> tuple[PlanNode, ...]:
     """One per node, in name order."""
-    return tuple(_node(prepared, candidate) for candidate in prepared.candidates)
+    return tuple(_node(resolved, candidate) for candidate in resolved.candidates)
 
 
-def changes_nothing(prepared: Prepared, nodes: Sequence[PlanNode]) -> bool:
+def changes_nothing(resolved: ResolvedRequest, nodes: Sequence[PlanNode]) -> bool:
     """An upgrade or a rollback whose build every node has. An install is a success then, not nothing."""
-    return prepared.want is Want.UPGRADED and bool(nodes) and all(node.action == NOTHING for node in nodes)
+    return resolved.want is Want.UPGRADED and bool(nodes) and all(node.action == NOTHING for node in nodes)
 
 
-def unchanged_words(prepared: Prepared, nodes: Sequence[PlanNode | OperationNode]) -> str:
+def unchanged_words(resolved: ResolvedRequest, nodes: Sequence[PlanNode | OperationNode]) -> str:
     """The sentence for that: `vllm: nothing newer on any node (1.0 is installed)`."""
-    scope = prepared.wish.scope
+    scope = resolved.request.scope
     where = {ScopeKind.ALL: "any node", ScopeKind.SELECTOR: f"nodes with {scope.value}"}.get(scope.kind)
     versions = ", ".join(sorted({node.version or node.digest[:_DIGEST_SHOWN] for node in nodes}))
-    nothing = "nothing to go back to" if prepared.wish.kind is OperationKind.ROLLBACK else "nothing newer"
-    return f"{prepared.backend}: {nothing} on {where or nodes[0].node_name} ({versions} is installed)"
+    nothing = "nothing to go back to" if resolved.request.kind is OperationKind.ROLLBACK else "nothing newer"
+    return f"{resolved.backend}: {nothing} on {where or nodes[0].node_name} ({versions} is installed)"
 
 
-def _node(prepared: Prepared, candidate: Candidate) -> PlanNode:
+def _node(resolved: ResolvedRequest, candidate: Candidate) -> PlanNode:
     outline = candidate.outline
-    build = prepared.builds.get(candidate.kind)
-    there = candidate.find(prepared.backend, build.variant if isinstance(build, TargetBuild) else "")
+    build = resolved.builds.get(candidate.kind)
+    there = candidate.find(resolved.backend, build.variant if isinstance(build, TargetBuild) else "")
     known: dict[str, Any] = {
         "node_id": outline.id,
         "node_name": outline.name,
@@ -55,9 +55,9 @@ def _node(prepared: Prepared, candidate: Candidate) -> PlanNode:
     }
     if outline.status != "healthy" or outline.bus_down:
         known |= {"waits": True, "reason": f"node {outline.status}, will be done when it is healthy"}
-    if prepared.want is Want.ABSENT:
-        return _delete(known, prepared.backend, candidate, there)
-    if prepared.wish.kind is OperationKind.ROLLBACK and outline.protocol == 0:
+    if resolved.want is Want.ABSENT:
+        return _delete(known, resolved.backend, candidate, there)
+    if resolved.request.kind is OperationKind.ROLLBACK and outline.protocol == 0:
         return _left_alone(known, "skip", CANNOT_CHOOSE)
     match build:
         case None:
@@ -66,7 +66,7 @@ def _node(prepared: Prepared, candidate: Candidate) -> PlanNode:
         case NoBuild(reason):
             return _left_alone(known, "skip", reason)
         case TargetBuild():
-            return _have(prepared, known, candidate, there, build)
+            return _have(resolved, known, candidate, there, build)
 
 
 def _left_alone(known: dict[str, Any], action: str, reason: str) -> PlanNode:
@@ -84,9 +84,9 @@ def _delete(known: dict[str, Any], backend: str, candidate: Candidate, there: In
 
 
 def _have(
-    prepared: Prepared, known: dict[str, Any], candidate: Candidate, there: Installed | None, build: TargetBuild
+    resolved: ResolvedRequest, known: dict[str, Any], candidate: Candidate, there: Installed | None, build: TargetBuild
 ) -> PlanNode:
-    force, outline = prepared.wish.force, candidate.outline
+    force, outline = resolved.request.force, candidate.outline
     known |= {"variant": build.variant, "version": build.version, "digest": build.digest}
     if build.note:
         known["reason"] = "; ".join(part for part in (known.get("reason", ""), build.note) if part)
@@ -98,7 +98,7 @@ def _have(
         known["disk_after_bytes"] = max(0, outline.available_disk - _DISK_PER_BYTE * fetch)
     if there is None:
         return PlanNode(**known, action="install")
-    known |= _replacing(candidate, prepared.backend)
+    known |= _replacing(candidate, resolved.backend)
     return PlanNode(**known, action="reinstall" if force else "upgrade")
 
 
@@ -110,7 +110,7 @@ def _replacing(candidate: Candidate, backend: str) -> dict[str, Any]:
     running = _processes(candidate, backend)
     if not running:
         return {"processes": "none runs"} if candidate.known else {}
-    if has_room_for_two(running, free_vram=outline.available_vram, free_ram=outline.available_ram):
+    if fits_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram):
         replaced = [PlanProcess(each.process_id, each.model, BESIDE, 0.0) for each in running]
         words = f"{_counted(replaced)} replaced: the new version starts beside it, takes over when it serves; no gap"
         return {"processes": words, "replaces": tuple(replaced)}

@@ -38,9 +38,9 @@ class ConcreteNeedsTarget(Conflict):
 
 
 @dataclass(frozen=True)
-class Wish:
+class OperationRequest:
     kind: OperationKind
-    asked: BackendRequest
+    backend_request: BackendRequest
     scope: Scope
     force: bool = False
     max_parallel: str = ""
@@ -48,37 +48,51 @@ class Wish:
     origin: Origin = Origin.PERSON
 
 
-def make_wish(
+def parse_request(
     kind: OperationKind,
-    asked: BackendRequest,
+    backend_request: BackendRequest,
     *,
     scope: Scope,
     force: bool = False,
     max_parallel: str = "",
     by: str = "",
     origin: Origin = Origin.PERSON,
-) -> Wish:
+) -> OperationRequest:
     """Raises Invalid for what cannot be meant."""
-    if not asked.backend and not asked.uri:
+    if not backend_request.backend and not backend_request.uri:
         raise Invalid("say which backend: its name, or a uri")
-    for text, most in ((asked.backend, _NAME_MAX), (asked.alias, _NAME_MAX), (asked.uri, _URI_MAX)):
+    for text, most in (
+        (backend_request.backend, _NAME_MAX),
+        (backend_request.alias, _NAME_MAX),
+        (backend_request.uri, _URI_MAX),
+    ):
         if len(text) > most:
             raise Invalid(f"{text[:40]!r}… is longer than {most} characters")
         if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
             raise Invalid("names must not hold control characters")
-    if is_redacted(asked.uri):
-        raise Invalid(f"{asked.uri!r} hides a user and password: write them in place of the stars")
-    if asked.uri and asked.backend and not _OWN_NAME.match(asked.backend):
-        raise Invalid(f"{asked.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside")
-    if asked.alias and not _OWN_NAME.match(asked.alias):
-        raise Invalid(f"{asked.alias!r} cannot be an alias: use letters, digits, and . _ + - inside")
+    if is_redacted(backend_request.uri):
+        raise Invalid(f"{backend_request.uri!r} hides a user and password: write them in place of the stars")
+    if backend_request.uri and backend_request.backend and not _OWN_NAME.match(backend_request.backend):
+        raise Invalid(
+            f"{backend_request.backend!r} cannot be a backend's name: use letters, digits, and . _ + - inside"
+        )
+    if backend_request.alias and not _OWN_NAME.match(backend_request.alias):
+        raise Invalid(f"{backend_request.alias!r} cannot be an alias: use letters, digits, and . _ + - inside")
     if force and kind not in (OperationKind.INSTALL, OperationKind.DELETE):
         raise Invalid("only an install or a delete can be forced")
     if max_parallel:
         max_parallel = parse_max_parallel(max_parallel)
     elif kind is OperationKind.UPGRADE:
         max_parallel = DEFAULT
-    return Wish(kind, asked, scope, force, max_parallel, by, origin)
+    return OperationRequest(
+        kind=kind,
+        backend_request=backend_request,
+        scope=scope,
+        force=force,
+        max_parallel=max_parallel,
+        by=by,
+        origin=origin,
+    )
 
 
 async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> Scope:

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from corral.contract.admin import OperationHistory, OperationView
 from corral.controller.backends.world import PAUSED
-from corral.controller.operations.accepting import Accepted, Accepting
-from corral.controller.operations.afterwards import what_holds_again
-from corral.controller.operations.bookkeeping import finish_or_reopen
+from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
 from corral.controller.operations.fetches import KIND as FETCH
 from corral.controller.operations.fetches import open_fetch
-from corral.controller.operations.live import Progress
-from corral.controller.operations.requests import OperationKind, Wish, find_scope
+from corral.controller.operations.progress import ProgressCollector
+from corral.controller.operations.requests import OperationKind, OperationRequest, find_scope
 from corral.controller.operations.state import error_text, settle
+from corral.controller.operations.step_records import finish_or_reopen
 from corral.controller.operations.views import operation_view, record_view
+from corral.controller.operations.withdrawal import describe_restored_rules
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.kit.clock import Clock
@@ -49,16 +49,18 @@ _POLL_S = 1.0
 
 
 class Operations:
-    def __init__(self, store: Store, accepting: Accepting, progress: Progress, feed: ChangeFeed, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, acceptor: OperationAcceptor, progress: ProgressCollector, feed: ChangeFeed, clock: Clock
+    ) -> None:
         self._store = store
-        self._accepting = accepting
+        self._acceptor = acceptor
         self._progress = progress
         self._feed = feed
         self._clock = clock
-        self.plan = accepting.plan
+        self.plan = acceptor.plan
 
-    async def accept(self, wish: Wish) -> Accepted:
-        return await self._accepting.accept(wish)
+    async def accept(self, request: OperationRequest) -> AcceptedOperation:
+        return await self._acceptor.accept(request)
 
     async def scope(self, *, node: str = "", selector: str = "") -> Scope:
         async with self._store.read() as tx:
@@ -140,7 +142,7 @@ class Operations:
         """Takes the rule back; what runs may end."""
         return await self._take_back(operation_id, OperationNodeStatus.WITHDRAWN, "the rule was withdrawn")
 
-    async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> Accepted:
+    async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> AcceptedOperation:
         """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
@@ -148,12 +150,12 @@ class Operations:
             operation = await operations.get(tx, operation_id)
             taken_back = operation.cancelled_at is not None or operation.withdrawn_at is not None
             if taken_back and operation.kind == FETCH:
-                wish = None
+                request = None
                 operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
             elif taken_back:
-                wish = _wish_of(operation, by)
+                request = _request_again(operation, by)
             else:
-                wish = None
+                request = None
                 rows = await self._rows(tx, operation_id, node)
                 waiting = [row for row in intents if row.stage in (IntentStage.WAITING, IntentStage.PARKED)]
                 # A rule that decides again because a later one was withdrawn can fail where its row has ended long ago.
@@ -170,10 +172,10 @@ class Operations:
                 )
                 await _forget_missing(tx, operation)
                 await self._write(tx, operation, _waiting_again(rows, failing), now)
-        if wish is not None:
-            return await self.accept(wish)
-        self._told(operation_id)
-        return Accepted(operation_id)
+        if request is not None:
+            return await self.accept(request)
+        self._notify(operation_id)
+        return AcceptedOperation(operation_id)
 
     async def dismiss(self, operation_id: str) -> None:
         """Nobody wants to see it any more; what it asked for goes on. What is not there needs no dismissing."""
@@ -221,16 +223,16 @@ class Operations:
                 operation = msgspec.structs.replace(operation, **{field: now})
                 await operations.replace(tx, operation)
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
-            notes = await what_holds_again(tx, operation, before) if before else ()
+            notes = await describe_restored_rules(tx, operation, before) if before else ()
         log.info(
             "operation taken back", operation=operation_id, how=status.value, node=rows[0].node_name if node else ""
         )
-        self._told(operation_id)
+        self._notify(operation_id)
         return notes
 
     async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[OperationNode]:
         """With what was heard since they were written, so that nothing of it is lost; of one node when it is named."""
-        rows = self._progress.merged(operation_id, await operation_nodes.list_(tx, operation_id))
+        rows = self._progress.merge(operation_id, await operation_nodes.list_(tx, operation_id))
         if not node:
             return rows
         chosen = [row for row in rows if node in (row.node_id, row.node_name)]
@@ -245,20 +247,20 @@ class Operations:
         await revisions.bump(tx, "operations")
         await revisions.bump(tx, RULES)
 
-    def _told(self, operation_id: str) -> None:
+    def _notify(self, operation_id: str) -> None:
         self._feed.notify("rules", operation_id)
         self._feed.notify("operations", operation_id)
 
 
-def _wish_of(operation: Operation, by: str) -> Wish:
+def _request_again(operation: Operation, by: str) -> OperationRequest:
     request = operation.request
-    return Wish(
-        OperationKind(operation.kind),
-        request.backend,
-        Scope(ScopeKind(operation.scope_kind), operation.scope_value),
-        request.force,
-        request.max_parallel,
-        by,
+    return OperationRequest(
+        kind=OperationKind(operation.kind),
+        backend_request=request.backend,
+        scope=Scope(ScopeKind(operation.scope_kind), operation.scope_value),
+        force=request.force,
+        max_parallel=request.max_parallel,
+        by=by,
     )
 
 

@@ -18,7 +18,7 @@ _UNCOUNTED = frozenset({OperationNodeStatus.SKIPPED, OperationNodeStatus.WITHDRA
 LAST_OF_ATTEMPT = 2**62
 
 
-class Tick(Struct, frozen=True):
+class ProgressEvent(Struct, frozen=True):
     """One progress event, as a worker sent it."""
 
     attempt: int  # 0: the worker does not number; it means the order that is under way
@@ -31,17 +31,17 @@ class Tick(Struct, frozen=True):
     rate: float
 
 
-class Outcome(StrEnum):
+class OperationState(StrEnum):
     DONE = "done"
     FAILING = "failing"
     WAITING = "waiting"
     UNDER_WAY = "under_way"
 
 
-def merge_tick(row: OperationNode, tick: Tick) -> OperationNode:
+def merge_progress(row: OperationNode, event: ProgressEvent) -> OperationNode:
     """Progress never goes backwards, and an end is an end: late and doubled events are dropped here."""
-    attempt = tick.attempt or row.attempt
-    if row.status in ENDED or (attempt, tick.seq) <= (row.attempt, row.seq):
+    attempt = event.attempt or row.attempt
+    if row.status in ENDED or (attempt, event.seq) <= (row.attempt, row.seq):
         return row
     fresh = attempt > row.attempt
     late = (
@@ -51,14 +51,14 @@ def merge_tick(row: OperationNode, tick: Tick) -> OperationNode:
         row,
         status=row.status if late else OperationNodeStatus.DOWNLOADING,
         reason=row.reason if late else "",
-        phase=tick.phase,
-        file_name=tick.file_name,
-        percentage=tick.percentage if fresh else max(row.percentage, tick.percentage),
-        current_bytes=tick.current_bytes,
-        total_bytes=tick.total_bytes,
-        rate=tick.rate,
+        phase=event.phase,
+        file_name=event.file_name,
+        percentage=event.percentage if fresh else max(row.percentage, event.percentage),
+        current_bytes=event.current_bytes,
+        total_bytes=event.total_bytes,
+        rate=event.rate,
         attempt=attempt,
-        seq=tick.seq,
+        seq=event.seq,
         next_try_at=None,
         waits=False,
     )
@@ -78,7 +78,7 @@ def settle(row: OperationNode, status: OperationNodeStatus, reason: str = "") ->
 class Summary(Struct, frozen=True):
     """What the rows of an operation come to together."""
 
-    outcome: Outcome
+    outcome: OperationState
     settled: bool  # nothing is moving: a watcher may go home; what waits for a node or a retry lives on without them
     processed: bool  # the contract's word: every node was called and has answered, failed, or is known to take longer
     progress: float  # one bar over all: the mean of the rows that count, 100 only when every one has ended
@@ -105,13 +105,15 @@ def summarize(rows: Sequence[OperationNode]) -> Summary:
     return Summary(outcome, settled, processed, mean if ended or not counted else min(mean, 99.0), counts)
 
 
-def _outcome(counts: Mapping[OperationNodeStatus, int], *, ended: bool, settled: bool, processed: bool) -> Outcome:
+def _outcome(
+    counts: Mapping[OperationNodeStatus, int], *, ended: bool, settled: bool, processed: bool
+) -> OperationState:
     """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
     if ended:
-        return Outcome.DONE
+        return OperationState.DONE
     if processed and OperationNodeStatus.ERROR in counts:
-        return Outcome.FAILING
-    return Outcome.WAITING if settled else Outcome.UNDER_WAY
+        return OperationState.FAILING
+    return OperationState.WAITING if settled else OperationState.UNDER_WAY
 
 
 def error_text(rows: Sequence[OperationNode]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from corral.contract.admin import OperationNodeView, OperationRecord, OperationView
-from corral.controller.operations.state import Outcome, Summary, error_text, running_text, summarize
+from corral.controller.operations.state import OperationState, Summary, error_text, running_text, summarize
 from corral.store.records import CONTROLLER, OperationNode, OperationNodeStatus
 from corral.store.tables.operations import Operation
 
@@ -120,16 +120,16 @@ def message_of(operation: Operation, rows: Sequence[OperationNode], summary: Sum
     if operation.cancelled_at is not None or operation.withdrawn_at is not None:
         return "cancelled" if operation.cancelled_at is not None else "withdrawn"
     match summary.outcome:
-        case Outcome.DONE:
+        case OperationState.DONE:
             return "completed"
-        case Outcome.FAILING:
+        case OperationState.FAILING:
             if operation.kind == FETCH and not any(row.next_try_at for row in rows):
                 return "failing; not tried again by itself"
             return f"failing on {_count(rows, OperationNodeStatus.ERROR)}; will be tried again"
-        case Outcome.WAITING:
+        case OperationState.WAITING:
             waiting = ", ".join(sorted(row.node_name for row in rows if row.waits))
             return f"waits for {waiting}"
-        case Outcome.UNDER_WAY:
+        case OperationState.UNDER_WAY:
             if operation.kind == FETCH:
                 return "files are fetched to the controller"
             if summary.processed:
@@ -192,7 +192,7 @@ def job_status(view: OperationView) -> dict[str, object]:
     }
     if view.error:
         status["error"] = view.error
-    if view.state == Outcome.DONE:
+    if view.state == OperationState.DONE:
         status["completed"] = True
     return status
 

@@ -52,7 +52,7 @@ Reply = InstallReply | StoppedReply
 
 
 @dataclass(frozen=True)
-class CallTimes:
+class CallTimeouts:
     install_s: float = 900.0
     upgrade_s: float = 900.0
     delete_s: float = 120.0
@@ -64,7 +64,7 @@ class CallTimes:
 
 class BackendCalls:
     def __init__(
-        self, bus: Bus, clock: Clock, times: CallTimes, *, aliases: Aliases, galleries_with: GalleriesWith
+        self, bus: Bus, clock: Clock, times: CallTimeouts, *, aliases: Aliases, galleries_with: GalleriesWith
     ) -> None:
         """`aliases`: the aliases that galleries have for builds, by name. `galleries_with`: the galleries in which a
         LocalAI worker finds an entry."""
@@ -166,18 +166,18 @@ class BackendCalls:
     async def _request(self, order: BackendOrder) -> dict[str, Any]:
         """A Corral worker receives the build itself. A LocalAI worker looks the build up, and so receives only the
         galleries that have it: it reads every gallery it receives, and fails if it cannot read one of them."""
-        asked, build, fields = order.asked, order.build, _named(order)
+        request, build, fields = order.request, order.build, _named(order)
         if not order.accepts:
-            if asked.uri:
+            if request.uri:
                 return fields
-            galleries = await self._galleries_with(asked)
+            galleries = await self._galleries_with(request)
             if not galleries:
                 raise Invalid(NO_GALLERY_FOR_LOCALAI)
             return fields | {"backend_galleries": msgspec.json.encode(list(galleries)).decode()}
         fields |= _acceptance(order)
         if build is not None:
             fields |= {
-                "alias": asked.alias or build.alias,
+                "alias": request.alias or build.alias,
                 "variant": build.variant,
                 "digest": build.digest,
                 "version": build.version,
@@ -193,12 +193,12 @@ class BackendCalls:
 
 def _named(order: BackendOrder) -> dict[str, Any]:
     """The fields of an install and of an upgrade that every kind of worker receives."""
-    asked = order.asked
+    request = order.request
     return {
         "backend": order.send.backend,
-        "uri": asked.uri,
-        "name": order.send.backend if asked.uri else "",
-        "alias": asked.alias,
+        "uri": request.uri,
+        "name": order.send.backend if request.uri else "",
+        "alias": request.alias,
         "op_id": order.send.operation,
     }
 

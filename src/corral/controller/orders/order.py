@@ -56,7 +56,7 @@ class BackendOrder:
     accepts: bool  # the worker replies at once and reports later; a LocalAI worker replies when it has finished
     boot_id: str
     send: Send
-    asked: BackendRequest
+    request: BackendRequest
     build: TargetBuild | None
     in_place: bool = False  # the running processes have to end before their successors start
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from corral.controller.operations.accepting import Accepting
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.operations.accept import OperationAcceptor
+from corral.controller.operations.requests import OperationKind, parse_request
 from corral.controller.replicas.retry import Trying
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
@@ -20,10 +20,10 @@ log = get_log(__name__)
 class Bringing(KeyedTasks[tuple[str, str]]):
     """`async with` it."""
 
-    def __init__(self, accepting: Accepting, clock: Clock, *, rule_shows_s: float = 10.0) -> None:
+    def __init__(self, acceptor: OperationAcceptor, clock: Clock, *, rule_shows_s: float = 10.0) -> None:
         """`rule_shows_s`: if by then no rule asks for what was asked for, somebody took it back."""
         super().__init__()
-        self._accepting = accepting
+        self._acceptor = acceptor
         self._clock = clock
         self._rule_shows_s = rule_shows_s
         self._asked: dict[tuple[str, str], float] = {}
@@ -45,10 +45,10 @@ class Bringing(KeyedTasks[tuple[str, str]]):
 
     async def _ask(self, node_id: str, backend: str) -> None:
         try:
-            wish = make_wish(
+            request = parse_request(
                 OperationKind.INSTALL, BackendRequest(backend), scope=Scope(ScopeKind.NODE, node_id), origin=Origin.LOAD
             )
-            accepted = await self._accepting.accept(wish)
+            accepted = await self._acceptor.accept(request)
             self._asked[(node_id, backend)] = self._clock.monotonic()
             log.info("backend asked for", backend=backend, node_id=node_id, operation=accepted.operation_id)
         except CorralError as error:

@@ -126,7 +126,7 @@ class Builds(KeyedTasks[Key]):
     async def _ask(self, backend: str, machine: MachineKind) -> Build:
         try:
             listed = await self._catalogue.look_up(BackendRequest(backend))
-            found = await self._catalogue.resolve(listed.asked or BackendRequest(listed.name), machine)
+            found = await self._catalogue.resolve(listed.request or BackendRequest(listed.name), machine)
         except (NotFound, Invalid) as error:
             return Build(BuildState.MISSING, error.message)
         if isinstance(found, NoBuild):
@@ -140,7 +140,7 @@ class Builds(KeyedTasks[Key]):
         for gallery in self._catalogue.galleries():
             try:
                 listed = await self._catalogue.look_up(BackendRequest(backend, gallery=str(gallery.get("name", ""))))
-                found = await self._catalogue.resolve(listed.asked or BackendRequest(listed.name), machine)
+                found = await self._catalogue.resolve(listed.request or BackendRequest(listed.name), machine)
             except (NotFound, Invalid):
                 continue
             except CorralError as error:  # another one may know it

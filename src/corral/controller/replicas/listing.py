@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from corral.contract.messages.nodes import NodeStatus
 from corral.contract.messages.replicas import ReplicaProcess, ReplicaState
-from corral.controller.inventory.activity import Quietness
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.replicas.lifecycle import Place
 from corral.controller.replicas.world import read_own
 from corral.controller.runtime.node_views import rfc3339
@@ -28,7 +28,7 @@ _STATES = {
 
 
 class ReplicaRows:
-    def __init__(self, store: Store, quiet: Quietness) -> None:
+    def __init__(self, store: Store, quiet: ActivityTracker) -> None:
         self._store = store
         self._quiet = quiet
 

@@ -29,7 +29,7 @@ from corral.contract.messages.replicas import (
     StopReplica,
 )
 from corral.controller.backends.rules import Wanted
-from corral.controller.inventory.activity import Quietness
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.orders.observations import OrderEnded, ReplicaObservation, WorkerUnreachable
 from corral.controller.orders.order import OrderId
 from corral.controller.orders.replica_calls import ReplicaOrders
@@ -108,7 +108,7 @@ class ReplicaLoop:
         bringing: Bringing,
         fetching: Fetching,
         files: FilesOfModels,
-        quiet: Quietness,
+        quiet: ActivityTracker,
         memory: FindMemory,
         waiting: Callable[[], Mapping[str, int]] = dict,
         pressure: Callable[[str, float], int] = no_pressure,

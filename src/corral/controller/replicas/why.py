@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 
 from corral.contract.loads import LoadStatus
 from corral.contract.why import WhyModel, WhyNode
-from corral.controller.inventory.activity import Quietness
+from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.replicas.builds import Builds
 from corral.controller.replicas.reconcile import ReplicaOptions
 from corral.controller.replicas.scheduler_replicas import mirror
@@ -38,7 +38,7 @@ class Sight:
     """What the world is read with, beside the store."""
 
     builds: Builds
-    quiet: Quietness
+    quiet: ActivityTracker
     memory: FindMemory
     options: ReplicaOptions
 

@@ -10,7 +10,7 @@ from corral.controller.api.auth import viewers
 from corral.controller.api.overview import Overview
 from corral.controller.backends.gallery_status import BACKENDS as BACKEND_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
-from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.service import Operations
 from corral.controller.web.attention import attention_of
 from corral.controller.web.inside import Inside, Page, Shown
@@ -36,7 +36,7 @@ async def fleet(inside: Inside, overview: Overview, after: str = "") -> Page:
 
 
 @get(BACKENDS)
-async def backends(inside: Inside, installed: InstalledBackends, gallery_status: GalleryStatus, look: Look) -> Page:
+async def backends(inside: Inside, installed: BackendViews, gallery_status: GalleryStatus, look: Look) -> Page:
     part = f"/page/backends{look.query()}"
     return await inside.page("backends.html", BACKENDS, part, lambda: _matrix(installed, gallery_status, look, inside))
 
@@ -63,9 +63,7 @@ async def overview_part(inside: Inside, overview: Overview) -> Page:
 
 
 @get("/page/backends", guards=[viewers])
-async def backends_part(
-    inside: Inside, installed: InstalledBackends, gallery_status: GalleryStatus, look: Look
-) -> Page:
+async def backends_part(inside: Inside, installed: BackendViews, gallery_status: GalleryStatus, look: Look) -> Page:
     return await inside.part("backends_part.html", lambda: _matrix(installed, gallery_status, look, inside))
 
 
@@ -74,7 +72,7 @@ async def operations_part(inside: Inside, operations: Operations) -> Page:
     return await inside.part("operations_part.html", lambda: _history(operations, inside))
 
 
-async def _matrix(installed: InstalledBackends, gallery_status: GalleryStatus, look: Look, inside: Inside) -> Shown:
+async def _matrix(installed: BackendViews, gallery_status: GalleryStatus, look: Look, inside: Inside) -> Shown:
     shown = matrix_of(await installed.matrix(), look)
     checked = ago(parse_moment(shown.checked_at), inside.now())
     return {"matrix": shown, "checked": checked, "notices": gallery_status.notices(BACKEND_GALLERIES)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from corral.blobs.oci.registry import RegistrySettings
 from corral.controller.backends.galleries import gallery_folder
-from corral.controller.backends.reconcile import Pace
-from corral.controller.orders.backend_calls import CallTimes
+from corral.controller.backends.reconcile import ReconcileIntervals
+from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.backends import BackendOptions
 from corral.gallery.backends.factory import GalleryOptions
@@ -15,14 +15,14 @@ from corral.gallery.index_cache import LibraryOptions
 
 def backend_options(settings: ControllerSettings) -> BackendOptions:
     return BackendOptions(
-        times=CallTimes(
+        times=CallTimeouts(
             install_s=settings.backends.backend_install_timeout_s,
             upgrade_s=settings.backends.backend_upgrade_timeout_s,
             delete_s=settings.backends.backend_delete_timeout_s,
             accept_s=settings.backends.backend_accept_timeout_s,
             list_s=settings.backends.backend_list_timeout_s,
         ),
-        pace=Pace(
+        pace=ReconcileIntervals(
             every_s=settings.backends.reconcile_interval_s,
             renew_s=settings.runtime.lease_ttl_s / 3,
             first_retry_s=settings.backends.retry_first_s,

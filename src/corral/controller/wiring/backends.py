@@ -7,18 +7,18 @@ from typing import Any
 
 from corral.bus.api import Bus
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.backends.reconcile import Pace, Reconciler
+from corral.controller.backends.reconcile import ReconcileIntervals, Reconciler
 from corral.controller.backends.upgrades import UpgradeCheck
-from corral.controller.inventory.collector import Inventories
-from corral.controller.operations.accepting import Accepted, Accepting
-from corral.controller.operations.bookkeeping import keep_rows
-from corral.controller.operations.installed import InstalledBackends
-from corral.controller.operations.integrity import Integrity
-from corral.controller.operations.live import Progress
-from corral.controller.operations.prepare import Preparing
-from corral.controller.operations.requests import OperationKind, make_wish
+from corral.controller.inventory.collector import InventoryCollector
+from corral.controller.operations.accept import AcceptedOperation, OperationAcceptor
+from corral.controller.operations.backend_views import BackendViews
+from corral.controller.operations.progress import ProgressCollector
+from corral.controller.operations.requests import OperationKind, parse_request
+from corral.controller.operations.resolve import RequestResolver
 from corral.controller.operations.service import Operations
-from corral.controller.orders.backend_calls import BackendCalls, CallTimes
+from corral.controller.operations.step_records import record_steps
+from corral.controller.operations.verify import BackendVerifier
+from corral.controller.orders.backend_calls import BackendCalls, CallTimeouts
 from corral.controller.orders.dispatch import CallLimits
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import ChangeFeed
@@ -30,8 +30,8 @@ from corral.store.records import BackendRequest, Scope, ScopeKind
 
 @dataclass(frozen=True)
 class BackendOptions:
-    times: CallTimes = field(default_factory=CallTimes)
-    pace: Pace = field(default_factory=Pace)
+    times: CallTimeouts = field(default_factory=CallTimeouts)
+    pace: ReconcileIntervals = field(default_factory=ReconcileIntervals)
     limits: CallLimits = field(default_factory=CallLimits)
     inventory_flush_s: float = 1.0
     ask_inventory_every_s: float = 60.0
@@ -70,11 +70,11 @@ class Backends:
             changes,
             feed,
             clock,
-            record_steps=keep_rows,
+            record_steps=record_steps,
             pace=options.pace,
             limits=options.limits,
         )
-        self.inventories = Inventories(
+        self.inventories = InventoryCollector(
             store,
             calls,
             leadership,
@@ -82,21 +82,21 @@ class Backends:
             clock,
             on_unreachable=changes.mark_unreachable,
             flush_s=options.inventory_flush_s,
-            ask_every_s=options.ask_inventory_every_s,
-            look_every_s=options.look_for_silent_every_s,
+            read_every_s=options.ask_inventory_every_s,
+            poll_s=options.look_for_silent_every_s,
         )
-        self.progress = Progress(
+        self.progress = ProgressCollector(
             store,
             bus,
             leadership,
             feed,
             clock,
-            tell_s=options.progress_tell_s,
+            publish_s=options.progress_tell_s,
             write_s=options.progress_write_s,
         )
-        self.preparing = Preparing(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
-        self.accepting = Accepting(store, self.preparing, feed)
-        self.operations = Operations(store, self.accepting, self.progress, feed, clock)
+        self.resolver = RequestResolver(store, catalogue, self.reconciler.targets, budget_s=options.accept_budget_s)
+        self.acceptor = OperationAcceptor(store, self.resolver, feed)
+        self.operations = Operations(store, self.acceptor, self.progress, feed, clock)
         self.upgrades = UpgradeCheck(
             store,
             catalogue,
@@ -105,11 +105,11 @@ class Backends:
             clock,
             interval_s=options.upgrade_check_every_s,
             rest_s=options.upgrade_check_rest_s,
-            look_s=options.upgrade_check_look_s,
+            poll_s=options.upgrade_check_look_s,
             upgrade=self.upgrade_everywhere if options.auto_upgrade else None,
         )
-        self.installed = InstalledBackends(store, self.upgrades)
-        self.integrity = Integrity(store, calls)
+        self.installed = BackendViews(store, self.upgrades)
+        self.integrity = BackendVerifier(store, calls)
         changes.on_change(self.inventories.wake.set)
 
     @property
@@ -117,7 +117,7 @@ class Backends:
         """Each has a name and a `run`."""
         return self.reconciler, self.inventories, self.progress, self.upgrades
 
-    async def upgrade_everywhere(self, backend: str, by: str = "") -> Accepted:
+    async def upgrade_everywhere(self, backend: str, by: str = "") -> AcceptedOperation:
         scope = Scope(ScopeKind.ALL)
-        wish = make_wish(OperationKind.UPGRADE, BackendRequest(backend), scope=scope, by=by)
-        return await self.operations.accept(wish)
+        request = parse_request(OperationKind.UPGRADE, BackendRequest(backend), scope=scope, by=by)
+        return await self.operations.accept(request)

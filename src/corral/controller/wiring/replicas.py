@@ -8,9 +8,9 @@ from typing import Any
 
 from corral.bus.api import Bus
 from corral.controller.backends.catalogue import Catalogue
-from corral.controller.inventory.activity import HEARD_WITHIN_S, Quietness
-from corral.controller.inventory.observed_usage import Learning
-from corral.controller.operations.accepting import Accepting
+from corral.controller.inventory.activity import FRESH_S, ActivityTracker
+from corral.controller.inventory.observed_usage import UsageRecorder
+from corral.controller.operations.accept import OperationAcceptor
 from corral.controller.orders.replica_calls import KeepList, ReplicaCalls, ReplicaOrders
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.replicas.backend_provisioner import Bringing
@@ -31,7 +31,7 @@ from corral.store.engine.transactions import Store
 class ReplicaTimes:
     accept_s: float = 10.0
     second_try_s: float = 0.25
-    heard_within_s: float = HEARD_WITHIN_S
+    fresh_s: float = FRESH_S
     learn_every_s: float = 30.0  # a look at what processes have come to hold, and where files are
 
 
@@ -42,7 +42,7 @@ class Needs:
     models: KnownModels
     files: FilesOfModels
     catalogue: Catalogue
-    accepting: Accepting
+    acceptor: OperationAcceptor
     changes: NodeChanges
     orders: ReplicaOrders | None = None  # None: to Corral workers only
     keep_list: KeepList | None = None  # see `ReplicaCalls`
@@ -70,7 +70,7 @@ class Replicas:
         settings = settings or ReplicaSettings()
         times = settings.times
         memory = MemoryNeeds(needs.files)
-        self.quiet = Quietness(bus, clock, heard_within_s=times.heard_within_s)
+        self.quiet = ActivityTracker(bus, clock, fresh_s=times.fresh_s)
         builds = Builds(needs.catalogue, clock, found=self._wake)
         self.loop = ReplicaLoop(
             store,
@@ -88,7 +88,7 @@ class Replicas:
             feed,
             clock,
             builds=builds,
-            bringing=Bringing(needs.accepting, clock),
+            bringing=Bringing(needs.acceptor, clock),
             fetching=Fetching(needs.files, memory, clock, moved=self._wake),
             files=needs.files,
             quiet=self.quiet,
@@ -99,7 +99,7 @@ class Replicas:
         )
         self.loads = Loads(store, needs.models, feed, clock, cooldown=settings.loop.cooldown)
         self.rows = ReplicaRows(store, self.quiet)
-        self.learning = Learning(store, leadership, clock, interval_s=times.learn_every_s)
+        self.learning = UsageRecorder(store, leadership, clock, interval_s=times.learn_every_s)
         self.why = Why(store, clock, Sight(builds, self.quiet, memory.of, settings.loop), self.loads)
 
     @property

@@ -64,7 +64,7 @@ def api_services(
         "upgrades": backends.upgrades,
         "catalogue": catalogue,
         "gallery_status": gallery_status,
-        "preparing": backends.preparing,
+        "preparing": backends.resolver,
         "models": models.models,
         "fetches": fetches,
         "loads": replicas.loads,

@@ -18,13 +18,13 @@ from corral.controller.api.asking import (
     Plan,
     Selector,
     answer_backend_job,
-    read_wish,
+    read_operation_request,
 )
 from corral.controller.api.auth import admins, viewers
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.operations.available import available_entries, known_entries
-from corral.controller.operations.installed import InstalledBackends
+from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.service import Operations
 from corral.controller.operations.views import op_status
@@ -36,15 +36,15 @@ class Backends(Controller):
     guards = (viewers,)
 
     @get("/", summary="What is installed, and where")
-    async def list_installed(self, installed: InstalledBackends) -> list[dict[str, Any]]:
+    async def list_installed(self, installed: BackendViews) -> list[dict[str, Any]]:
         return await installed.everywhere()
 
     @get("/available", summary="What the galleries have that a healthy node can use")
-    async def available(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
+    async def available(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
         return available_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
     @get("/known", summary="The names of what the galleries have")
-    async def known(self, installed: InstalledBackends, catalogue: Catalogue) -> list[dict[str, Any]]:
+    async def known(self, installed: BackendViews, catalogue: Catalogue) -> list[dict[str, Any]]:
         return known_entries(await catalogue.available(await installed.kinds()), await installed.everywhere())
 
     @get("/galleries", summary="Where backends come from")
@@ -62,7 +62,7 @@ class Backends(Controller):
         summary="Look now for something newer; answers with what is known so far",
     )
     async def check_upgrades(self, upgrades: UpgradeCheck) -> dict[str, UpgradeInfo]:
-        await upgrades.ask()
+        await upgrades.request_check()
         return (await upgrades.read()).upgrades
 
     @get("/jobs/{job_id:str}", summary="How a request under /backends is going")
@@ -73,8 +73,8 @@ class Backends(Controller):
     async def apply(
         self, request: AnyRequest, operations: Operations, data: BackendBody, plan: Plan = False
     ) -> Response[BackendJob | PlanView]:
-        wish = await read_wish(request, operations, OperationKind.INSTALL, data)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+        operation_request = await read_operation_request(request, operations, OperationKind.INSTALL, data)
+        return await answer_backend_job(request, operations, operation_request, plan=plan)
 
     @post("/delete/{name:path}", guards=(admins,), status_code=200, summary="Delete on every node, or some")
     async def delete(
@@ -88,8 +88,8 @@ class Backends(Controller):
         plan: Plan = False,
     ) -> Response[BackendJob | PlanView]:
         body = BackendBody(backend=plain(name), node=node, selector=selector, force=force)
-        wish = await read_wish(request, operations, OperationKind.DELETE, body)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+        operation_request = await read_operation_request(request, operations, OperationKind.DELETE, body)
+        return await answer_backend_job(request, operations, operation_request, plan=plan)
 
     @post("/upgrade/{name:path}", guards=(admins,), status_code=200, summary="Upgrade wherever it is installed")
     async def upgrade(
@@ -103,8 +103,8 @@ class Backends(Controller):
         plan: Plan = False,
     ) -> Response[BackendJob | PlanView]:
         body = BackendBody(backend=plain(name), node=node, selector=selector, max_parallel=max_parallel)
-        wish = await read_wish(request, operations, OperationKind.UPGRADE, body)
-        return await answer_backend_job(request, operations, wish, plan=plan)
+        operation_request = await read_operation_request(request, operations, OperationKind.UPGRADE, body)
+        return await answer_backend_job(request, operations, operation_request, plan=plan)
 
 
 def plain(path: str) -> str:

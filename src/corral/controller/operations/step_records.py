@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from corral.controller.backends.plan import Done, Drop, Step, Stop
 from corral.controller.backends.rules import Unwanted, Wanted
 from corral.controller.backends.world import World
-from corral.controller.operations.rows import Shown, after_step
 from corral.controller.operations.state import settle
+from corral.controller.operations.steps import Shown, after_step
 from corral.controller.orders.order import Send
 from corral.store.engine.transactions import Transaction
 from corral.store.records import BackendIntent, BackendTarget, IntentStage, OperationNode, OperationNodeStatus
@@ -31,7 +31,7 @@ NODE_GONE = "the node was deleted"
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Planned:
     """What the plan says about one backend on one node."""
 
     want: Wanted | Unwanted | None
@@ -49,7 +49,7 @@ def new_row(operation_id: str, node_id: str, node_name: str, now: datetime) -> O
     )
 
 
-async def keep_rows(
+async def record_steps(
     tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], BackendIntent]
 ) -> bool:
     """True if anything changed that people can see. `intents`: those that changed in this pass."""
@@ -81,11 +81,11 @@ async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: d
             )
         elif operation.id not in unfinished and operation.finished_at is None:
             stopped = operation.cancelled_at is not None or operation.withdrawn_at is not None
-            outcome = "cancelled" if stopped or await _nothing_was_left(tx, operation.id) else "completed"
+            outcome = "cancelled" if stopped or await _was_cancelled_everywhere(tx, operation.id) else "completed"
             await operations.replace(tx, msgspec.structs.replace(operation, finished_at=now, outcome=outcome, error=""))
 
 
-async def _nothing_was_left(tx: Transaction, operation_id: str) -> bool:
+async def _was_cancelled_everywhere(tx: Transaction, operation_id: str) -> bool:
     """Whether it was cancelled node by node, on all of them."""
     counts = (await operation_nodes.count_for(tx, [operation_id])).get(operation_id, {})
     return set(counts) == {OperationNodeStatus.CANCELLED}
@@ -98,7 +98,7 @@ def _after(
     steps: Mapping[str, Sequence[Step]],
     intents: Mapping[tuple[str, str], BackendIntent],
 ) -> OperationNode:
-    shown = _shown(row.node_id, operation.backend, world, steps, intents)
+    shown = _planned(row.node_id, operation.backend, world, steps, intents)
     if shown.want is None:
         return settle(row, OperationNodeStatus.WITHDRAWN, NO_RULE)
     if shown.want.operation != operation.id:
@@ -123,16 +123,16 @@ def _with_note(step: Shown, target: BackendTarget | None) -> Shown:
     return dataclasses.replace(step, note="; ".join(part for part in (step.note, note) if part))
 
 
-def _shown(
+def _planned(
     node_id: str,
     backend: str,
     world: World,
     steps: Mapping[str, Sequence[Step]],
     intents: Mapping[tuple[str, str], BackendIntent],
-) -> _Shown:
+) -> _Planned:
     own = [step for step in steps.get(node_id, ()) if step.backend == backend and not isinstance(step, Stop | Drop)]
     intent = intents.get((node_id, backend)) or world.nodes[node_id].intents.get(backend)
-    return _Shown(world.wanted[node_id].get(backend), own[0] if own else None, intent)
+    return _Planned(world.wanted[node_id].get(backend), own[0] if own else None, intent)
 
 
 def _with_build(row: OperationNode, world: World, backend: str, failures: int) -> OperationNode:

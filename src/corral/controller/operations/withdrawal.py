@@ -21,7 +21,7 @@ _NAMED = 3  # so many nodes are told by name
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeFacts:
     """A node as far as it matters here."""
 
     id: str
@@ -30,7 +30,9 @@ class Place:
     backends: tuple[NodeBackend, ...]
 
 
-async def what_holds_again(tx: Transaction, operation: Operation, before: Sequence[BackendRule]) -> tuple[str, ...]:
+async def describe_restored_rules(
+    tx: Transaction, operation: Operation, before: Sequence[BackendRule]
+) -> tuple[str, ...]:
     """A sentence for each earlier operation that decides again. `before`: the backend's rules until a moment ago."""
     after = await backend_rules.list_live(tx, operation.backend)
     if not any(rule.generation < operation.generation for rule in after):
@@ -39,38 +41,38 @@ async def what_holds_again(tx: Transaction, operation: Operation, before: Sequen
     ids = [row.id for row in outlines]
     labelled = any(rule.scope_kind == ScopeKind.SELECTOR for rule in before)
     labels = await node_labels.list_for(tx, ids) if labelled else {}
-    told = {row.node_id: row.backends for row in await node_backends.list_(tx, ids)}
-    places = [Place(row.id, row.name, labels.get(row.id, {}), told.get(row.id, ())) for row in outlines]
-    return sentences(operation, places, before, after)
+    inventories = {row.node_id: row.backends for row in await node_backends.list_(tx, ids)}
+    nodes_facts = [NodeFacts(row.id, row.name, labels.get(row.id, {}), inventories.get(row.id, ())) for row in outlines]
+    return sentences(operation, nodes_facts, before, after)
 
 
 def sentences(
-    operation: Operation, places: Sequence[Place], before: Sequence[BackendRule], after: Sequence[BackendRule]
+    operation: Operation, nodes_facts: Sequence[NodeFacts], before: Sequence[BackendRule], after: Sequence[BackendRule]
 ) -> tuple[str, ...]:
     """`places` in name order."""
     found: dict[tuple[str, str], list[str]] = {}
-    for place in places:
-        if _decides(before, place, operation.backend, operation.generation):
-            again = _holds(after, place, operation.backend)
-            if again is not None and (word := _becomes(again, place, operation)):
-                found.setdefault((word, again.operation), []).append(place.name)
+    for node in nodes_facts:
+        if _decides(before, node, operation.backend, operation.generation):
+            restored = _holds(after, node, operation.backend)
+            if restored is not None and (word := _becomes(restored, node, operation)):
+                found.setdefault((word, restored.operation), []).append(node.name)
     return tuple(
         f"{operation.backend} {word} on {_where(names)}, as asked earlier in operation {earlier[:8]}"
         for (word, earlier), names in found.items()
     )
 
 
-def _decides(rules: Sequence[BackendRule], place: Place, backend: str, generation: int) -> bool:
-    want = _holds(rules, place, backend)
+def _decides(rules: Sequence[BackendRule], node: NodeFacts, backend: str, generation: int) -> bool:
+    want = _holds(rules, node, backend)
     return want is not None and want.generation == generation
 
 
-def _holds(rules: Sequence[BackendRule], place: Place, backend: str) -> Wanted | Unwanted | None:
-    return fold(rules, node_id=place.id, labels=place.labels, installed=names_in(place.backends)).get(backend)
+def _holds(rules: Sequence[BackendRule], node: NodeFacts, backend: str) -> Wanted | Unwanted | None:
+    return fold(rules, node_id=node.id, labels=node.labels, installed=names_in(node.backends)).get(backend)
 
 
-def _becomes(want: Wanted | Unwanted, place: Place, operation: Operation) -> str:
-    there = find_installed(place.backends, operation.backend) is not None
+def _becomes(want: Wanted | Unwanted, node: NodeFacts, operation: Operation) -> str:
+    there = find_installed(node.backends, operation.backend) is not None
     if isinstance(want, Unwanted):
         return "will be deleted again" if there else ""
     if not there:

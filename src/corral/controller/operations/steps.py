@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from corral.contract.messages.backends import Phase
-from corral.controller.backends.plan import Done, Fail, Hold, Skip, Wait, Why
+from corral.controller.backends.plan import Done, Fail, Hold, HoldCause, Skip, Wait
 from corral.controller.operations.state import settle
 from corral.controller.orders.order import Send
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
@@ -77,13 +77,13 @@ def _sent(row: OperationNode, step: Send) -> OperationNode:
 
 def _held(row: OperationNode, step: Hold) -> OperationNode:
     match step.why:
-        case Why.RETRY | Why.PARKED:
+        case HoldCause.RETRY | HoldCause.PARKED:
             return replace(settle(row, OperationNodeStatus.ERROR, step.reason), next_try_at=step.until)
-        case Why.NODE | Why.STOPPED:
+        case HoldCause.NODE | HoldCause.STOPPED:
             return replace(
                 row, status=OperationNodeStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=True
             )
-        case Why.TURN:
+        case HoldCause.TURN:
             return replace(
                 row, status=OperationNodeStatus.QUEUED, reason=step.reason, rate=0.0, next_try_at=None, waits=False
             )

@@ -1,8 +1,10 @@
-"""Progress as it happens. Every controller hears every event and keeps the last of each node in memory; the one that
-reconciles writes them down, at most once a second per operation. So all show the same, and none writes too much.
+"""Collects the progress that workers report, and shows, stores and publishes it.
 
-Events carry an attempt and a number; merging never goes backwards (`state.merge_tick`). LocalAI workers do not number:
-theirs are numbered by the time they arrive.
+Every controller receives every progress event and keeps the last one of each node in memory. The controller that leads
+the reconciler also stores them, at most once a second, so that all controllers show the same.
+
+An event carries an attempt and a number; merging never goes backwards (`state.merge_progress`). LocalAI workers do not
+number their events: the time of arrival is their number.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from corral.bus.api import Bus, Tokens
 from corral.contract.admin import OperationView
 from corral.contract.messages.backends import INSTALL_PROGRESS, InstallProgress
 from corral.controller.backends.reconcile import LEASE
-from corral.controller.operations.state import LAST_OF_ATTEMPT, Tick, merge_tick
+from corral.controller.operations.state import LAST_OF_ATTEMPT, ProgressEvent, merge_progress
 from corral.controller.operations.views import operation_view, parse_size
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.leadership import Leadership
@@ -35,7 +37,7 @@ _IDLE_S = 60.0
 _SHOWN_FOR = timedelta(minutes=5)  # an operation that has ended is still told about for so long
 
 
-class Progress:
+class ProgressCollector:
     """Collects progress; as a `ViewSource` it also supplies the change feed with views of operations."""
 
     name = "progress"
@@ -50,7 +52,7 @@ class Progress:
         feed: ChangeFeed,
         clock: Clock,
         *,
-        tell_s: float = 0.25,
+        publish_s: float = 0.25,
         write_s: float = 1.0,
     ) -> None:
         self._store = store
@@ -58,20 +60,20 @@ class Progress:
         self._leadership = leadership
         self._feed = feed
         self._clock = clock
-        self._tell_s = tell_s
+        self._publish_s = publish_s
         self._write_s = write_s
-        self._ticks: dict[str, OrderedDict[str, Tick]] = {}  # by node, then operation
-        self._untold: set[str] = set()
+        self._events: dict[str, OrderedDict[str, ProgressEvent]] = {}  # by node, then operation
+        self._unpublished: set[str] = set()
         self._unwritten: set[str] = set()
-        self._to_tell, self._to_write = Wake(), Wake()
+        self._to_publish, self._to_write = Wake(), Wake()
         self._base: dict[str, tuple[Operation, list[OperationNode]]] = {}  # as last read from the store
         feed.add_source(self)
 
     async def run(self) -> None:
-        await self._bus.subscribe(INSTALL_PROGRESS, self.heard)
+        await self._bus.subscribe(INSTALL_PROGRESS, self.on_progress)
         async with asyncio.TaskGroup() as tasks:
             for name, step, rest_s, wake in (
-                ("progress", self.tell, self._tell_s, self._to_tell),
+                ("progress", self.publish, self._publish_s, self._to_publish),
                 ("writing progress", self.write, self._write_s, self._to_write),
             ):
                 paced = partial(self._paced, step, rest_s)
@@ -82,28 +84,28 @@ class Progress:
         await step()
         await self._clock.sleep(rest_s)
 
-    async def heard(self, event: InstallProgress, tokens: Tokens) -> None:
+    async def on_progress(self, event: InstallProgress, tokens: Tokens) -> None:
         # Whose subject it came on is certain; what it says of itself is not.
-        own = self._ticks.setdefault(tokens["node"], OrderedDict())
-        tick = _tick(event, self._clock)
+        own = self._events.setdefault(tokens["node"], OrderedDict())
+        read = _read_event(event, self._clock)
         before = own.get(event.op_id)
-        if before is None or (tick.attempt, tick.seq) > (before.attempt, before.seq):
-            own[event.op_id] = tick
+        if before is None or (read.attempt, read.seq) > (before.attempt, before.seq):
+            own[event.op_id] = read
             own.move_to_end(event.op_id)
             while len(own) > _PER_NODE:
                 own.popitem(last=False)
-            self._untold.add(event.op_id)
+            self._unpublished.add(event.op_id)
             self._unwritten.add(event.op_id)
-            self._to_tell.set()
+            self._to_publish.set()
             self._to_write.set()
 
-    def merged(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]:
+    def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]:
         """Rows with what was heard since they were written."""
         result = []
         for row in rows:
-            own = self._ticks.get(row.node_id)
-            tick = own.get(operation_id) if own is not None else None
-            result.append(row if tick is None else merge_tick(row, tick))
+            own = self._events.get(row.node_id)
+            event = own.get(operation_id) if own is not None else None
+            result.append(row if event is None else merge_progress(row, event))
         return result
 
     async def read(self, tx: Transaction) -> dict[str, OperationView]:
@@ -122,14 +124,14 @@ class Progress:
     def view(self, operation: Operation, rows: Sequence[OperationNode]) -> OperationView:
         about_one = operation.scope_kind == "node" and len(rows) == 1
         name = rows[0].node_name if about_one else ""
-        return operation_view(operation, self.merged(operation.id, rows), scope_name=name)
+        return operation_view(operation, self.merge(operation.id, rows), scope_name=name)
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """At most four times a second, and only while somebody follows."""
-        untold, self._untold = self._untold, set()
+        unpublished, self._unpublished = self._unpublished, set()
         if not self._feed.subscribers:
             return
-        for operation_id in untold & self._base.keys():
+        for operation_id in unpublished & self._base.keys():
             operation, rows = self._base[operation_id]
             self._feed.publish(self.event, operation_id, self.view(operation, rows))
 
@@ -143,7 +145,7 @@ class Progress:
             now = await tx.now()
             changed = []
             for operation, rows in await self.read_rows(tx, await operations.list_for(tx, sorted(unwritten))):
-                for before, after in zip(rows, self.merged(operation.id, rows), strict=True):
+                for before, after in zip(rows, self.merge(operation.id, rows), strict=True):
                     if after != before:
                         changed.append(replace(after, updated_at=now))
             await operation_nodes.put(tx, changed)
@@ -153,16 +155,16 @@ class Progress:
             self._feed.notify(self.counter)
 
 
-def _tick(event: InstallProgress, clock: Clock) -> Tick:
-    return Tick(
-        _sane(event.attempt),
-        _sane(event.seq) or int(clock.now().timestamp() * 1000),
-        event.phase,
-        event.file_name,
-        min(100.0, max(0.0, event.percentage)),
-        _sane(event.current_bytes) or parse_size(event.current),
-        _sane(event.total_bytes) or parse_size(event.total),
-        max(0.0, event.rate),
+def _read_event(event: InstallProgress, clock: Clock) -> ProgressEvent:
+    return ProgressEvent(
+        attempt=_sane(event.attempt),
+        seq=_sane(event.seq) or int(clock.now().timestamp() * 1000),
+        phase=event.phase,
+        file_name=event.file_name,
+        percentage=min(100.0, max(0.0, event.percentage)),
+        current_bytes=_sane(event.current_bytes) or parse_size(event.current),
+        total_bytes=_sane(event.total_bytes) or parse_size(event.total),
+        rate=max(0.0, event.rate),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from corral.controller.backends.catalogue import Catalogue, MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.rules import Unwanted, Wanted, fold
-from corral.controller.backends.targets import Targets
+from corral.controller.backends.targets import TargetResolver
 from corral.controller.backends.world import kind_of, kinds_of
 from corral.controller.inventory.installed import (
     Installed,
@@ -26,7 +26,7 @@ from corral.controller.inventory.installed import (
 )
 from corral.controller.inventory.nodes import is_current, takes_backends
 from corral.controller.models.views import definition_of
-from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, Wish
+from corral.controller.operations.requests import ConcreteNeedsTarget, OperationKind, OperationRequest
 from corral.kit.errors import Conflict, Invalid, NotFound
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
@@ -69,8 +69,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    wish: Wish  # in its normal form
+class ResolvedRequest:
+    request: OperationRequest  # in its normal form
     want: Want
     candidates: tuple[Candidate, ...]
     builds: Builds = field(default_factory=dict)
@@ -79,110 +79,114 @@ class Prepared:
 
     @property
     def backend(self) -> str:
-        return self.wish.asked.backend
+        return self.request.backend_request.backend
 
 
-class Preparing:
-    def __init__(self, store: Store, catalogue: Catalogue, targets: Targets, *, budget_s: float = 5.0) -> None:
+class RequestResolver:
+    def __init__(self, store: Store, catalogue: Catalogue, targets: TargetResolver, *, budget_s: float = 5.0) -> None:
         """`budget_s`: how long a request may wait for galleries and registries; the rest is found out later."""
         self._store = store
         self._catalogue = catalogue
         self._targets = targets
         self._budget_s = budget_s
 
-    async def prepare(self, wish: Wish) -> Prepared:
+    async def resolve(self, request: OperationRequest) -> ResolvedRequest:
         """Raises NotFound, Invalid or Conflict for what would make no sense: then nothing is stored."""
-        match wish.kind:
+        match request.kind:
             case OperationKind.INSTALL:
-                return await self._install(wish)
+                return await self._install(request)
             case OperationKind.UPGRADE:
-                return await self._upgrade(wish)
+                return await self._upgrade(request)
             case OperationKind.DELETE:
-                return await self._delete(wish)
+                return await self._delete(request)
             case OperationKind.ROLLBACK:
-                return await self._rollback(wish)
+                return await self._rollback(request)
 
-    async def _install(self, wish: Wish) -> Prepared:
-        listed = await self._catalogue.look_up(wish.asked)
-        if listed.hardware_specific and wish.scope.kind is not ScopeKind.NODE:
+    async def _install(self, request: OperationRequest) -> ResolvedRequest:
+        listed = await self._catalogue.look_up(request.backend_request)
+        if listed.hardware_specific and request.scope.kind is not ScopeKind.NODE:
             hint = f"; install {listed.meta_alternative} instead" if listed.meta_alternative else ""
             raise ConcreteNeedsTarget(
                 f"{listed.name} is a build for one kind of machine: choose a node for it{hint}", listed.meta_alternative
             )
-        asked = listed.asked or msgspec.structs.replace(wish.asked, backend=listed.name)
-        wish = replace(wish, asked=asked)
+        backend_request = listed.request or msgspec.structs.replace(request.backend_request, backend=listed.name)
+        request = replace(request, backend_request=backend_request)
         async with self._store.read() as tx:
-            candidates = await read_candidates(tx, wish)
-        builds = await self._targets.resolve(asked, _kinds(candidates), budget_s=self._budget_s)
-        if asked.uri:  # no gallery will ever have another build of it
+            candidates = await read_candidates(tx, request)
+        builds = await self._targets.resolve(backend_request, _kinds(candidates), budget_s=self._budget_s)
+        if backend_request.uri:  # no gallery will ever have another build of it
             _refuse_hopeless(builds, candidates)
-        return Prepared(wish, Want.PRESENT, candidates, builds)
+        return ResolvedRequest(request, Want.PRESENT, candidates, builds)
 
-    async def _upgrade(self, wish: Wish) -> Prepared:
+    async def _upgrade(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
-            wish = await _as_rules_call_it(tx, wish)
-            candidates = await read_candidates(tx, wish)
-            rules = await backend_rules.list_live(tx, wish.asked.backend)
-        concerned = _concerned(candidates, wish.asked.backend)
-        if not any(candidate.find(wish.asked.backend) for candidate in candidates):
-            raise NotFound(_nobody_has(wish, candidates))
-        wish = replace(wish, asked=_asked_before(rules) or wish.asked)
+            request = await _as_rules_call_it(tx, request)
+            candidates = await read_candidates(tx, request)
+            rules = await backend_rules.list_live(tx, request.backend_request.backend)
+        concerned = _concerned(candidates, request.backend_request.backend)
+        if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
+            raise NotFound(_not_installed(request, candidates))
+        request = replace(request, backend_request=_earlier_request(rules) or request.backend_request)
         self._catalogue.forget_sources()  # who asks for an upgrade may have published it a moment ago
-        builds = await self._targets.resolve(wish.asked, _kinds(concerned), budget_s=self._budget_s)
+        builds = await self._targets.resolve(request.backend_request, _kinds(concerned), budget_s=self._budget_s)
         _refuse_hopeless(builds, concerned)
-        return Prepared(wish, Want.UPGRADED, concerned, builds)
+        return ResolvedRequest(request, Want.UPGRADED, concerned, builds)
 
-    async def _delete(self, wish: Wish) -> Prepared:
+    async def _delete(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
-            wish = await _as_rules_call_it(tx, wish)
-            candidates = await read_candidates(tx, wish)
-        backend = wish.asked.backend
-        told = [candidate.inventory.backends for candidate in candidates if candidate.inventory is not None]
-        shared = [found for rows in told if len(found := only_called(rows, backend)) > 1]
+            request = await _as_rules_call_it(tx, request)
+            candidates = await read_candidates(tx, request)
+        backend = request.backend_request.backend
+        inventories = [candidate.inventory.backends for candidate in candidates if candidate.inventory is not None]
+        shared = [found for rows in inventories if len(found := only_called(rows, backend)) > 1]
         if several := frozenset[str]().union(*shared):
             # A node would remove one of them, and what is left would still go by that name.
             raise Conflict(f"{backend} is another name of {', '.join(sorted(several))}: say which of them")
         there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
         wanted = any(isinstance(candidate.want, Wanted) for candidate in candidates)
         if candidates and not there and not wanted and all(candidate.known for candidate in candidates):
-            raise NotFound(_nobody_has(wish, candidates))
+            raise NotFound(_not_installed(request, candidates))
         if there and all(found is not None and found.system for found in there) and not wanted:
             raise Invalid(f"{backend} belongs to the system where it is installed and cannot be removed")
         async with self._store.read() as tx:
-            users = () if wish.force else await _users_of(tx, wish, candidates)
+            users = () if request.force else await _users_of(tx, request, candidates)
         if users:
             shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
             raise Conflict(f"{backend} is used by {shown}: delete the models or give them another backend, or force it")
-        return Prepared(wish, Want.ABSENT, candidates)
+        return ResolvedRequest(request, Want.ABSENT, candidates)
 
-    async def _rollback(self, wish: Wish) -> Prepared:
+    async def _rollback(self, request: OperationRequest) -> ResolvedRequest:
         async with self._store.read() as tx:
-            wish = await _as_rules_call_it(tx, wish)
-            candidates = await read_candidates(tx, wish)
-            rules = await backend_rules.list_live(tx, wish.asked.backend)
+            request = await _as_rules_call_it(tx, request)
+            candidates = await read_candidates(tx, request)
+            rules = await backend_rules.list_live(tx, request.backend_request.backend)
             earlier = await _earlier_target(tx, rules)
-        concerned = _concerned(candidates, wish.asked.backend)
-        if not any(candidate.find(wish.asked.backend) for candidate in candidates):
-            raise NotFound(_nobody_has(wish, candidates))
+        concerned = _concerned(candidates, request.backend_request.backend)
+        if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
+            raise NotFound(_not_installed(request, candidates))
         if earlier is not None:
             rule, builds = earlier
-            return Prepared(replace(wish, asked=rule.request), Want.UPGRADED, concerned, builds, rule.target)
-        builds = kept_versions(concerned, wish.asked.backend)
+            return ResolvedRequest(
+                replace(request, backend_request=rule.request), Want.UPGRADED, concerned, builds, rule.target
+            )
+        builds = kept_versions(concerned, request.backend_request.backend)
         if not builds:
-            raise Conflict(f"no earlier version of {wish.asked.backend} is known, and no node keeps one")
-        asked = msgspec.structs.replace(_asked_before(rules) or wish.asked, pinned=True)
-        return Prepared(replace(wish, asked=asked), Want.UPGRADED, concerned, builds)
+            raise Conflict(f"no earlier version of {request.backend_request.backend} is known, and no node keeps one")
+        backend_request = msgspec.structs.replace(_earlier_request(rules) or request.backend_request, pinned=True)
+        return ResolvedRequest(replace(request, backend_request=backend_request), Want.UPGRADED, concerned, builds)
 
 
-async def read_candidates(tx: Transaction, wish: Wish) -> tuple[Candidate, ...]:
+async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[Candidate, ...]:
     """The nodes the wish is about, in name order."""
     outlines = [outline for outline in await nodes.list_outlines(tx) if takes_backends(outline)]
     labels = await node_labels.list_for(tx)
-    covered = [row for row in outlines if wish.scope.matches(row.id, labels.get(row.id, {}))]
-    told = {row.node_id: row for row in await node_backends.list_(tx, [row.id for row in covered])}
-    rules = await backend_rules.list_live(tx, wish.asked.backend)
+    covered = [row for row in outlines if request.scope.matches(row.id, labels.get(row.id, {}))]
+    inventories = {row.node_id: row for row in await node_backends.list_(tx, [row.id for row in covered])}
+    rules = await backend_rules.list_live(tx, request.backend_request.backend)
     return tuple(
-        _candidate(outline, told.get(outline.id), rules, labels.get(outline.id, {}), wish.asked.backend)
+        _candidate(
+            outline, inventories.get(outline.id), rules, labels.get(outline.id, {}), request.backend_request.backend
+        )
         for outline in covered
     )
 
@@ -209,26 +213,26 @@ def _candidate(
     return Candidate(outline, inventory, folded.get(backend))
 
 
-async def _as_rules_call_it(tx: Transaction, wish: Wish) -> Wish:
+async def _as_rules_call_it(tx: Transaction, request: OperationRequest) -> OperationRequest:
     """The build a meta backend stands for, where a rule asks for the meta, or for its alias, which is all that the list
     of a LocalAI worker lets us know: two rules about one thing under two names would never agree. A gallery in front of
     the name says nothing about what is installed."""
-    name = wish.asked.backend.rpartition("@")[2]
+    name = request.backend_request.backend.rpartition("@")[2]
     ruled = {rule.backend for rule in await backend_rules.list_live(tx)}
     if name not in ruled:
-        rows = [row for told in await node_backends.list_(tx) for row in told.backends]
+        rows = [row for inventories in await node_backends.list_(tx) for row in inventories.backends]
         metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == name}
         aliases = {row.alias for row in rows if row.name == name and not row.is_meta}
         shared = sorted((metas | aliases) & ruled)
         name = shared[0] if shared else name
-    return replace(wish, asked=msgspec.structs.replace(wish.asked, backend=name))
+    return replace(request, backend_request=msgspec.structs.replace(request.backend_request, backend=name))
 
 
-async def _users_of(tx: Transaction, wish: Wish, candidates: Sequence[Candidate]) -> Sequence[str]:
+async def _users_of(tx: Transaction, request: OperationRequest, candidates: Sequence[Candidate]) -> Sequence[str]:
     """Models that could not answer any more: those that name the backend, where it goes everywhere; those that are
     wanted on one of the nodes, where it goes from there only."""
-    backend = wish.asked.backend
-    if wish.scope.kind is ScopeKind.ALL:
+    backend = request.backend_request.backend
+    if request.scope.kind is ScopeKind.ALL:
         named = ((row.id, definition_of(row)) for row in await models.list_(tx))
         return sorted(name for name, found in named if found is not None and found.backend == backend)
     nodes_by_id = {candidate.outline.id: candidate.outline.name for candidate in candidates}
@@ -248,11 +252,13 @@ def _kinds(candidates: Sequence[Candidate]) -> set[MachineKind]:
     return kinds_of(candidate.outline for candidate in candidates)
 
 
-def _asked_before(rules: Sequence[BackendRule]) -> BackendRequest | None:
+def _earlier_request(rules: Sequence[BackendRule]) -> BackendRequest | None:
     """A backend from a uri is upgraded from that uri, one from a certain gallery from that gallery."""
-    asked = next((rule.request for rule in reversed(rules) if rule.want != Want.ABSENT), None)
-    special = asked is not None and (asked.uri or asked.gallery or asked.galleries)
-    return msgspec.structs.replace(asked, pinned=False) if asked is not None and special else None
+    backend_request = next((rule.request for rule in reversed(rules) if rule.want != Want.ABSENT), None)
+    special = backend_request is not None and (
+        backend_request.uri or backend_request.gallery or backend_request.galleries
+    )
+    return msgspec.structs.replace(backend_request, pinned=False) if backend_request is not None and special else None
 
 
 async def _earlier_target(tx: Transaction, rules: Sequence[BackendRule]) -> tuple[BackendRule, Builds] | None:
@@ -284,8 +290,8 @@ def _refuse_hopeless(builds: Builds, candidates: Sequence[Candidate]) -> None:
             raise Invalid("; ".join(sorted(set(reasons))))
 
 
-def _nobody_has(wish: Wish, candidates: Sequence[Candidate]) -> str:
-    backend = wish.asked.backend
+def _not_installed(request: OperationRequest, candidates: Sequence[Candidate]) -> str:
+    backend = request.backend_request.backend
     names = {name for row in candidates if row.inventory is not None for name in names_in(row.inventory.backends)}
     where = {ScopeKind.ALL: "on any node", ScopeKind.SELECTOR: "on any of these nodes", ScopeKind.NODE: "on this node"}
-    return f"backend {backend!r} is not installed {where[wish.scope.kind]}{did_you_mean(backend, names)}"
+    return f"backend {backend!r} is not installed {where[request.scope.kind]}{did_you_mean(backend, names)}"

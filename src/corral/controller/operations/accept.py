@@ -16,11 +16,11 @@ from corral.controller.backends.catalogue import MachineKind
 from corral.controller.backends.plan import NoBuild
 from corral.controller.backends.targets import add_target
 from corral.controller.backends.world import TargetKey
-from corral.controller.operations.bookkeeping import finish_or_reopen, new_row
-from corral.controller.operations.prepare import Builds, Candidate, Prepared, Preparing, read_candidates
 from corral.controller.operations.preview import NOTHING, SAME_BUILD, changes_nothing, preview, unchanged_words
-from corral.controller.operations.requests import OperationKind, Wish
+from corral.controller.operations.requests import OperationKind, OperationRequest
+from corral.controller.operations.resolve import Builds, Candidate, RequestResolver, ResolvedRequest, read_candidates
 from corral.controller.operations.state import settle
+from corral.controller.operations.step_records import finish_or_reopen, new_row
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import RULES
 from corral.kit.log import get_log
@@ -40,39 +40,39 @@ log = get_log(__name__)
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedOperation:
     operation_id: str
     joined: bool = False  # the same was already being done
     unchanged: str = ""  # of an upgrade or a rollback that finds its build on every node, and so has ended: a sentence
 
 
-class Accepting:
-    def __init__(self, store: Store, preparing: Preparing, feed: ChangeFeed) -> None:
+class OperationAcceptor:
+    def __init__(self, store: Store, resolver: RequestResolver, feed: ChangeFeed) -> None:
         self._store = store
-        self._preparing = preparing
+        self._resolver = resolver
         self._feed = feed
 
-    async def plan(self, wish: Wish) -> PlanView:
+    async def plan(self, request: OperationRequest) -> PlanView:
         """What it would do. Nothing is stored, nothing is sent."""
-        prepared = await self._preparing.prepare(wish)
-        notes, nodes = list(prepared.notes), preview(prepared)
-        if changes_nothing(prepared, nodes):
-            notes.append(unchanged_words(prepared, nodes))
-        elif prepared.wish.max_parallel:
+        resolved = await self._resolver.resolve(request)
+        notes, nodes = list(resolved.notes), preview(resolved)
+        if changes_nothing(resolved, nodes):
+            notes.append(unchanged_words(resolved, nodes))
+        elif resolved.request.max_parallel:
             notes.append(
-                f"one node per variant switches first, then {prepared.wish.max_parallel} of the nodes at once; "
+                f"one node per variant switches first, then {resolved.request.max_parallel} of the nodes at once; "
                 "the first that fails to switch stops the rest"
             )
-        return PlanView(wish.kind.value, prepared.backend, nodes, prepared.wish.max_parallel, tuple(notes))
+        return PlanView(request.kind.value, resolved.backend, nodes, resolved.request.max_parallel, tuple(notes))
 
-    async def accept(self, wish: Wish) -> Accepted:
-        prepared = await self._preparing.prepare(wish)
+    async def accept(self, request: OperationRequest) -> AcceptedOperation:
+        resolved = await self._resolver.resolve(request)
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
-            same = await _same_operation(tx, prepared)
+            same = await _same_operation(tx, resolved)
             if same is not None:
-                return Accepted(same, joined=True)
-            operation, rows = await self._store_all(tx, prepared)
+                return AcceptedOperation(same, joined=True)
+            operation, rows = await self._store_all(tx, resolved)
             await revisions.bump(tx, "operations")
         log.info(
             "operation accepted",
@@ -84,67 +84,69 @@ class Accepting:
         )
         self._feed.notify("rules", operation.id)
         self._feed.notify("operations", operation.id)
-        return Accepted(operation.id, unchanged=_unchanged(prepared, rows))
+        return AcceptedOperation(operation.id, unchanged=_unchanged(resolved, rows))
 
-    async def _store_all(self, tx: Transaction, prepared: Prepared) -> tuple[Operation, list[OperationNode]]:
-        wish, now = prepared.wish, await tx.now()
-        operation_id, target = str(uuid.uuid4()), prepared.target
-        if prepared.want is not Want.ABSENT and not target:
+    async def _store_all(self, tx: Transaction, resolved: ResolvedRequest) -> tuple[Operation, list[OperationNode]]:
+        request, now = resolved.request, await tx.now()
+        operation_id, target = str(uuid.uuid4()), resolved.target
+        if resolved.want is not Want.ABSENT and not target:
             target = str(uuid.uuid4())
-            for kind, build in sorted(prepared.builds.items(), key=lambda item: item[0]):
+            for kind, build in sorted(resolved.builds.items(), key=lambda item: item[0]):
                 await add_target(tx, TargetKey(target, kind), build)
         generation = await revisions.bump(tx, RULES)
         operation = Operation(
             id=operation_id,
-            kind=wish.kind.value,
-            backend=prepared.backend,
-            scope_kind=wish.scope.kind.value,
-            scope_value=wish.scope.value,
+            kind=request.kind.value,
+            backend=resolved.backend,
+            scope_kind=request.scope.kind.value,
+            scope_value=request.scope.value,
             generation=generation,
             created_at=now,
-            request=StoredRequest(backend=wish.asked, force=wish.force, max_parallel=wish.max_parallel),
-            created_by=wish.by,
+            request=StoredRequest(
+                backend=request.backend_request, force=request.force, max_parallel=request.max_parallel
+            ),
+            created_by=request.by,
         )
         await operations.insert(tx, operation)
-        await backend_rules.insert(tx, _rule(prepared, operation, target))
-        rows = await _rows(tx, prepared, operation)  # after the rule: what nodes should have counts with it
+        await backend_rules.insert(tx, _rule(resolved, operation, target))
+        rows = await _rows(tx, resolved, operation)  # after the rule: what nodes should have counts with it
         await operation_nodes.put(tx, rows)
         await finish_or_reopen(tx, [operation], now)
         return operation, rows
 
 
-def _rule(prepared: Prepared, operation: Operation, target: str) -> BackendRule:
-    wish = prepared.wish
+def _rule(resolved: ResolvedRequest, operation: Operation, target: str) -> BackendRule:
+    request = resolved.request
     # Those who cannot be told which version to run would run to the newest instead.
-    rollback = wish.kind is OperationKind.ROLLBACK
-    excluded = [row.outline.id for row in prepared.candidates if rollback and row.outline.protocol == 0]
+    rollback = request.kind is OperationKind.ROLLBACK
+    excluded = [row.outline.id for row in resolved.candidates if rollback and row.outline.protocol == 0]
     return BackendRule(
         generation=operation.generation,
         operation_id=operation.id,
-        scope_kind=wish.scope.kind,
-        scope_value=wish.scope.value,
+        scope_kind=request.scope.kind,
+        scope_value=request.scope.value,
         backend=operation.backend,
-        want=prepared.want,
+        want=resolved.want,
         target=target,
         created_at=operation.created_at,
-        request=wish.asked,
-        origin=wish.origin,
-        force=wish.force,
-        max_parallel=wish.max_parallel,
+        request=request.backend_request,
+        origin=request.origin,
+        force=request.force,
+        max_parallel=request.max_parallel,
         excluded=tuple(sorted(excluded)),
     )
 
 
-async def _rows(tx: Transaction, prepared: Prepared, operation: Operation) -> list[OperationNode]:
+async def _rows(tx: Transaction, resolved: ResolvedRequest, operation: Operation) -> list[OperationNode]:
     """One per node, as of this transaction: who joined or left while we prepared is seen."""
-    chosen = {candidate.outline.id for candidate in prepared.candidates}
-    everybody = prepared.want in (Want.PRESENT, Want.ABSENT)
-    present = [row for row in await read_candidates(tx, prepared.wish) if everybody or row.outline.id in chosen]
-    shown = preview(replace(prepared, candidates=tuple(present)))
-    upgrade = prepared.want is Want.UPGRADED
-    ordered = await _nodes_with_orders(tx, prepared.backend, [row.outline.id for row in present]) if upgrade else set()
+    chosen = {candidate.outline.id for candidate in resolved.candidates}
+    everybody = resolved.want in (Want.PRESENT, Want.ABSENT)
+    present = [row for row in await read_candidates(tx, resolved.request) if everybody or row.outline.id in chosen]
+    shown = preview(replace(resolved, candidates=tuple(present)))
+    upgrade = resolved.want is Want.UPGRADED
+    ordered = await _nodes_with_orders(tx, resolved.backend, [row.outline.id for row in present]) if upgrade else set()
     return [
-        _row(operation, node, candidate, prepared.want, ordered=node.node_id in ordered)
+        _row(operation, node, candidate, resolved.want, ordered=node.node_id in ordered)
         for node, candidate in zip(shown, present, strict=True)
     ]
 
@@ -187,24 +189,31 @@ def _is_over(candidate: Candidate, want: Want, *, ordered: bool) -> bool:
             return candidate.known and not ordered
 
 
-def _unchanged(prepared: Prepared, rows: Sequence[OperationNode]) -> str:
+def _unchanged(resolved: ResolvedRequest, rows: Sequence[OperationNode]) -> str:
     same = (OperationNodeStatus.SKIPPED, SAME_BUILD)
     unchanged = bool(rows) and all((row.status, row.reason) == same for row in rows)
-    return unchanged_words(prepared, rows) if unchanged else ""
+    return unchanged_words(resolved, rows) if unchanged else ""
 
 
-async def _same_operation(tx: Transaction, prepared: Prepared) -> str | None:
+async def _same_operation(tx: Transaction, resolved: ResolvedRequest) -> str | None:
     """The operation that is doing just this, if there is one. Forcing means once more, so that is never the same."""
-    wish = prepared.wish
-    rules = await backend_rules.list_live(tx, prepared.backend)
-    if not rules or wish.force:
+    request = resolved.request
+    rules = await backend_rules.list_live(tx, resolved.backend)
+    if not rules or request.force:
         return None
     last = rules[-1]
-    asked = (prepared.want, wish.scope.kind, wish.scope.value, wish.max_parallel, wish.asked, wish.origin)
+    backend_request = (
+        resolved.want,
+        request.scope.kind,
+        request.scope.value,
+        request.max_parallel,
+        request.backend_request,
+        request.origin,
+    )
     said = (last.want, last.scope_kind, last.scope_value, last.max_parallel, last.request, last.origin)
-    if said != asked or last.force:
+    if said != backend_request or last.force:
         return None
-    if not await _has_builds(tx, last.target, prepared.builds):
+    if not await _has_builds(tx, last.target, resolved.builds):
         return None
     operation = await operations.find(tx, last.operation_id)
     return operation.id if operation is not None and operation.finished_at is None else None

@@ -12,7 +12,7 @@ from corral.contract.messages.backends import NodeBackend
 from corral.controller.backends.rules import without_overruled
 from corral.controller.backends.upgrades import UpgradeCheck
 from corral.controller.inventory.nodes import takes_backends
-from corral.controller.operations.matrix import Pending, away_with, matrix_of, pending_of
+from corral.controller.operations.backend_matrix import Pending, matrix_of, pending_deletes, pending_of
 from corral.kit.errors import NotFound
 from corral.kit.suggest import did_you_mean
 from corral.store.engine.transactions import Store, Transaction
@@ -30,7 +30,7 @@ from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 
 
-class InstalledBackends:
+class BackendViews:
     def __init__(self, store: Store, upgrades: UpgradeCheck) -> None:
         self._store = store
         self._upgrades = upgrades
@@ -58,12 +58,12 @@ class InstalledBackends:
     async def everywhere(self) -> list[dict[str, Any]]:
         """By backend, in name order; the top-level metadata is that of the first node that has it."""
         async with self._store.read() as tx:
-            told = {row.node_id: row for row in await node_backends.list_(tx)}
-            outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row) and row.id in told]
+            inventories = {row.node_id: row for row in await node_backends.list_(tx)}
+            outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row) and row.id in inventories]
         newer = (await self._upgrades.read()).upgrades
         found: dict[str, dict[str, Any]] = {}
         for outline in outlines:
-            for row in told[outline.id].backends:
+            for row in inventories[outline.id].backends:
                 entry = found.setdefault(row.name, _entry(row))
                 entry["nodes"].append(node_reference(outline, row))
         for name, entry in found.items():
@@ -75,12 +75,12 @@ class InstalledBackends:
         """Backends × nodes."""
         async with self._store.read() as tx:
             outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
-            told = {row.node_id: row for row in await node_backends.list_(tx)}
+            inventories = {row.node_id: row for row in await node_backends.list_(tx)}
             pending = await self._pending(tx)
-            gone = await self._away_with(tx, outlines, told)
+            gone = await self._away_with(tx, outlines, inventories)
         pending = {node_id: {**gone.get(node_id, {}), **pending.get(node_id, {})} for node_id in {*gone, *pending}}
         checked = await self._upgrades.read()
-        return matrix_of(outlines, told, pending, checked.upgrades, checked.checked_at)
+        return matrix_of(outlines, inventories, pending, checked.upgrades, checked.checked_at)
 
     async def _pending(self, tx: Transaction, node_ids: Sequence[str] | None = None) -> Pending:
         rows: dict[str, list[OperationNode]] = {}
@@ -90,13 +90,13 @@ class InstalledBackends:
         return pending_of(chosen, rows, await backend_intents.list_(tx, node_ids))
 
     async def _away_with(
-        self, tx: Transaction, outlines: Sequence[NodeOutline], told: Mapping[str, Inventory]
+        self, tx: Transaction, outlines: Sequence[NodeOutline], inventories: Mapping[str, Inventory]
     ) -> Pending:
         away = [row for row in outlines if row.status != "healthy"]
         if not away:
             return {}
         rules = without_overruled(await backend_rules.list_live(tx))
-        return away_with(away, await node_labels.list_for(tx, [row.id for row in away]), told, rules)
+        return pending_deletes(away, await node_labels.list_for(tx, [row.id for row in away]), inventories, rules)
 
     async def kinds(self) -> set[tuple[str, str]]:
         """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""
@@ -106,9 +106,9 @@ class InstalledBackends:
 
 
 def node_reference(outline: NodeOutline, row: NodeBackend) -> dict[str, Any]:
-    told = {"version": row.version, "digest": row.digest, "uri": row.uri, "installed_at": row.installed_at}
+    inventories = {"version": row.version, "digest": row.digest, "uri": row.uri, "installed_at": row.installed_at}
     named = {"node_id": outline.id, "node_name": outline.name, "node_status": outline.status}
-    return named | {key: value for key, value in told.items() if value}
+    return named | {key: value for key, value in inventories.items() if value}
 
 
 def _entry(row: NodeBackend) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _entry(row: NodeBackend) -> dict[str, Any]:
 
 
 def _listed(row: NodeBackend, intent: MatrixIntent | None) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    inventories: dict[str, Any] = {
         "name": row.name,
         "is_system": row.is_system,
         "is_meta": row.is_meta,
@@ -146,7 +146,7 @@ def _listed(row: NodeBackend, intent: MatrixIntent | None) -> dict[str, Any]:
         "meta_backend_for": row.meta_backend_for,
         "previous": list(row.previous),
     }
-    kept = {key: value for key, value in told.items() if value or key in ("name", "is_system", "is_meta")}
+    kept = {key: value for key, value in inventories.items() if value or key in ("name", "is_system", "is_meta")}
     if intent is not None:
         kept["intent"] = msgspec.to_builtins(intent)
     return kept

@@ -10,7 +10,7 @@ from corral.store.engine.transactions import Store
 from corral.store.tables import node_backends, nodes
 
 
-class Integrity:
+class BackendVerifier:
     def __init__(self, store: Store, calls: BackendCalls) -> None:
         self._store = store
         self._calls = calls

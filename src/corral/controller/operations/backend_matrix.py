@@ -46,7 +46,7 @@ def pending_of(
     return found
 
 
-def away_with(
+def pending_deletes(
     outlines: Sequence[NodeOutline],
     labels: Mapping[str, Mapping[str, str]],
     inventories: Mapping[str, Inventory],
