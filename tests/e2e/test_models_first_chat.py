@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from corral.controller.scheduler.gguf import read_head
+from corral.controller.scheduler.gguf import read_header
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.waiting import wait_for
 
@@ -141,5 +141,5 @@ def test_what_the_engine_wrote_can_be_read(fleet: Fleet) -> None:
 def test_the_head_of_its_real_weights_is_understood(fleet: Fleet) -> None:
     weights = next((fleet.data / "worker" / "models").rglob("SmolLM2-135M-Instruct*.gguf"))
     with weights.open("rb") as file:
-        head = read_head(file)
+        head = read_header(file)
     assert (head.architecture, head.number("block_count"), head.vocabulary) == ("llama", 30, 49152)

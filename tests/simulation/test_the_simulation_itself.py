@@ -23,7 +23,7 @@ from corral.controller.operations import step_records as bookkeeping
 from corral.controller.orders import dispatch
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.replicas import lifecycle as life
-from corral.controller.scheduler import evict, place
+from corral.controller.scheduler import eviction, placement
 from corral.controller.scheduler.world import ReplicaState
 from corral.store.engine.schema import upsert_whole
 from corral.store.records import IntentStage
@@ -205,17 +205,17 @@ def test_a_busy_process_that_is_stopped_is_noticed(template: Path) -> None:
 def test_a_schedule_that_is_evicted_below_its_least_is_noticed(template: Path) -> None:
     """Whatever is idle may go."""
 
-    def careless(self: evict.Keeping, replica: Any, _with_them: Any) -> str:
+    def careless(self: eviction.EvictionRules, replica: Any, _with_them: Any) -> str:
         if replica.state is ReplicaState.STOPPING:
-            return "is ending"
+            return "is stopping"
         return "is the model itself" if replica.model == self.model.name else ""
 
-    said = break_something(template, mock.patch.object(evict.Keeping, "_for_good", careless))
+    said = break_something(template, mock.patch.object(eviction.EvictionRules, "_permanent_reason", careless))
     assert "had to end replicas" in said or "not at rest" in said
 
 
 def test_two_of_an_exclusive_group_on_one_node_are_noticed(template: Path) -> None:
-    blind = mock.patch.object(place, "rivals", new=mock.Mock(return_value=[]))
+    blind = mock.patch.object(placement, "rivals", new=mock.Mock(return_value=[]))
     assert "of the same exclusive group" in break_something(template, blind)
 
 

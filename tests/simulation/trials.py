@@ -137,7 +137,7 @@ class Trials:
     async def _promised(self, shown: tuple[ViewReplica, ...]) -> set[str]:
         """The models that stay though nobody uses them. Not so those with `idle_unload`; nor those of which only an
         earlier revision answers, because there is no place for their own: unused it leaves, unless a schedule has a
-        minimum (`scale.py`)."""
+        minimum (`scaling.py`)."""
         known = {row.id: row for row in await self._models()}
         async with self._house.store.read() as tx:
             required = {row.model for row in await model_schedules.list_(tx) if row.min_replicas}

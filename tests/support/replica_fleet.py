@@ -269,16 +269,16 @@ class ReplicaFleet:
 
     async def worker(self, name: str, *, has: str = "", joins_later: bool = False, **known: Any) -> ReplicaWorker:
         """`joins_later`: it is known, and nobody has heard of it yet."""
-        room = {"total_ram": 64 * GIB, "available_ram": 60 * GIB, "ingress_url": f"http://{name}.test:50050"}
+        free = {"total_ram": 64 * GIB, "available_ram": 60 * GIB, "ingress_url": f"http://{name}.test:50050"}
         made = await self.fleet.machine(name)
         assert isinstance(made, ReplicaWorker)
         if has:
             made.put(has, digest=f"sha256:cpu-{has}-1")
         if joins_later:
-            await self.fleet.node(name, **({"status": "offline"} | room | known))
+            await self.fleet.node(name, **({"status": "offline"} | free | known))
             return made
         await made.start()  # before anybody knows of it, or it would be found silent
-        await self.fleet.node(name, **(room | known))
+        await self.fleet.node(name, **(free | known))
         await made.beat()
         await self.fleet.until_heard(name)
         return made

@@ -34,40 +34,40 @@ def gpu(index: int, total_gib: float = 8, free_gib: float | None = None, **more:
 
 def gpu_node(name: str = "gpu", gpus: Iterable[Device] = (), **more: Any) -> Node:
     devices = tuple(gpus) or (gpu(0),)
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "builds": {"llama-cpp": INSTALLED},
         "capability": "nvidia-cuda-12",
         "gpu_vendor": "nvidia",
         "total_ram": 64 * GIB,
         "available_ram": 60 * GIB,
     }
-    return Node(id=f"id-{name}", name=name, devices=devices, **(told | more))
+    return Node(id=f"id-{name}", name=name, devices=devices, **(defaults | more))
 
 
 def cpu_node(name: str = "cpu", ram_gib: float = 16, free_gib: float | None = None, **more: Any) -> Node:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "builds": {"llama-cpp": INSTALLED},
         "capability": "default",
         "total_ram": int(ram_gib * GIB),
         "available_ram": int((ram_gib if free_gib is None else free_gib) * GIB),
     }
-    return Node(id=f"id-{name}", name=name, **(told | more))
+    return Node(id=f"id-{name}", name=name, **(defaults | more))
 
 
 def model(name: str = "m", gib: float = 0, **more: Any) -> Model:
-    told: dict[str, Any] = {"backend": "llama-cpp", "revision": "r1", "memory": Memory(int(gib * GIB), how="told")}
-    return Model(name=name, **(told | more))
+    defaults: dict[str, Any] = {"backend": "llama-cpp", "revision": "r1", "memory": Memory(int(gib * GIB), how="told")}
+    return Model(name=name, **(defaults | more))
 
 
 def replica(node: Node, of: Model | str, gib: float = 0, **more: Any) -> Replica:
     """Ready and unused for an hour, unless told otherwise."""
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "revision": "r1",
         "memory_bytes": int(gib * GIB),
         "process_id": f"{node.name}-{of if isinstance(of, str) else of.name}-{more.get('index', 0)}",
         "ready_at": ago(3600),
     }
-    return Replica(node.id, of if isinstance(of, str) else of.name, **(told | more))
+    return Replica(node.id, of if isinstance(of, str) else of.name, **(defaults | more))
 
 
 def on(*indices: int) -> tuple[ReplicaDevice, ...]:

@@ -82,7 +82,7 @@ def test_people_read_it_on_the_command_line(told: Cluster) -> None:
 
     lines = run("model", "org/tiny").splitlines()
     assert lines[0].split() == ["model", "org/tiny"]
-    assert lines[1].startswith("one more  no place for org/tiny (needs ")
+    assert lines[1].startswith("next replica  no node can run org/tiny (needs ")
     assert lines[-1].split()[:2] == ["barn", "no"]
     assert f"  no  backend   {NO_BUILD}" in run("model", "org/tiny", "--numbers")
     assert json.loads(run("model", "org/tiny", "--json"))["memory_bytes"] == 4 * 1024**3

@@ -36,7 +36,7 @@ async def test_without_that_it_is_refused_with_the_numbers_and_a_way_out(local: 
     await local.ask("big")
     status = await local.until_failed("big")
     assert "needs 20.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB" in status.error
-    assert "with `tensor_parallel: 3` in its definition it would take 6.7 GiB on each of 3" in status.error
+    assert "with `tensor_parallel: 3` in its definition it would need 6.7 GiB on each of 3 GPUs" in status.error
     assert barn.told == []
 
 
@@ -53,7 +53,7 @@ async def test_what_runs_on_one_device_is_not_given_away_again(local: ReplicaFle
 
     async def told() -> bool:
         status = await local.status("e")
-        return status is not None and "no place for e (needs 6.0 GiB" in status.message
+        return status is not None and "no node can run e (needs 6.0 GiB" in status.message
 
     await until(told, "that it waits for room")
     assert len(barn.started) == 4

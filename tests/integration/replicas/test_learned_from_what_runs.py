@@ -40,7 +40,7 @@ async def test_the_most_that_was_seen_counts(fleet: ReplicaFleet) -> None:
 
     await until(lambda: learned(2 * GIB), "what it took")
     told = await why.model("m")
-    assert (told.memory_bytes, told.memory_how) == (int(2 * GIB * 1.05), "the most it was seen to use")
+    assert (told.memory_bytes, told.memory_how) == (int(2 * GIB * 1.05), "the most its processes used")
     await barn.set_process(shown.process_id, peak_bytes=3 * GIB)
     await until(lambda: learned(3 * GIB), "that it took more")
     await barn.set_process(shown.process_id, peak_bytes=1 * GIB)
@@ -87,7 +87,7 @@ async def test_what_it_holds_on_its_devices_is_learned_too(local: ReplicaFleet) 
 
     await until(learned, "what it took")
     told = await why.model("m")
-    assert (told.memory_bytes, told.memory_how) == (int(16 * GIB * 1.05), "the most it was seen to use")
+    assert (told.memory_bytes, told.memory_how) == (int(16 * GIB * 1.05), "the most its processes used")
 
 
 async def test_another_revision_is_learned_anew_and_a_definition_has_the_last_word(local: ReplicaFleet) -> None:
@@ -157,4 +157,4 @@ async def test_where_its_files_are_is_remembered_after_it_is_gone(fleet: Replica
     await fleet.worker("barn", has="llama-cpp")  # it has more room, and would have to fetch two gigabytes
     told = await why.model("m")
     assert [(verdict.node, verdict.fetch_bytes) for verdict in told.nodes] == [("attic", 0), ("barn", 2 * GIB)]
-    assert told.nodes[0].notes == ("backend and files are there",)
+    assert told.nodes[0].notes == ("backend and files are on the node",)

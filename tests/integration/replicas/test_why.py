@@ -66,7 +66,7 @@ async def test_a_node_tells_what_it_has_left(local: ReplicaFleet) -> None:
     assert [(each.model, each.eligible) for each in told.models] == [("huge", False), ("m", False)]
     huge, m = told.models
     assert huge.text.startswith("needs 100.0 GiB of RAM")
-    assert m.text == "1 of at most 1 replicas of it there"
+    assert m.text == "runs 1 of at most 1 replicas of this model"
 
 
 async def test_what_is_not_there_is_said_to_be(local: ReplicaFleet) -> None:

@@ -36,9 +36,9 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
     load = LoadStatus(model="m", state="staging", node="barn", progress=41.2, message="fetching w.gguf")
     told = model(
         decision="no_room",
-        text="no place for m: barn: is offline",
+        text="no node can run m: barn: is offline",
         scaling="unsatisfied",
-        scaling_text="no place for m: barn: is offline",
+        scaling_text="no node can run m: barn: is offline",
         kept=("other is pinned",),
         memory_bytes=0,
         selector="tier=fast",
@@ -46,7 +46,7 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
         load=load,
     )
     lines = list(why_text.model_details(told))
-    assert "next replica  no place for m: barn: is offline" in lines
+    assert "next replica  no node can run m: barn: is offline" in lines
     assert "scaling       unsatisfied: see above" in lines
     assert "cannot evict  other is pinned" in lines
     assert "needs         unknown amount of memory" in lines
@@ -62,11 +62,11 @@ def test_what_is_in_the_way_what_is_wanted_and_how_far_it_is() -> None:
     assert words in list(why_text.model_details(model(load=resting)))
     waits = model(
         decision="wait",
-        text="barn: waits for old to end",
-        load=LoadStatus(model="m", state="pending", message="barn: waits for old to end"),
+        text="barn: waits for old to stop",
+        load=LoadStatus(model="m", state="pending", message="barn: waits for old to stop"),
     )
     lines_once = list(why_text.model_details(waits))
-    assert "next replica  waiting: barn: waits for old to end" in lines_once
+    assert "next replica  waiting: barn: waits for old to stop" in lines_once
     assert "load          pending: see above" in lines_once
     host = list(why_text.model_details(model(host_bytes=GIB)))
     assert "needs         4.0 GiB, and 1.0 GiB of RAM (3 files)" in host

@@ -110,8 +110,8 @@ def test_the_seed_chooses_and_names_find_the_same_mutant(tmp_path: Path) -> None
 
 def test_tests_that_import_a_module_come_first() -> None:
     graph = ImportGraph(ROOT)
-    files = [path.name for path in graph.tests_of("corral.controller.scheduler.room", "unit", max_distance=1)]
-    assert files.index("test_memory_that_is_left.py") < files.index("test_making_room.py")
+    files = [path.name for path in graph.tests_of("corral.controller.scheduler.free_memory", "unit", max_distance=1)]
+    assert files.index("test_free_memory.py") < files.index("test_eviction.py")
     integration = graph.tests_of("corral.controller.registry.heartbeats", "integration", max_distance=0)
     assert Path("tests/integration/controller/test_heartbeat_batches.py") in integration, "by way of tests/support"
 

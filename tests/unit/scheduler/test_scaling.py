@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from corral.contract.labels import selector_of_map
-from corral.controller.scheduler.evict import MakeRoom, Purpose, WaitForRoom
-from corral.controller.scheduler.place import Placed
-from corral.controller.scheduler.scale import Down, Hold, Step, Unsatisfied, Up, plan_scale
+from corral.controller.scheduler.eviction import EvictFirst, Purpose, WaitForCapacity
+from corral.controller.scheduler.placement import Placed
+from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleStep, ScaleUp, Unsatisfied, plan_scaling
 from corral.controller.scheduler.world import Build, BuildState, Model, Node, Policy, Replica, ReplicaState
 from tests.support.scheduling import NOON, ago, cpu_node, gpu, gpu_node, model, on, replica, with_schedule, world
 
@@ -19,23 +19,23 @@ A, B, C = cpu_node("a"), cpu_node("b"), cpu_node("c")
 PLAIN = model("m", 1)
 
 
-def step(of: Model, *replicas: Replica, nodes: tuple[Node, ...] = (A, B, C), **more: Any) -> Step:
-    return plan_scale(world(nodes, [of, *more.pop("others", ())], replicas, **more), of)
+def step(of: Model, *replicas: Replica, nodes: tuple[Node, ...] = (A, B, C), **more: Any) -> ScaleStep:
+    return plan_scaling(world(nodes, [of, *more.pop("others", ())], replicas, **more), of)
 
 
-def up(found: Step) -> str:
+def up(found: ScaleStep) -> str:
     """Which node gets one."""
-    assert isinstance(found, Up), found
+    assert isinstance(found, ScaleUp), found
     assert isinstance(found.decision, Placed), found.decision
     return found.decision.node
 
 
-def down(found: Step) -> tuple[str, int]:
-    assert isinstance(found, Down), found
+def down(found: ScaleStep) -> tuple[str, int]:
+    assert isinstance(found, ScaleDown), found
     return found.replica.node_id.removeprefix("id-"), found.replica.index
 
 
-def held(found: Step) -> str:
+def held(found: ScaleStep) -> str:
     assert isinstance(found, Hold), found
     return found.text
 
@@ -48,7 +48,7 @@ def at(node: Node, of: Model = PLAIN, **more: Any) -> Replica:
 
 
 def test_a_model_nobody_scheduled_waits_to_be_asked_for() -> None:
-    assert held(step(PLAIN)) == "0 answering, 0 starting, 0 to any number wanted"
+    assert held(step(PLAIN)) == "0 ready, 0 starting, 0 to any number wanted"
 
 
 def test_one_more_while_there_are_too_few() -> None:
@@ -60,7 +60,7 @@ def test_one_more_while_there_are_too_few() -> None:
 
 def test_one_that_starts_counts() -> None:
     of = with_schedule(PLAIN, min_replicas=1)
-    assert held(step(of, at(A, state=ReplicaState.STARTING))) == "0 answering, 1 starting, 1 to any number wanted"
+    assert held(step(of, at(A, state=ReplicaState.STARTING))) == "0 ready, 1 starting, 1 to any number wanted"
 
 
 @pytest.mark.parametrize("status", ["unhealthy", "offline"])
@@ -79,13 +79,13 @@ def test_others_give_way_for_the_least() -> None:
     node = gpu_node(gpus=[gpu(0, 8, free_gib=2)])
     of, other = with_schedule(model("m", 6), min_replicas=1), model("other", 6)
     found = step(of, replica(node, other, 6, devices=on(0)), nodes=(node,), others=(other,))
-    assert isinstance(found, Up)
-    assert isinstance(found.decision, MakeRoom)
+    assert isinstance(found, ScaleUp)
+    assert isinstance(found.decision, EvictFirst)
     assert found.purpose is Purpose.MINIMUM
     busy = replica(node, other, 6, devices=on(0), in_flight=1)
     found = step(of, busy, nodes=(node,), others=(other,))
-    assert isinstance(found, Up)
-    assert isinstance(found.decision, WaitForRoom)
+    assert isinstance(found, ScaleUp)
+    assert isinstance(found.decision, WaitForCapacity)
 
 
 def test_what_cannot_be_had_is_left_alone_after_three_looks() -> None:
@@ -93,7 +93,7 @@ def test_what_cannot_be_had_is_left_alone_after_three_looks() -> None:
     first = step(of)
     assert isinstance(first, Unsatisfied)
     assert (first.ticks, first.until) == (1, None)
-    assert first.text.startswith("no place for m (needs 100.0 GiB: told) on 3 nodes: 3 for memory")
+    assert first.text.startswith("none of 3 nodes can run m (needs 100.0 GiB: told): 3 for memory")
     third = step(with_schedule(of, unsatisfiable_ticks=2))
     assert isinstance(third, Unsatisfied)
     assert (third.ticks, third.until) == (0, NOON + timedelta(minutes=5))
@@ -123,7 +123,7 @@ def test_one_on_every_node() -> None:
     of = with_schedule(PLAIN, spread_all=True)
     assert up(step(of, at(A))) == "b"
     assert up(step(of, at(A), at(B))) == "c"
-    assert held(step(of, at(A), at(B), at(C))) == "3 answering, 0 starting, one on every node wanted"
+    assert held(step(of, at(A), at(B), at(C))) == "3 ready, 0 starting, one on every node wanted"
     assert held(step(of, nodes=()))
 
 
@@ -150,7 +150,7 @@ GROWING = with_schedule(model("m", 1, busy_for_s=5.0), min_replicas=1, max_repli
 def test_one_more_when_all_are_busy() -> None:
     found = step(GROWING, at(A, in_flight=1))
     assert up(found) == "b"
-    assert isinstance(found, Up)
+    assert isinstance(found, ScaleUp)
     assert (found.purpose, found.text) == (Purpose.GROWTH, "all its replicas are busy")
 
 
@@ -165,7 +165,7 @@ def test_one_more_when_all_are_busy() -> None:
 )
 def test_when_it_grows(changed: dict[str, Any], grows: bool) -> None:
     found = step(replace(GROWING, **changed), at(A, in_flight=1))
-    assert isinstance(found, Up) is grows
+    assert isinstance(found, ScaleUp) is grows
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_when_it_grows(changed: dict[str, Any], grows: bool) -> None:
         (at(A, in_flight=1), at(B, last_used_at=ago(10))),
         (at(A, in_flight=1), at(B, state=ReplicaState.STARTING)),
         (at(A, in_flight=3, slots=4),),
-        (at(A, heard=False),),
+        (at(A, activity_known=False),),
     ],
     ids=["one is free", "one is starting", "a slot is free", "nobody has listened yet"],
 )
@@ -186,7 +186,7 @@ def test_not_while_there_is_room_in_what_there_is(replicas: tuple[Replica, ...])
 def test_more_than_all_slots_wait_though_one_was_told_to_be_free(waiting: int, grows: bool) -> None:
     """The moment between two requests is when a node tells of them."""
     of = replace(GROWING, busy_for_s=0.0, waiting=waiting)
-    assert isinstance(step(of, at(A, in_flight=1, slots=2)), Up) is grows
+    assert isinstance(step(of, at(A, in_flight=1, slots=2)), ScaleUp) is grows
 
 
 def test_not_above_the_most() -> None:
@@ -199,7 +199,7 @@ def test_growth_that_finds_no_room_is_told_and_no_fault() -> None:
     found = step(GROWING, at(A, in_flight=1), nodes=(A,))
     assert isinstance(found, Hold)
     assert found.satisfied
-    assert "all its replicas are busy, but no place for m" in found.text
+    assert "all its replicas are busy, but no node can run m" in found.text
 
 
 # --- fewer
@@ -207,8 +207,8 @@ def test_growth_that_finds_no_room_is_told_and_no_fault() -> None:
 
 def test_what_nobody_has_listened_to_may_be_in_use() -> None:
     of = with_schedule(model("m", 1), max_replicas=1)
-    assert held(step(of, at(A, heard=False), at(B, heard=False)))
-    assert down(step(of, at(A), at(B, heard=False))) == ("a", 0)
+    assert held(step(of, at(A, activity_known=False), at(B, activity_known=False)))
+    assert down(step(of, at(A), at(B, activity_known=False))) == ("a", 0)
 
 
 def test_unused_ones_go_one_by_one_the_highest_number_first() -> None:
@@ -288,8 +288,8 @@ def test_drain_moves_a_replica_first() -> None:
     assert held(step(of, at(DRAINED), at(B, state=ReplicaState.STARTING), nodes=nodes))
     found = step(of, at(DRAINED, in_flight=1), at(B), nodes=nodes)
     assert down(found) == ("a", 0)
-    assert isinstance(found, Down)
-    assert found.text == "a is being drained"
+    assert isinstance(found, ScaleDown)
+    assert found.text == "a is draining"
 
 
 def test_what_is_in_use_moves_also_without_a_schedule() -> None:
@@ -310,8 +310,8 @@ def test_labels_that_no_longer_fit_move_it() -> None:
     fast = replace(B, labels={"tier": "fast"})
     assert up(step(of, at(A), nodes=(A, fast))) == "b"
     found = step(of, at(A), at(fast), nodes=(A, fast))
-    assert isinstance(found, Down)
-    assert found.text == "a is no longer selected"
+    assert isinstance(found, ScaleDown)
+    assert found.text == "a no longer matches the selector"
 
 
 def test_a_new_revision_answers_before_the_old_one_goes() -> None:
@@ -328,8 +328,8 @@ def test_without_room_for_both_the_old_revision_goes_first() -> None:
     old = replica(node, "m", 5, last_used_at=ago(5))
     found = step(of, old, nodes=(node,), policy=Policy(ram_share=0))
     assert down(found) == ("a", 0)
-    assert isinstance(found, Down)
-    assert found.text == "is of an earlier revision, and there is no room for both"
+    assert isinstance(found, ScaleDown)
+    assert found.text == "is of an earlier revision, and memory cannot hold both"
 
 
 def test_what_leaves_and_is_out_of_reach_is_not_waited_for() -> None:

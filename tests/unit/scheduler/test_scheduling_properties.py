@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from corral.contract.budget import Amount
 from corral.contract.hardware import Device
 from corral.contract.labels import selector_of_map
-from corral.controller.scheduler.evict import MakeRoom, Purpose, WaitForRoom, can_answer, choose_place
+from corral.controller.scheduler.eviction import EvictFirst, Purpose, WaitForCapacity, can_answer, choose_placement
 from corral.controller.scheduler.explain import explain_model, explain_node
-from corral.controller.scheduler.groups import shared_groups, why_it_must_leave
-from corral.controller.scheduler.place import NoRoom, Placed, judge, place
-from corral.controller.scheduler.room import as_replica_device, devices_of, room_of
-from corral.controller.scheduler.scale import Down, Unsatisfied, Up, plan_scale
+from corral.controller.scheduler.free_memory import as_replica_device, devices_of, free_memory_of
+from corral.controller.scheduler.groups import shared_groups, why_must_leave
+from corral.controller.scheduler.placement import NoCapacity, Placed, choose_node, evaluate_node
+from corral.controller.scheduler.scaling import ScaleDown, ScaleUp, Unsatisfied, plan_scaling
 from corral.controller.scheduler.world import (
     GIB,
     Build,
@@ -158,10 +158,10 @@ def a_world(seed: int) -> World:
             for node in some
         ]
         there = tuple(replace(replica, in_flight=0, last_used_at=None) for replica in there)
-    measured = [as_measured(node, there) if chance.random() < 0.7 else node for node in some]
+    fleet = [as_measured(node, there) if chance.random() < 0.7 else node for node in some]
     return World(
         NOON,
-        {node.id: node for node in measured},
+        {node.id: node for node in fleet},
         {name: a_model(chance, name) for name in NAMES},
         there,
         Policy(disk_check=chance.random() < 0.5),
@@ -187,40 +187,40 @@ def carried_out(world: World, placed: Placed, model: Model) -> World:
     return replace(world, replicas=(*world.replicas, new))
 
 
-def without(world: World, *gone: Replica) -> World:
-    return replace(world, replicas=tuple(replica for replica in world.replicas if replica not in gone))
+def world_without(world: World, *ended: Replica) -> World:
+    return replace(world, replicas=tuple(replica for replica in world.replicas if replica not in ended))
 
 
 def free_bytes(world: World, node: Node) -> list[int | None]:
-    room = room_of(node, world.on_node.get(node.id, ()), world.policy)
-    return [space.free_bytes for space in (*room.devices, room.ram)]
+    free = free_memory_of(node, world.on_node.get(node.id, ()), world.policy)
+    return [pool.free_bytes for pool in (*free.devices, free.ram)]
 
 
 @SOME
 @given(worlds())
 def test_what_was_placed_fits_and_is_taken(world: World) -> None:
     for model in world.models.values():
-        found = place(world, model)
+        found = choose_node(world, model)
         if not isinstance(found, Placed):
             continue
         node = world.nodes[found.node_id]
         assert node.status == "healthy"
         assert not node.bus_down
         assert model.schedule.selector.matches(node.labels)
-        before, room = world, room_of(node, world.on_node.get(node.id, ()), world.policy)
+        before, free = world, free_memory_of(node, world.on_node.get(node.id, ()), world.policy)
         after = carried_out(before, found, model)
-        for space, left in zip((*room.devices, room.ram), free_bytes(after, node), strict=True):
-            if space.free_bytes is None or left is None or not model.memory.known:
+        for pool, left in zip((*free.devices, free.ram), free_bytes(after, node), strict=True):
+            if pool.free_bytes is None or left is None or not model.memory.known:
                 continue
-            uses = space.device is not None and as_replica_device(space.device) in found.fit.devices
+            uses = pool.device is not None and as_replica_device(pool.device) in found.fit.devices
             if uses:
-                assert space.free_bytes >= found.fit.each_bytes
-                assert left <= space.free_bytes - found.fit.each_bytes + 1
+                assert pool.free_bytes >= found.fit.each_bytes
+                assert left <= pool.free_bytes - found.fit.each_bytes + 1
         if isinstance(node.budget, Amount) and found.fit.devices and model.memory.known:
-            assert room.left_of_budget is not None
-            assert found.fit.memory_bytes <= room.left_of_budget
-        if not found.fit.devices and model.memory.known and room.ram.free_bytes is not None:
-            assert found.fit.memory_bytes + found.fit.host_bytes <= room.ram.free_bytes
+            assert free.left_of_budget is not None
+            assert found.fit.memory_bytes <= free.left_of_budget
+        if not found.fit.devices and model.memory.known and free.ram.free_bytes is not None:
+            assert found.fit.memory_bytes + found.fit.host_bytes <= free.ram.free_bytes
 
 
 def members_together(world: World) -> set[tuple[str, str]]:
@@ -238,7 +238,7 @@ def members_together(world: World) -> set[tuple[str, str]]:
 @given(worlds(), st.sampled_from(list(Purpose)))
 def test_no_decision_brings_two_members_of_a_group_together(world: World, purpose: Purpose) -> None:
     for model in world.models.values():
-        found = choose_place(world, model, purpose)
+        found = choose_placement(world, model, purpose)
         if not isinstance(found, Placed):
             continue
         assert members_together(carried_out(world, found, model)) == members_together(world)
@@ -249,8 +249,8 @@ def test_no_decision_brings_two_members_of_a_group_together(world: World, purpos
 def test_placing_again_and_again_ends_and_never_exceeds_what_there_is(world: World) -> None:
     model = world.models["a"]
     for _ in range(20):
-        found = place(world, model)
-        if isinstance(found, NoRoom):
+        found = choose_node(world, model)
+        if isinstance(found, NoCapacity):
             break
         world = carried_out(world, found, model)
     else:
@@ -263,11 +263,11 @@ def test_placing_again_and_again_ends_and_never_exceeds_what_there_is(world: Wor
 @given(worlds(), st.sampled_from(list(Purpose)))
 def test_nobody_is_ended_who_is_needed(world: World, purpose: Purpose) -> None:
     for model in world.models.values():
-        found = choose_place(world, model, purpose)
-        if not isinstance(found, MakeRoom):
+        found = choose_placement(world, model, purpose)
+        if not isinstance(found, EvictFirst):
             continue
         assert found.victims
-        left = without(world, *found.victims)
+        left = world_without(world, *found.victims)
         answering = Counter(replica.model for replica in left.replicas if can_answer(left, replica))
         for victim in found.victims:
             own = world.models.get(victim.model)
@@ -288,15 +288,15 @@ def test_nobody_is_ended_who_is_needed(world: World, purpose: Purpose) -> None:
 @given(worlds())
 def test_room_that_was_made_is_enough_and_not_too_much(world: World) -> None:
     for model in world.models.values():
-        found = choose_place(world, model)
-        if not isinstance(found, MakeRoom):
+        found = choose_placement(world, model)
+        if not isinstance(found, EvictFirst):
             continue
         node = world.nodes[found.placed.node_id]
-        ending = {replica.key for replica in world.replicas if replica.state is ReplicaState.STOPPING}
-        gone = {victim.key for victim in found.victims}
-        assert judge(world, model, node, ending | gone).eligible
+        stopping = {replica.key for replica in world.replicas if replica.state is ReplicaState.STOPPING}
+        ended = {victim.key for victim in found.victims}
+        assert evaluate_node(world, model, node, stopping | ended).eligible
         for victim in found.victims:
-            assert not judge(world, model, node, ending | gone - {victim.key}).eligible
+            assert not evaluate_node(world, model, node, stopping | ended - {victim.key}).eligible
 
 
 @SOME
@@ -305,8 +305,8 @@ def test_the_order_in_which_things_are_told_does_not_matter(world: World) -> Non
     nodes = dict(reversed(list(world.nodes.items())))
     other = replace(world, nodes=nodes, replicas=tuple(reversed(world.replicas)))
     for model in world.models.values():
-        assert choose_place(world, model) == choose_place(other, model)
-        assert plan_scale(world, model) == plan_scale(other, model)
+        assert choose_placement(world, model) == choose_placement(other, model)
+        assert plan_scaling(world, model) == plan_scaling(other, model)
 
 
 @SOME
@@ -329,28 +329,30 @@ def test_carrying_out_steps_comes_to_rest(world: World) -> None:
 
 
 def _carry_out(world: World, model: Model) -> World:
-    match plan_scale(world, model):
-        case Up(decision=Placed() as placed):
+    match plan_scaling(world, model):
+        case ScaleUp(decision=Placed() as placed):
             after = carried_out(world, placed, model)
             ready = replace(after.replicas[-1], state=ReplicaState.READY, ready_at=NOON)
             return replace(after, replicas=(*after.replicas[:-1], ready))
-        case Up(decision=MakeRoom(victims=victims)):
-            return without(world, *victims)
-        case Down(replica=replica):
+        case ScaleUp(decision=EvictFirst(victims=victims)):
+            return world_without(world, *victims)
+        case ScaleDown(replica=replica):
             assert replica in world.replicas
-            return without(world, replica)
+            return world_without(world, replica)
         case _:
             return world
 
 
 def _at_rest(world: World) -> None:
     for model in world.models.values():
-        step = plan_scale(world, model)
+        step = plan_scaling(world, model)
         if model.disabled or model.schedule.spread_all:
             continue
         answering = [replica for replica in world.of_model.get(model.name, ()) if can_answer(world, replica)]
         fewer = len(answering) < model.schedule.min_replicas
-        waits = isinstance(step, Unsatisfied) or (isinstance(step, Up) and isinstance(step.decision, WaitForRoom))
+        waits = isinstance(step, Unsatisfied) or (
+            isinstance(step, ScaleUp) and isinstance(step.decision, WaitForCapacity)
+        )
         starting = any(
             replica.state is ReplicaState.STARTING and replica.revision == model.revision
             for replica in world.of_model.get(model.name, ())
@@ -362,8 +364,8 @@ def _at_rest(world: World) -> None:
 @given(worlds())
 def test_scaling_takes_nobody_who_is_needed(world: World) -> None:
     for model in world.models.values():
-        step = plan_scale(world, model)
-        if not isinstance(step, Down) or model.disabled:
+        step = plan_scaling(world, model)
+        if not isinstance(step, ScaleDown) or model.disabled:
             continue
         replica = step.replica
         assert replica.state is not ReplicaState.STOPPING
@@ -375,7 +377,7 @@ def test_scaling_takes_nobody_who_is_needed(world: World) -> None:
         stays = replica.revision == model.revision and world.nodes[replica.node_id].status == "healthy"
         if stays and model.schedule.selector.matches(world.nodes[replica.node_id].labels):
             assert replica.in_flight == 0
-            if replica.ready_at is None and why_it_must_leave(world, model, replica):
+            if replica.ready_at is None and why_must_leave(world, model, replica):
                 continue  # it answers nobody yet, and must not come up where it is
             assert len(others) >= model.schedule.min_replicas
             assert others or not model.waiting
@@ -385,9 +387,9 @@ def test_scaling_takes_nobody_who_is_needed(world: World) -> None:
 @given(worlds())
 def test_everything_can_be_explained(world: World) -> None:
     for model in world.models.values():
-        told = explain_model(world, model)
-        assert len(told.nodes) == len(world.nodes)
-        for verdict in told.nodes:
+        explained = explain_model(world, model)
+        assert len(explained.nodes) == len(world.nodes)
+        for verdict in explained.nodes:
             assert verdict.eligible == all(check.ok for check in verdict.checks)
             assert verdict.text
     for node in world.nodes.values():
@@ -400,7 +402,16 @@ def test_the_worlds_are_worth_looking_at() -> None:
     for seed in range(300):
         world = a_world(seed)
         for model in world.models.values():
-            kinds[type(choose_place(world, model)).__name__] += 1
-            kinds[type(plan_scale(world, model)).__name__] += 1
-    assert set(kinds) == {"Placed", "MakeRoom", "WaitForRoom", "NoRoom", "Up", "Down", "Hold", "Unsatisfied"}
+            kinds[type(choose_placement(world, model)).__name__] += 1
+            kinds[type(plan_scaling(world, model)).__name__] += 1
+    assert set(kinds) == {
+        "Placed",
+        "EvictFirst",
+        "WaitForCapacity",
+        "NoCapacity",
+        "ScaleUp",
+        "ScaleDown",
+        "Hold",
+        "Unsatisfied",
+    }
     assert min(kinds.values()) >= 5, kinds

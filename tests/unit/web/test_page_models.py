@@ -54,7 +54,7 @@ def schedule(**known: Any) -> ScheduleView:
         ({"alias": "other"}, None, [], "alias", "other name"),
         ({"disabled": True}, None, [replica()], "disabled", "disabled"),
         ({}, LoadStatus("m", "staging", "barn"), [replica(state="staging")], "loading", "loading"),
-        ({}, LoadStatus("m", "pending", message="no place for m"), [], "waiting", "waiting"),
+        ({}, LoadStatus("m", "pending", message="no node can run m"), [], "waiting", "waiting"),
         ({}, LoadStatus("m", "failed", "barn", error="out of memory"), [], "failed", "failed"),
         ({}, LoadStatus("m", "loaded"), [replica()], "ready", "ready × 1"),
         ({"schedule": schedule(min_replicas=3)}, None, [replica()], "ready", "ready × 1 of 3"),

@@ -65,11 +65,11 @@ class Builds(KeyedTasks[Key]):
 
     def of(self, backend: str, machine: MachineKind) -> Build:
         """What is known; what is not, or no longer certain, is being looked up when this returns."""
-        return self._of((backend, machine, _Question.OWN), Build(BuildState.LOOKING))
+        return self._of((backend, machine, _Question.OWN), Build(BuildState.LOOKING_UP))
 
     def for_localai(self, backend: str, machine: MachineKind) -> Build:
         """The same for a worker of LocalAI's, which looks builds up itself, in galleries it can read."""
-        return self._of((backend, machine, _Question.LOCALAI), Build(BuildState.LOOKING))
+        return self._of((backend, machine, _Question.LOCALAI), Build(BuildState.LOOKING_UP))
 
     def installed(self, backend: str, machine: MachineKind) -> Build:
         """Of one that is there already. Galleries may know how it runs; registries are not asked."""

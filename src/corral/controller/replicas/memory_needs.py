@@ -10,8 +10,8 @@ from typing import Protocol
 
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
-from corral.controller.scheduler.gguf import Head, read_head
-from corral.controller.scheduler.memory import Seen, memory_of
+from corral.controller.scheduler.gguf import GgufHeader, read_header
+from corral.controller.scheduler.memory import MeasuredUsage, estimate_memory
 from corral.controller.scheduler.world import Memory
 from corral.kit.errors import Invalid
 from corral.kit.log import get_log
@@ -19,7 +19,7 @@ from corral.store.tables.model_files import StoredFile
 
 log = get_log(__name__)
 
-_MOST = 1000
+MAX_HEADERS = 1000
 
 
 class FilesHere(Protocol):
@@ -30,31 +30,33 @@ class FilesHere(Protocol):
 class MemoryNeeds:
     def __init__(self, files: FilesHere) -> None:
         self._files = files
-        self._heads: dict[str, Head | None] = {}  # by digest; None: it has none
+        self._headers: dict[str, GgufHeader | None] = {}  # by digest; None: it has none
 
-    def of(self, definition: Definition, stored: Sequence[StoredFile], seen: Sequence[Seen] = ()) -> Memory:
+    def of(
+        self, definition: Definition, stored: Sequence[StoredFile], measured: Sequence[MeasuredUsage] = ()
+    ) -> Memory:
         sizes = [file.size_bytes for file in stored]
         if len(stored) < len(definition.files):  # not all have been fetched: what was declared is all there is
             sizes = [file.size_bytes for file in definition.files]
         whole = sum(sizes) if sizes and all(sizes) else 0
-        heads = [head for file in stored if (head := self._heads.get(file.digest)) is not None]
-        return memory_of(definition, whole, head=heads[0] if heads else None, seen=seen)
+        headers = [header for file in stored if (header := self._headers.get(file.digest)) is not None]
+        return estimate_memory(definition, whole, header=headers[0] if headers else None, measured=measured)
 
     async def learn(self, files: Sequence[ReplicaFile]) -> None:
         """Read the heads of these, where they are here and not known yet."""
         for file in files:
-            if file.digest not in self._heads:
-                if len(self._heads) >= _MOST:
-                    self._heads.clear()
-                self._heads[file.digest] = await asyncio.to_thread(self._read, file.digest)
+            if file.digest not in self._headers:
+                if len(self._headers) >= MAX_HEADERS:
+                    self._headers.clear()
+                self._headers[file.digest] = await asyncio.to_thread(self._read, file.digest)
 
-    def _read(self, digest: str) -> Head | None:
+    def _read(self, digest: str) -> GgufHeader | None:
         path = self._files.find(digest)
         if path is None:
             return None
         try:
             with path.open("rb") as file:
-                return read_head(file)
+                return read_header(file)
         except Invalid:
             return None  # no GGUF, or none to be believed: its size counts
         except OSError as error:

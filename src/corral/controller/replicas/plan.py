@@ -33,9 +33,9 @@ from corral.controller.replicas.lifecycle import (
 )
 from corral.controller.replicas.load_jobs import Moved
 from corral.controller.replicas.scheduler_replicas import mirror
-from corral.controller.scheduler.evict import Decision, MakeRoom, Purpose, WaitForRoom, choose_place
-from corral.controller.scheduler.place import NoRoom, Placed, place
-from corral.controller.scheduler.scale import Down, Hold, Unsatisfied, Up, instead_of_itself, plan_scale
+from corral.controller.scheduler.eviction import Decision, EvictFirst, Purpose, WaitForCapacity, choose_placement
+from corral.controller.scheduler.placement import NoCapacity, Placed, choose_node
+from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleUp, Unsatisfied, plan_scaling, replace_in_place
 from corral.controller.scheduler.world import Model, World
 from corral.store.records import DesiredReplica, LoadJob, ReplicaStage
 
@@ -125,8 +125,8 @@ def _fitted(facts: Facts, decided: Decided, row: DesiredReplica) -> DesiredRepli
     if row.memory_bytes and not arrived:
         return row
     others = [each for key, each in decided.rows.items() if key != row.key]
-    found = place(replace(facts.world, replicas=mirror(others, facts.places)), model, only={row.node_id})
-    if isinstance(found, NoRoom):
+    found = choose_node(replace(facts.world, replicas=mirror(others, facts.places)), model, only={row.node_id})
+    if isinstance(found, NoCapacity):
         return None
     return changed(row, devices=found.fit.devices, memory_bytes=found.fit.memory_bytes, reason=found.text)
 
@@ -229,7 +229,7 @@ def _let_go(decided: Decided, row: DesiredReplica, why: str, facts: Facts) -> No
         decided.events.append((f"replica leaves: {why}", row))
 
 
-def _with_reasons(found: NoRoom) -> str:
+def _with_reasons(found: NoCapacity) -> str:
     """For requests that wait: nodes that say the same are named once, and not all of a large fleet."""
     if len(found.verdicts) < 2:
         return found.text
@@ -265,8 +265,8 @@ class _ModelPlan:
     def _place_first(self) -> None:
         """The first replica of the present revision. Those of an earlier one give way where there is no room for both:
         what they run is not what people asked for any more."""
-        decision = choose_place(self._world(), self._tried(), Purpose.COLD)
-        instead = instead_of_itself(self._world(), self._tried()) if isinstance(decision, NoRoom) else None
+        decision = choose_placement(self._world(), self._tried(), Purpose.COLD)
+        instead = replace_in_place(self._world(), self._tried()) if isinstance(decision, NoCapacity) else None
         row = self._decided.rows.get(instead.replica.key) if instead is not None else None
         if instead is not None and row is not None:
             _let_go(self._decided, row, instead.text, self._facts)
@@ -342,7 +342,7 @@ class _ModelPlan:
                 not broke.everywhere
                 and not self._is_cooling()
                 and not self._serving()
-                and isinstance(place(self._world(), self._tried(), only=others), Placed)
+                and isinstance(choose_node(self._world(), self._tried(), only=others), Placed)
             )
             blamed = "" if broke.everywhere else broke.row.node_id
             self._job = jobs.fail(job, blamed, broke.error, self._facts.now, self._facts.cooldown, elsewhere=elsewhere)
@@ -367,12 +367,12 @@ class _ModelPlan:
     def _scale(self) -> None:
         """Step by step, as the scheduler says, as long as one leads to the next."""
         for _ in range(MOST_STEPS):
-            step = plan_scale(self._world(), self._tried())
+            step = plan_scaling(self._world(), self._tried())
             match step:
-                case Up(decision=decision, purpose=purpose):
+                case ScaleUp(decision=decision, purpose=purpose):
                     if self._is_cooling() or not self._place(decision, purpose):
                         return
-                case Down(replica=replica, text=text):
+                case ScaleDown(replica=replica, text=text):
                     row = self._decided.rows.get(replica.key)
                     if row is not None:
                         _let_go(self._decided, row, text, self._facts)
@@ -398,15 +398,15 @@ class _ModelPlan:
             case Placed():
                 self._take(decision)
                 return True
-            case MakeRoom(victims=victims, text=text):
+            case EvictFirst(victims=victims, text=text):
                 for victim in victims:
                     row = self._decided.rows.get(victim.key)
                     if row is not None:
                         _let_go(self._decided, row, f"it makes room for {self._model.name}", self._facts)
                 self._wait(text)
-            case WaitForRoom(text=text):
+            case WaitForCapacity(text=text):
                 self._wait(text)
-            case NoRoom():
+            case NoCapacity():
                 self._no_room(decision)
         return False
 
@@ -431,9 +431,9 @@ class _ModelPlan:
         self._decided.rows[row.key] = row
         self._decided.events.append(("replica placed", row))
 
-    def _no_room(self, found: NoRoom) -> None:
+    def _no_room(self, found: NoCapacity) -> None:
         """What only people can change is told at once; the rest may pass."""
-        if found.ever or not found.verdicts or self._model.backend in self._facts.looking:
+        if found.fits_later or not found.verdicts or self._model.backend in self._facts.looking:
             self._wait(_with_reasons(found))
         elif self._job is not None and self._job.active:
             why = "\n".join((found.text, *(found.why if len(found.verdicts) > 1 else ())))

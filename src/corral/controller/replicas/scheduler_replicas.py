@@ -53,7 +53,7 @@ def _of_row(row: DesiredReplica, place: Place | None) -> seen.Replica:
         devices=row.devices,
         slots=process.slots if process is not None else 1,
         in_flight=quiet.in_flight,
-        heard=quiet.known,
+        activity_known=quiet.known,
         ready_at=row.ready_at,
         last_used_at=row.last_used_at,
     )

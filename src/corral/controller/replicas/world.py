@@ -24,7 +24,7 @@ from corral.controller.models.views import definition_of
 from corral.controller.replicas.lifecycle import Place, Ready
 from corral.controller.replicas.load_jobs import Moved
 from corral.controller.scheduler import world as seen
-from corral.controller.scheduler.memory import Seen, device_share, lives_in_ram
+from corral.controller.scheduler.memory import MeasuredUsage, device_share, is_ram_only
 from corral.controller.scheduler.world import Build, BuildState, Memory, Model, ModelFile, Schedule, budget_of
 from corral.kit.humanize import first_and_last_line
 from corral.store.engine.transactions import Transaction
@@ -64,7 +64,7 @@ def _as_it_runs(_backend: str, _machine: MachineKind) -> Build:
 
 
 FindQuiet = Callable[[str, str], ProcessActivity]
-FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[Seen]], Memory]
+FindMemory = Callable[[Definition, Sequence[StoredFile], Sequence[MeasuredUsage]], Memory]
 
 
 @dataclass
@@ -148,9 +148,9 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
     files: dict[str, list[StoredFile]] = {}
     for file in await model_files.list_(tx):
         files.setdefault(file.model, []).append(file)
-    seen: dict[tuple[str, str], list[Seen]] = {}
+    seen: dict[tuple[str, str], list[MeasuredUsage]] = {}
     for peak in await process_peaks.list_(tx):
-        one = Seen(peak.ram_bytes, peak.device_bytes, peak.devices)
+        one = MeasuredUsage(peak.ram_bytes, peak.device_bytes, peak.devices)
         seen.setdefault((peak.model, peak.revision), []).append(one)
     for row in await models.list_(tx):
         definition = definition_of(row)
@@ -169,7 +169,7 @@ async def _read_models(tx: Transaction, read: Read, idle_unload_s: float, memory
             files=files_known(definition, stored),
             tensor_parallel=definition.tensor_parallel,
             device_share=device_share(definition),
-            in_ram=lives_in_ram(definition),
+            in_ram=is_ram_only(definition),
             concurrency_groups=definition.concurrency_groups,
             pinned=definition.pinned,
             disabled=definition.disabled,

@@ -1,4 +1,4 @@
-"""What was looked at and found, in the words of `corral why`. Pure: the same functions decide and explain."""
+"""Explains decisions of the scheduler for `corral why`. Pure: the same functions decide and explain."""
 
 from __future__ import annotations
 
@@ -6,34 +6,41 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from corral.contract.why import WhyCheck, WhyModel, WhyNode, WhyReplica, WhyScore, WhySpace, WhyVerdict
-from corral.controller.scheduler.evict import Decision, Keeping, MakeRoom, Purpose, WaitForRoom, choose_place
-from corral.controller.scheduler.place import NoRoom, Placed, Score, Verdict, check_node, judge
-from corral.controller.scheduler.room import Space, room_of
-from corral.controller.scheduler.scale import Down, Hold, Step, Unsatisfied, Up, plan_scale
+from corral.controller.scheduler.eviction import (
+    Decision,
+    EvictFirst,
+    EvictionRules,
+    Purpose,
+    WaitForCapacity,
+    choose_placement,
+)
+from corral.controller.scheduler.free_memory import MemoryPool, free_memory_of
+from corral.controller.scheduler.placement import NoCapacity, Placed, Score, Verdict, check_node, evaluate_node
+from corral.controller.scheduler.scaling import Hold, ScaleDown, ScaleStep, ScaleUp, Unsatisfied, plan_scaling
 from corral.controller.scheduler.world import Model, Node, Replica, World
 
 # The ranking, in the order in which it is compared.
 MEANINGS = {
-    "failed": "its last start there failed",
-    "grouped": "replicas there that it should keep apart from",
-    "uncertain": "nobody knows whether it fits",
+    "failed": "its last start on the node failed",
+    "grouped": "replicas of its concurrency groups on the node",
+    "uncertain": "it is not known whether it fits",
     "in_ram": "without an accelerator",
-    "replicas": "replicas of it there already",
-    "fetch": "of backend and files, to be brought first",
-    "loaded": "other models are there",
-    "in_flight": "requests under way there",
-    "used_bytes": "the negative of what is free",
-    "name": "the name, when all is equal",
+    "replicas": "replicas of this model on the node",
+    "fetch": "of backend and files, how many to fetch first",
+    "loaded": "other models run on the node",
+    "in_flight": "active requests on the node",
+    "used_bytes": "free memory, negated",
+    "name": "the name, when all else is equal",
 }
 
-SOMEBODY = Model("", "")  # another model, that nothing answers for: what would have to give way to it
+ANY_MODEL = Model("", "")  # stands for any other cold model: what could be evicted for it
 
 
 def explain_model(world: World, model: Model) -> WhyModel:
-    """Where its next replica would go, and whether one is wanted."""
-    decision = choose_place(world, model, _purpose(world, model))
-    scaling = plan_scale(world, model)
-    name, text = _decided(decision)
+    """Where the model's next replica would go, and whether scaling wants one."""
+    decision = choose_placement(world, model, _purpose(world, model))
+    scaling = plan_scaling(world, model)
+    name, text = _decision_text(decision)
     return WhyModel(
         model=model.name,
         decision=name,
@@ -49,55 +56,55 @@ def explain_model(world: World, model: Model) -> WhyModel:
         scaling=_step_name(scaling),
         scaling_text=_step_text(world, scaling),
         replicas=_replicas(world, world.of_model.get(model.name, ())),
-        kept=decision.kept if isinstance(decision, NoRoom) else (),
+        kept=decision.kept if isinstance(decision, NoCapacity) else (),
         nodes=tuple(_verdict(model, verdict) for verdict in decision.verdicts),
     )
 
 
 def explain_node(world: World, node: Node) -> WhyNode:
     check = check_node(node)
-    room = room_of(node, world.on_node.get(node.id, ()), world.policy)
+    free = free_memory_of(node, world.on_node.get(node.id, ()), world.policy)
     models = sorted(world.models.values(), key=lambda model: model.name)
     return WhyNode(
         node_id=node.id,
         node=node.name,
         accepts=check.ok,
         text="takes new replicas" if check.ok else check.text,
-        spaces=tuple(map(_space, (*room.devices, room.ram))),
-        budget_bytes=room.budget_bytes,
-        left_of_budget=room.left_of_budget,
+        spaces=tuple(map(_pool, (*free.devices, free.ram))),
+        budget_bytes=free.budget_bytes,
+        left_of_budget=free.left_of_budget,
         replicas=_replicas(world, world.on_node.get(node.id, ())),
-        models=tuple(_verdict(model, judge(world, model, node)) for model in models),
+        models=tuple(_verdict(model, evaluate_node(world, model, node)) for model in models),
     )
 
 
 def _purpose(world: World, model: Model) -> Purpose:
-    """What its next replica would be for."""
+    """What the model's next replica would be for."""
     there = len(world.of_model.get(model.name, ()))
     if not there:
         return Purpose.COLD
     return Purpose.MINIMUM if there < model.schedule.min_replicas else Purpose.GROWTH
 
 
-def _decided(decision: Decision) -> tuple[str, str]:
+def _decision_text(decision: Decision) -> tuple[str, str]:
     match decision:
         case Placed():
             return "placed", decision.text
-        case MakeRoom():
+        case EvictFirst():
             return "make_room", decision.text
-        case WaitForRoom():
+        case WaitForCapacity():
             return "wait", decision.text
-        case NoRoom():
+        case NoCapacity():
             return "no_room", decision.text
         case _:
             assert_never(decision)
 
 
-def _step_name(step: Step) -> str:
+def _step_name(step: ScaleStep) -> str:
     match step:
-        case Up():
+        case ScaleUp():
             return "up"
-        case Down():
+        case ScaleDown():
             return "down"
         case Hold():
             return "hold"
@@ -107,11 +114,11 @@ def _step_name(step: Step) -> str:
             assert_never(step)
 
 
-def _step_text(world: World, step: Step) -> str:
+def _step_text(world: World, step: ScaleStep) -> str:
     match step:
-        case Up():
-            return f"{step.text}; {_decided(step.decision)[1]}"
-        case Down():
+        case ScaleUp():
+            return f"{step.text}; {_decision_text(step.decision)[1]}"
+        case ScaleDown():
             return f"replica {step.replica.index} on {_node_name(world, step.replica)}: {step.text}"
         case Hold() | Unsatisfied():
             return step.text
@@ -138,22 +145,23 @@ def _verdict(model: Model, verdict: Verdict) -> WhyVerdict:
 
 def _score(score: Score) -> tuple[WhyScore, ...]:
     return tuple(
-        WhyScore(name=name, value=_shown(value), meaning=MEANINGS[name]) for name, value in score._asdict().items()
+        WhyScore(name=name, value=_format_value(value), meaning=MEANINGS[name])
+        for name, value in score._asdict().items()
     )
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
 
 
 def _replicas(world: World, replicas: Sequence[Replica]) -> tuple[WhyReplica, ...]:
-    keeping = Keeping(world, SOMEBODY, Purpose.COLD)
-    return tuple(_replica(world, replica, keeping) for replica in replicas)
+    rules = EvictionRules(world, ANY_MODEL, Purpose.COLD)
+    return tuple(_replica(world, replica, rules) for replica in replicas)
 
 
-def _replica(world: World, replica: Replica, keeping: Keeping) -> WhyReplica:
+def _replica(world: World, replica: Replica, rules: EvictionRules) -> WhyReplica:
     model = world.models.get(replica.model)
     since = replica.unused_since()
     return WhyReplica(
@@ -168,12 +176,12 @@ def _replica(world: World, replica: Replica, keeping: Keeping) -> WhyReplica:
         memory_bytes=replica.memory_bytes,
         devices=tuple(device.index for device in replica.devices),
         unused_s=max(0.0, (world.now - since).total_seconds()) if since is not None else None,
-        kept=keeping.why(replica),
+        kept=rules.why(replica),
     )
 
 
 def _state(world: World, replica: Replica) -> str:
-    """What its node said last is old news once the node is gone."""
+    """The last report of an offline node is out of date."""
     node = world.nodes.get(replica.node_id)
     return "node offline" if node is not None and node.status == "offline" else replica.state.value
 
@@ -183,13 +191,13 @@ def _node_name(world: World, replica: Replica) -> str:
     return node.name if node is not None else replica.node_id
 
 
-def _space(space: Space) -> WhySpace:
+def _pool(pool: MemoryPool) -> WhySpace:
     return WhySpace(
-        name=space.name,
-        limit_bytes=space.limit_bytes,
-        free_bytes=space.free_bytes,
-        reserved_bytes=space.reserved_bytes,
-        replicas=space.replicas,
-        measured=space.measured,
-        text=str(space),
+        name=pool.name,
+        limit_bytes=pool.limit_bytes,
+        free_bytes=pool.free_bytes,
+        reserved_bytes=pool.reserved_bytes,
+        replicas=pool.replicas,
+        measured=pool.measured,
+        text=str(pool),
     )

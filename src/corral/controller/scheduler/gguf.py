@@ -1,8 +1,8 @@
-"""The head of a GGUF file: what it says about the shape of the model, without its weights.
+"""Reads the header of a GGUF file: the shape of the model, without its weights.
 
-Files come from strangers: every count and length is bounded before it is believed, and nothing is kept but the few
-numbers asked for. Reading ends where the tokens begin: the shape stands before them, megabytes of vocabulary after.
-Deciding from it is `memory.py`'s; opening the file is the caller's.
+Files are untrusted: every count and length is bounded before it is used, and only the few numbers needed are kept.
+Reading ends where the tokens begin: the shape comes before them, megabytes of vocabulary after. `memory.py` decides
+from the header; the caller opens the file.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import BinaryIO
 from corral.kit.errors import Invalid
 
 MAGIC = b"GGUF"
-MOST_BYTES = 64 * 1024**2  # of metadata; the largest vocabularies take a third of that
-MOST_KEYS = 65_536
-LONGEST_KEY = 65_535  # the format's own bound
-LONGEST_TEXT = 256  # that is kept
-LONGEST_LIST = 4_096  # that is kept: one number per layer
+MAX_BYTES = 64 * 1024**2  # of metadata; the largest vocabularies take a third of that
+MAX_KEYS = 65_536
+MAX_KEY_LENGTH = 65_535  # the format's own bound
+MAX_TEXT_LENGTH = 256  # that is kept
+MAX_LIST_LENGTH = 4_096  # that is kept: one number per layer
 TOKENS = "tokenizer.ggml.tokens"
 
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-_DEEPEST = 4  # lists of lists; the format allows them, nobody writes them
+MAX_DEPTH = 4  # of lists of lists, which the format allows
 
 
 @dataclass(frozen=True)
-class Head:
-    """What was found. Numbers are as the file has them: `memory.py` doubts them."""
+class GgufHeader:
+    """Values as the file has them; `memory.py` checks their plausibility."""
 
     version: int
     architecture: str
@@ -39,12 +39,12 @@ class Head:
     vocabulary: int = 0  # tokens
 
     def number(self, key: str) -> int:
-        """0: it does not say, or says nonsense."""
+        """0: missing or not a positive integer."""
         value = self.values.get(key, 0)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
     def numbers(self, key: str, count: int) -> tuple[int, ...]:
-        """One for each of so many layers, whether the file has a list or one number for all; empty: it does not say."""
+        """One for each of `count` layers, whether the file has a list or one number for all; empty: missing."""
         value = self.values.get(key)
         if isinstance(value, tuple):
             whole = [int(each) for each in value[:count] if isinstance(each, int)]  # no infinity is a number of heads
@@ -56,24 +56,24 @@ def is_gguf(start: bytes) -> bool:
     return start[:4] == MAGIC
 
 
-def read_head(file: BinaryIO) -> Head:
-    """From the file's beginning. Raises Invalid for what is no GGUF, or none that a sane program wrote."""
+def read_header(file: BinaryIO) -> GgufHeader:
+    """Read from the beginning of the file. Raises Invalid for a file that is not GGUF or has implausible lengths."""
     if file.read(4) != MAGIC:
-        raise Invalid("this is no GGUF file")
+        raise Invalid("this is not a GGUF file")
     version_bytes = file.read(4)
-    order = "<" if version_bytes[2:] == b"\0\0" else ">"  # versions are small numbers: one order makes them huge
-    reader = _Reader(file, order)
+    order = "<" if version_bytes[2:] == b"\0\0" else ">"  # versions are small numbers: the wrong order makes them huge
+    reader = _HeaderReader(file, order)
     version = reader.unpack("I", version_bytes)
     if version not in (2, 3):
         raise Invalid(f"GGUF version {version} is not known here")
     reader.scalar("Q")  # tensors
     count = reader.scalar("Q")
-    if count > MOST_KEYS:
+    if count > MAX_KEYS:
         raise Invalid(f"{count} keys: no GGUF file has so many")
     values: dict[str, Value] = {}
     vocabulary = 0
     for _ in range(count):
-        key = reader.text(LONGEST_KEY, keep=True)
+        key = reader.text(MAX_KEY_LENGTH, keep=True)
         kind = reader.scalar("I")
         if key == TOKENS:
             vocabulary = reader.list_length(kind)
@@ -81,79 +81,81 @@ def read_head(file: BinaryIO) -> Head:
         value = reader.value(kind)
         if value is not None:
             values[key] = value
-    return _head(version, values, vocabulary)
+    return _header(version, values, vocabulary)
 
 
-def _head(version: int, values: Mapping[str, Value], vocabulary: int) -> Head:
+def _header(version: int, values: Mapping[str, Value], vocabulary: int) -> GgufHeader:
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        raise Invalid("the GGUF file does not say its architecture")
+        raise Invalid("the GGUF file does not name its architecture")
     prefix = f"{architecture}."
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    return Head(version, architecture, own, vocabulary or Head(version, architecture, own).number("vocab_size"))
+    return GgufHeader(
+        version, architecture, own, vocabulary or GgufHeader(version, architecture, own).number("vocab_size")
+    )
 
 
-class _Reader:
-    """Counts what it has read, and stops."""
+class _HeaderReader:
+    """Reads values and stops after `MAX_BYTES`."""
 
     def __init__(self, file: BinaryIO, order: str) -> None:
         self._file = file
         self._order = order
-        self._left = MOST_BYTES
+        self._remaining = MAX_BYTES
 
     def unpack(self, kind: str, data: bytes) -> int:
         try:
             (value,) = struct.unpack(self._order + kind, data)
         except struct.error:
-            raise Invalid("the GGUF file ends in the middle of its head") from None
+            raise Invalid("the GGUF file ends in the middle of its headerer") from None
         return value  # type: ignore[no-any-return]
 
     def take(self, size: int) -> bytes:
         self._count(size)
         data = self._file.read(size)
         if len(data) != size:
-            raise Invalid("the GGUF file ends in the middle of its head")
+            raise Invalid("the GGUF file ends in the middle of its headerer")
         return data
 
     def skip(self, size: int) -> None:
-        """Past the end too: whatever comes next finds nothing there."""
+        """May go past the end: the next read then fails."""
         self._count(size)
         self._file.seek(size, 1)
 
     def _count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise Invalid(f"the head of the GGUF file is longer than {MOST_BYTES} bytes")
+        self._remaining -= size
+        if self._remaining < 0:
+            raise Invalid(f"the header of the GGUF file is longer than {MAX_BYTES} bytes")
 
     def scalar(self, kind: str) -> int:
         return self.unpack(kind, self.take(struct.calcsize(self._order + kind)))
 
-    def text(self, longest: int, *, keep: bool) -> str:
+    def text(self, max_length: int, *, keep: bool) -> str:
         length = self.scalar("Q")
-        if keep and length > longest:
+        if keep and length > max_length:
             raise Invalid(f"a key of {length} characters: no GGUF file has such")
-        if not keep and length > longest:
+        if not keep and length > max_length:
             self.skip(length)
             return ""
         return self.take(length).decode("utf-8", "replace")
 
     def value(self, kind: int, depth: int = 0) -> Value | None:
-        """None: it was passed over."""
+        """None: it was skipped."""
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind == _TEXT:
-            return self.text(LONGEST_TEXT, keep=False)
-        if kind == _LIST and depth < _DEEPEST:
+            return self.text(MAX_TEXT_LENGTH, keep=False)
+        if kind == _LIST and depth < MAX_DEPTH:
             return self._list(depth)
         raise Invalid(f"the GGUF file has a value of unknown kind {kind}")
 
     def list_length(self, kind: int) -> int:
-        """Of a list whose members do not matter."""
+        """The length of a list whose members are not read."""
         if kind != _LIST:
-            raise Invalid("the GGUF file's tokens are no list")
+            raise Invalid("the tokens of the GGUF file are not a list")
         self.scalar("I")
         length = self.scalar("Q")
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             raise Invalid(f"{length} tokens: no model has so many")
         return length
 
@@ -161,7 +163,7 @@ class _Reader:
         kind, length = self.scalar("I"), self.scalar("Q")
         if kind in _SCALARS:
             size = struct.calcsize(self._order + _SCALARS[kind]) * length
-            if length > LONGEST_LIST:
+            if length > MAX_LIST_LENGTH:
                 self.skip(size)
                 return None
             data = self.take(size)

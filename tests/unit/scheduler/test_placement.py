@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral.contract.labels import selector_of_map
-from corral.controller.scheduler.place import NoRoom, Placed, Verdict, judge_all, place
+from corral.controller.scheduler.placement import NoCapacity, Placed, Verdict, choose_node, evaluate_nodes
 from corral.controller.scheduler.world import (
     GIB,
     MIB,
@@ -25,15 +25,15 @@ from corral.controller.scheduler.world import (
 from tests.support.scheduling import cpu_node, gpu, gpu_node, model, on, replica, with_schedule, world
 
 
-def placed(seen: World, of: Model, **more: Any) -> Placed:
-    found = place(seen, of, **more)
+def placed(fleet: World, of: Model, **more: Any) -> Placed:
+    found = choose_node(fleet, of, **more)
     assert isinstance(found, Placed), found
     return found
 
 
-def refused(seen: World, of: Model, **more: Any) -> NoRoom:
-    found = place(seen, of, **more)
-    assert isinstance(found, NoRoom), found
+def refused(fleet: World, of: Model, **more: Any) -> NoCapacity:
+    found = choose_node(fleet, of, **more)
+    assert isinstance(found, NoCapacity), found
     return found
 
 
@@ -41,7 +41,7 @@ def why(of: Model, node: Node, **more: Any) -> str:
     return refused(world([node], [of], **more), of).why[0]
 
 
-def verdict_of(found: Placed | NoRoom, node: str) -> Verdict:
+def verdict_of(found: Placed | NoCapacity, node: str) -> Verdict:
     return next(verdict for verdict in found.verdicts if verdict.node == node)
 
 
@@ -52,16 +52,16 @@ def verdict_of(found: Placed | NoRoom, node: str) -> Verdict:
         ({"status": "draining"}, "cpu: is draining"),
         ({"status": "pending"}, "cpu: is pending"),
         ({"status": "offline"}, "cpu: is offline"),
-        ({"bus_down": True}, "cpu: cannot be given orders: its connection to the bus is down"),
+        ({"bus_down": True}, "cpu: cannot receive orders: its connection to the bus is down"),
         ({"vetoes": ("is a LocalAI worker",)}, "cpu: is a LocalAI worker"),
-        ({"builds": {}}, "cpu: llama-cpp: nobody has looked yet whether there is a build for it"),
+        ({"builds": {}}, "cpu: llama-cpp: its builds were not looked up yet"),
         (
             {"builds": {"llama-cpp": Build(BuildState.MISSING, "no linux/arm64 build")}},
             "cpu: no build of llama-cpp: no linux/arm64 build",
         ),
         (
             {"builds": {"llama-cpp": Build(BuildState.FORBIDDEN, "deleted by a person")}},
-            "cpu: llama-cpp shall not be there: deleted by a person",
+            "cpu: llama-cpp is not allowed here: deleted by a person",
         ),
     ],
 )
@@ -76,12 +76,12 @@ def test_a_selector_rules_out_nodes_without_the_labels() -> None:
     assert found.node == "c"
     assert verdict_of(found, "a").why_not == "tier=fast: has 'slow'"
     assert verdict_of(found, "b").why_not == "tier=fast: has no such label"
-    assert not refused(world(nodes[:2], [of]), of).ever
+    assert not refused(world(nodes[:2], [of]), of).fits_later
 
 
 def test_a_node_takes_only_so_many_of_one_model() -> None:
     of, node = model(), cpu_node()
-    assert why(of, node, replicas=[replica(node, of)]) == "cpu: 1 of at most 1 replicas of it there"
+    assert why(of, node, replicas=[replica(node, of)]) == "cpu: runs 1 of at most 1 replicas of this model"
     roomy = replace(node, max_replicas_per_model=2)
     assert placed(world([roomy], [of], [replica(roomy, of)]), of).index == 1
 
@@ -122,7 +122,7 @@ def test_the_lowest_free_number() -> None:
 def test_disk(files: tuple[ModelFile, ...] | None, total: int, available: int, fits: bool) -> None:
     node = cpu_node(total_disk=total * GIB, available_disk=available, files=frozenset({"sha256:there"}))
     of = model(files=files)
-    assert isinstance(place(world([node], [of]), of), Placed) is fits
+    assert isinstance(choose_node(world([node], [of]), of), Placed) is fits
 
 
 def test_too_little_disk_is_told_with_numbers() -> None:
@@ -131,7 +131,7 @@ def test_too_little_disk_is_told_with_numbers() -> None:
     assert why(of, node) == "cpu: 11.0 GiB needed on disk, 5.0 GiB free"
     unchecked = placed(world([node], [of], policy=Policy(disk_check=False)), of)
     (disk,) = [check for check in unchecked.verdicts[0].checks if check.name == "disk"]
-    assert disk.text == "11.0 GiB needed on disk, 5.0 GiB free; that does not count, as checking is switched off"
+    assert disk.text == "11.0 GiB needed on disk, 5.0 GiB free; ignored, because the disk check is switched off"
     assert placed(world([node], [of], policy=Policy(shared_models=True)), of).node == "cpu"
 
 
@@ -140,9 +140,9 @@ def test_memory_is_refused_with_numbers() -> None:
     assert why(of, gpu_node()) == "gpu: needs 9.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB"
     found = refused(world([gpu_node(), cpu_node(status="offline"), cpu_node("b", ram_gib=4)], [of]), of)
     assert found.text == (
-        "no place for big (needs 9.0 GiB: 3 files) on 3 nodes: 2 for memory (b, gpu), 1 for node (cpu)"
+        "none of 3 nodes can run big (needs 9.0 GiB: 3 files): 2 for memory (b, gpu), 1 for node (cpu)"
     )
-    assert refused(world(models=[of]), of).text == "no place for big (needs 9.0 GiB: 3 files): there are no nodes"
+    assert refused(world(models=[of]), of).text == "no node can run big (needs 9.0 GiB: 3 files): there are no nodes"
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_members_of_a_group_that_is_a_preference_keep_apart_while_they_can() -> 
     of, other = model(gib=1, concurrency_groups=("big",)), model("other", concurrency_groups=("small", "big"))
     a, b = cpu_node("a", ram_gib=64), cpu_node("b")
     soft = Policy(exclusive_groups=False)
-    seen = world([a, b], [of, other], [replica(a, other)], policy=soft)
-    assert placed(seen, of).node == "b"
+    fleet = world([a, b], [of, other], [replica(a, other)], policy=soft)
+    assert placed(fleet, of).node == "b"
     alone = placed(world([a], [of, other], [replica(a, other)], policy=soft), of)
     assert alone.node == "a"
-    assert "would rather not be beside other" in alone.text
+    assert "avoids nodes that run other" in alone.text
     unrelated = model(gib=1, concurrency_groups=("quiet",))
     assert "beside" not in placed(world([a], [unrelated, other], [replica(a, other)], policy=soft), unrelated).text
 
@@ -219,15 +219,15 @@ def test_only_some_nodes_are_asked() -> None:
 def test_as_if_others_had_ended() -> None:
     of, node = model(gib=6), gpu_node(gpus=[gpu(0, 8, free_gib=2)])
     other = replica(node, "other", 6, devices=on(0))
-    seen = world([node], [of], [other])
-    found = refused(seen, of)
-    assert found.ever
-    assert found.verdicts[0].only_replicas
-    assert placed(seen, of, gone={other.key}).node == "gpu"
+    fleet = world([node], [of], [other])
+    found = refused(fleet, of)
+    assert found.fits_later
+    assert found.verdicts[0].blocked_by_replicas
+    assert placed(fleet, of, without={other.key}).node == "gpu"
 
 
 @pytest.mark.parametrize(
-    ("node", "ever"),
+    ("node", "fits_later"),
     [
         (cpu_node(status="offline"), True),
         (cpu_node(ram_gib=1), False),
@@ -236,12 +236,12 @@ def test_as_if_others_had_ended() -> None:
         (cpu_node(ram_gib=16, free_gib=1), True),
     ],
 )
-def test_what_time_may_cure(node: Node, ever: bool) -> None:
+def test_what_time_may_cure(node: Node, fits_later: bool) -> None:
     of = model(gib=4)
-    assert refused(world([node], [of]), of).ever is ever
+    assert refused(world([node], [of]), of).fits_later is fits_later
 
 
 def test_verdicts_come_best_first_and_the_rest_by_name() -> None:
     of = model(gib=2)
     nodes = [cpu_node("d", ram_gib=1), cpu_node("c", ram_gib=1), cpu_node("b"), cpu_node("a", ram_gib=64)]
-    assert [verdict.node for verdict in judge_all(world(nodes, [of]), of)] == ["a", "b", "c", "d"]
+    assert [verdict.node for verdict in evaluate_nodes(world(nodes, [of]), of)] == ["a", "b", "c", "d"]

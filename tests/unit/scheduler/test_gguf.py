@@ -11,30 +11,30 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corral.controller.scheduler import gguf as reading
-from corral.controller.scheduler.gguf import Head, read_head
+from corral.controller.scheduler.gguf import GgufHeader, read_header
 from corral.kit.errors import Invalid
 from tests.support.gguf_files import LLAMA, TOKENS, gguf
 
 
-def read(data: bytes) -> Head:
-    return read_head(io.BytesIO(data))
+def read(data: bytes) -> GgufHeader:
+    return read_header(io.BytesIO(data))
 
 
 @pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
 @pytest.mark.parametrize("version", [2, 3])
 def test_the_shape_of_a_model(version: int, order: str) -> None:
-    head = read(gguf(LLAMA | TOKENS, version=version, order=order))
-    assert (head.version, head.architecture, head.vocabulary) == (version, "llama", 4)
-    assert head.number("block_count") == 32
-    assert head.number("attention.head_count_kv") == 8
-    assert head.values["rope.freq_base"] == 500000.0
-    assert "name" not in head.values
+    header = read(gguf(LLAMA | TOKENS, version=version, order=order))
+    assert (header.version, header.architecture, header.vocabulary) == (version, "llama", 4)
+    assert header.number("block_count") == 32
+    assert header.number("attention.head_count_kv") == 8
+    assert header.values["rope.freq_base"] == 500000.0
+    assert "name" not in header.values
 
 
 def test_reading_ends_where_the_tokens_begin() -> None:
     data = gguf(LLAMA | TOKENS)
     file = io.BytesIO(data + b"\xff" * 1000)
-    read_head(file)
+    read_header(file)
     assert file.tell() < len(data) - len(b"<s></s>ab")
 
 
@@ -43,11 +43,11 @@ def test_the_vocabulary_may_stand_in_the_shape() -> None:
 
 
 def test_one_number_per_layer_or_one_for_all() -> None:
-    head = read(gguf(LLAMA | {"llama.block_count": 3, "llama.attention.head_count_kv": [4, 0, 8]}))
-    assert head.numbers("attention.head_count_kv", 3) == (4, 0, 8)
-    assert head.numbers("attention.head_count", 3) == (32, 32, 32)
-    assert head.numbers("attention.head_count_kv", 5) == ()
-    assert head.numbers("nothing", 3) == ()
+    header = read(gguf(LLAMA | {"llama.block_count": 3, "llama.attention.head_count_kv": [4, 0, 8]}))
+    assert header.numbers("attention.head_count_kv", 3) == (4, 0, 8)
+    assert header.numbers("attention.head_count", 3) == (32, 32, 32)
+    assert header.numbers("attention.head_count_kv", 5) == ()
+    assert header.numbers("nothing", 3) == ()
 
 
 def test_what_is_long_or_of_no_interest_is_passed_over() -> None:
@@ -61,36 +61,36 @@ def test_what_is_long_or_of_no_interest_is_passed_over() -> None:
         "llama.below": -5,
         "llama.is_odd": True,
     }
-    head = read(gguf(more | LLAMA | TOKENS))
-    assert head.number("block_count") == 32
-    assert head.number("large") == 2**40
-    assert head.number("below") == 0
-    assert head.number("is_odd") == 0
-    assert head.values["flags"] == (True, False)
-    assert "big_list" not in head.values
-    assert "nested" not in head.values
+    header = read(gguf(more | LLAMA | TOKENS))
+    assert header.number("block_count") == 32
+    assert header.number("large") == 2**40
+    assert header.number("below") == 0
+    assert header.number("is_odd") == 0
+    assert header.values["flags"] == (True, False)
+    assert "big_list" not in header.values
+    assert "nested" not in header.values
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no GGUF"),
-        (b"PK\x03\x04 a zip", "no GGUF"),
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04 a zip", "not a GGUF file"),
         (b"GGUF", "ends in the middle"),
         (b"GGUF\x03\0\0\0", "ends in the middle"),
         (gguf(LLAMA, version=1), "version 1 is not known"),
         (gguf(LLAMA, version=99), "version 99 is not known"),
         (gguf(LLAMA, count=2**40), "no GGUF file has so many"),
         (gguf(LLAMA, count=9), "ends in the middle"),
-        (gguf({}), "does not say its architecture"),
-        (gguf({"general.architecture": 7}), "does not say its architecture"),
+        (gguf({}), "does not name its architecture"),
+        (gguf({"general.architecture": 7}), "does not name its architecture"),
         (gguf({}, count=1) + struct.pack("<Q", 2**63), "no GGUF file has such"),
         (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77), "unknown kind 77"),
         (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IQ", 8, 2**62), "longer than"),
         (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 77, 3), "a list of unknown kind 77"),
         (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 10, 2**62), "longer than"),
         (gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62), "ends in the middle"),
-        (gguf({"tokenizer.ggml.tokens": 5}), "tokens are no list"),
+        (gguf({"tokenizer.ggml.tokens": 5}), "not a list"),
     ],
 )
 def test_what_no_sane_program_wrote_is_refused(data: bytes, why: str) -> None:
@@ -105,7 +105,7 @@ def test_lists_in_lists_end_somewhere() -> None:
 
 
 def test_texts_without_end_are_not_walked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 4096)
+    monkeypatch.setattr(reading, "MAX_BYTES", 4096)
     endless = gguf({}, count=1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**62) + b"\0" * 8192
     with pytest.raises(Invalid, match="longer than 4096 bytes"):
         read(endless)
@@ -135,7 +135,7 @@ def test_no_changed_byte_does_harm(position: int, value: int) -> None:
     data = bytearray(gguf(LLAMA | TOKENS))
     data[position] = value
     try:
-        head = read(bytes(data))
+        header = read(bytes(data))
     except Invalid:
         return
-    assert isinstance(head, Head)
+    assert isinstance(header, GgufHeader)

@@ -9,20 +9,27 @@ from typing import Any
 import pytest
 
 from corral.contract.models import Definition, read_definition
-from corral.controller.scheduler.gguf import Head, read_head
-from corral.controller.scheduler.memory import Seen, device_share, estimate, learned, lives_in_ram, memory_of
+from corral.controller.scheduler.gguf import GgufHeader, read_header
+from corral.controller.scheduler.memory import (
+    MeasuredUsage,
+    apply_measured,
+    device_share,
+    estimate_from_header,
+    estimate_memory,
+    is_ram_only,
+)
 from corral.controller.scheduler.world import GIB, MIB, Memory
 from tests.support.gguf_files import LLAMA, TOKENS, gguf
 
 
-def head(**changed: Any) -> Head:
+def header(**changed: Any) -> GgufHeader:
     architecture = changed.pop("architecture", "llama")
     values = {
         key.replace("llama", architecture, 1) if key.startswith("llama") else key: value for key, value in LLAMA.items()
     }
     values["general.architecture"] = architecture
     values |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in changed.items()}
-    return read_head(io.BytesIO(gguf(values | TOKENS)))
+    return read_header(io.BytesIO(gguf(values | TOKENS)))
 
 
 def definition(**more: Any) -> Definition:
@@ -53,15 +60,15 @@ def cache(found: Memory | None, weights: int = 0) -> int:
 def test_the_cache_grows_with_context_and_slots(
     context: int, parallel: int, types: tuple[str, str], expected: int
 ) -> None:
-    found = estimate(head(), 0, context_size=context, parallel=parallel, cache_types=types)
+    found = estimate_from_header(header(), 0, context_size=context, parallel=parallel, cache_types=types)
     assert cache(found) == expected
 
 
 def test_weights_cache_and_buffers_are_told() -> None:
-    found = estimate(head(vocab_size=128256), 4 * GIB, context_size=8192)
+    found = estimate_from_header(header(vocab_size=128256), 4 * GIB, context_size=8192)
     assert found is not None
     assert found.total_bytes == 4 * GIB + GIB + found.each_bytes
-    assert found.how == "4.0 GiB weights, 1.0 GiB for 8192 tokens, 176.0 MiB besides"
+    assert found.how == "4.0 GiB weights, 1.0 GiB for 8192 tokens, 176.0 MiB buffers"
     assert found.host_bytes == 512 * MIB
 
 
@@ -90,7 +97,7 @@ def test_weights_cache_and_buffers_are_told() -> None:
     ],
 )
 def test_shapes(changed: dict[str, Any], expected: int) -> None:
-    assert cache(estimate(head(**changed), 0, context_size=8192)) == expected
+    assert cache(estimate_from_header(header(**changed), 0, context_size=8192)) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,54 +112,61 @@ def test_shapes(changed: dict[str, Any], expected: int) -> None:
     ],
 )
 def test_what_nobody_can_believe_is_no_estimate(changed: dict[str, Any]) -> None:
-    assert estimate(head(**changed), GIB) is None
+    assert estimate_from_header(header(**changed), GIB) is None
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.5])
 def test_numbers_that_are_none_stop_nobody(number: float) -> None:
     """A file comes from strangers, and is looked at whenever anything is placed."""
-    odd = replace(head(), values={**head().values, "attention.head_count": (number,) * 4096})
+    odd = replace(header(), values={**header().values, "attention.head_count": (number,) * 4096})
     assert odd.numbers("attention.head_count", 2) == ()
-    assert estimate(odd, GIB) is not None
+    assert estimate_from_header(odd, GIB) is not None
 
 
 def test_the_definition_has_the_last_word() -> None:
-    found = memory_of(definition(memory="6GiB"), GIB, head=head(), seen=[Seen(9 * GIB)])
+    found = estimate_memory(definition(memory="6GiB"), GIB, header=header(), measured=[MeasuredUsage(9 * GIB)])
     assert found == Memory(6 * GIB, how="as its definition says")
 
 
 def test_what_was_seen_counts_more_than_what_was_reckoned() -> None:
-    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
-    assert guess.host_bytes
-    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(20 * GIB), Seen(3 * GIB)])
-    assert seen.total_bytes == 21 * GIB
-    assert seen.how == "the most it was seen to use"
-    assert (seen.each_bytes, seen.host_bytes) == (guess.each_bytes, 0), "what lives beside it was seen with it"
-    tiny = memory_of(definition(), 4 * GIB, head=head(), seen=[Seen(MIB)])
+    estimated = estimate_memory(definition(context_size=8192), 4 * GIB, header=header())
+    assert estimated.host_bytes
+    measured = estimate_memory(
+        definition(context_size=8192),
+        4 * GIB,
+        header=header(),
+        measured=[MeasuredUsage(20 * GIB), MeasuredUsage(3 * GIB)],
+    )
+    assert measured.total_bytes == 21 * GIB
+    assert measured.how == "the most its processes used"
+    assert (measured.each_bytes, measured.host_bytes) == (estimated.each_bytes, 0), (
+        "what lives beside it was seen with it"
+    )
+    tiny = estimate_memory(definition(), 4 * GIB, header=header(), measured=[MeasuredUsage(MIB)])
     assert tiny.each_bytes <= tiny.total_bytes
 
 
 def test_slots_are_the_definitions_or_the_backends() -> None:
-    by_backend = memory_of(definition(context_size=8192), GIB, head=head(), slots=4)
-    by_definition = memory_of(definition(context_size=8192, parallel=2), GIB, head=head(), slots=4)
+    by_backend = estimate_memory(definition(context_size=8192), GIB, header=header(), slots=4)
+    by_definition = estimate_memory(definition(context_size=8192, parallel=2), GIB, header=header(), slots=4)
     assert cache(by_backend, GIB) == 4 * GIB
     assert cache(by_definition, GIB) == 2 * GIB
 
 
 def test_the_definitions_kinds_of_cache() -> None:
     quantised = definition(context_size=8192, cache_type_k="q8_0", cache_type_v="q8_0")
-    assert cache(memory_of(quantised, 0 + GIB, head=head()), GIB) == GIB * 34 // 64
+    assert cache(estimate_memory(quantised, 0 + GIB, header=header()), GIB) == GIB * 34 // 64
 
 
-@pytest.mark.parametrize("given", [None, head(block_count=10**6)], ids=["no head", "a head nobody believes"])
-def test_without_a_head_it_is_the_files_and_a_bit(given: Head | None) -> None:
-    found = memory_of(definition(), 10 * GIB, head=given)
+@pytest.mark.parametrize("given", [None, header(block_count=10**6)], ids=["no head", "a head nobody believes"])
+def test_without_a_head_it_is_the_files_and_a_bit(given: GgufHeader | None) -> None:
+    found = estimate_memory(definition(), 10 * GIB, header=given)
     assert found.total_bytes == 12 * GIB + 128 * MIB
-    assert found.how == "10.0 GiB of files and 20% besides"
+    assert found.how == "10.0 GiB of files plus 20%"
 
 
 def test_without_anything_nobody_knows() -> None:
-    assert not memory_of(definition(), 0, head=head()).known
+    assert not estimate_memory(definition(), 0, header=header()).known
 
 
 @pytest.mark.parametrize(
@@ -173,25 +187,32 @@ def test_engines_that_take_a_share_of_each_device(backend: str, more: dict[str, 
 
 @pytest.mark.parametrize(("more", "expected"), [({}, False), ({"gpu_layers": 0}, True), ({"gpu_layers": 99}, False)])
 def test_off_the_accelerator(more: dict[str, Any], expected: bool) -> None:
-    assert lives_in_ram(definition(**more)) is expected
+    assert is_ram_only(definition(**more)) is expected
 
 
 def test_what_was_seen_on_devices_counts_there_and_what_was_seen_in_ram_there() -> None:
-    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
-    seen = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(0, 6 * GIB, 1), Seen(5 * GIB)])
-    assert (seen.total_bytes, seen.host_bytes) == (int(6 * GIB * 1.05), guess.host_bytes)
-    assert seen.all_in_ram == int(5 * GIB * 1.05)
-    only_there = memory_of(definition(context_size=8192), 4 * GIB, head=head(), seen=[Seen(0, 6 * GIB, 1)])
-    assert only_there.all_in_ram == guess.all_in_ram, "nobody has seen it in RAM"
+    estimated = estimate_memory(definition(context_size=8192), 4 * GIB, header=header())
+    measured = estimate_memory(
+        definition(context_size=8192),
+        4 * GIB,
+        header=header(),
+        measured=[MeasuredUsage(0, 6 * GIB, 1), MeasuredUsage(5 * GIB)],
+    )
+    assert (measured.total_bytes, measured.host_bytes) == (int(6 * GIB * 1.05), estimated.host_bytes)
+    assert measured.all_in_ram == int(5 * GIB * 1.05)
+    only_there = estimate_memory(
+        definition(context_size=8192), 4 * GIB, header=header(), measured=[MeasuredUsage(0, 6 * GIB, 1)]
+    )
+    assert only_there.all_in_ram == estimated.all_in_ram, "nobody has seen it in RAM"
 
 
 def test_what_was_seen_on_several_devices_is_reckoned_for_any_number() -> None:
-    guess = memory_of(definition(context_size=8192), 4 * GIB, head=head())
-    seen = learned(guess, [Seen(0, 6 * GIB, 4)])
-    assert seen.on_each(4) == pytest.approx(6 * GIB * 1.05, rel=0.05)
-    assert seen.on_each(1) > 20 * GIB
+    estimated = estimate_memory(definition(context_size=8192), 4 * GIB, header=header())
+    measured = apply_measured(estimated, [MeasuredUsage(0, 6 * GIB, 4)])
+    assert measured.on_each(4) == pytest.approx(6 * GIB * 1.05, rel=0.05)
+    assert measured.on_each(1) > 20 * GIB
 
 
 def test_an_engine_that_takes_its_share_of_any_device_teaches_nothing_there() -> None:
-    told = memory_of(definition(backend="vllm"), 4 * GIB, seen=[Seen(0, 72 * GIB, 1)])
-    assert told == memory_of(definition(backend="vllm"), 4 * GIB)
+    summary = estimate_memory(definition(backend="vllm"), 4 * GIB, measured=[MeasuredUsage(0, 72 * GIB, 1)])
+    assert summary == estimate_memory(definition(backend="vllm"), 4 * GIB)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from corral.contract.hardware import Device
-from corral.controller.scheduler.fit import Fit, TooLittle, find_fit
-from corral.controller.scheduler.room import room_of
+from corral.controller.scheduler.fit import DoesNotFit, Fit, find_fit
+from corral.controller.scheduler.free_memory import free_memory_of
 from corral.controller.scheduler.world import (
     GIB,
     Build,
@@ -28,8 +28,8 @@ NONE = Build(BuildState.INSTALLED, devices="none")
 FOUR = [gpu(index, 8) for index in range(4)]
 
 
-def fit(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) -> Fit | TooLittle:
-    return find_fit(of, node, build, room_of(node, replicas, Policy(ram_share=0)))
+def fit(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) -> Fit | DoesNotFit:
+    return find_fit(of, node, build, free_memory_of(node, replicas, Policy(ram_share=0)))
 
 
 def chosen(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) -> list[int]:
@@ -38,9 +38,9 @@ def chosen(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) 
     return [device.index for device in found.devices]
 
 
-def refused(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) -> TooLittle:
+def refused(of: Model, node: Node, build: Build = INSTALLED, *replicas: Replica) -> DoesNotFit:
     found = fit(of, node, build, *replicas)
-    assert isinstance(found, TooLittle), found
+    assert isinstance(found, DoesNotFit), found
     return found
 
 
@@ -74,18 +74,18 @@ def test_twenty_gigabytes_on_as_many_as_the_definition_says() -> None:
 
 def test_twenty_gigabytes_are_refused_with_the_numbers_and_a_way_out() -> None:
     found = refused(model(gib=20), gpu_node(gpus=FOUR))
-    assert not found.ever
+    assert not found.fits_when_empty
     assert found.text == (
         "needs 20.0 GiB on one GPU; GPU 0: 8.0 GiB free of 8.0 GiB, GPU 1: 8.0 GiB free of 8.0 GiB, "
         "GPU 2: 8.0 GiB free of 8.0 GiB, GPU 3: 8.0 GiB free of 8.0 GiB; "
-        "with `tensor_parallel: 3` in its definition it would take 6.7 GiB on each of 3"
+        "with `tensor_parallel: 3` in its definition it would need 6.7 GiB on each of 3 GPUs"
     )
 
 
 def test_forty_gigabytes_are_refused_without_false_hopes() -> None:
     found = refused(model(gib=40), gpu_node(gpus=FOUR), MANY)
-    assert not found.ever
-    assert found.text.startswith("needs 4 equal GPUs with 10.0 GiB free on each (40.0 GiB in all); GPU 0:")
+    assert not found.fits_when_empty
+    assert found.text.startswith("needs 4 equal GPUs with 10.0 GiB free on each (40.0 GiB in total); GPU 0:")
     assert "tensor_parallel" not in found.text
 
 
@@ -109,13 +109,13 @@ def test_cards_of_one_kind_may_differ_by_what_the_driver_keeps() -> None:
 
 def test_instances_of_a_card_are_not_spread_over() -> None:
     node = gpu_node(gpus=[gpu(0, 20, uuid="a", mig=0), gpu(0, 20, uuid="b", mig=1)])
-    assert isinstance(fit(model(gib=30), node, MANY), TooLittle)
+    assert isinstance(fit(model(gib=30), node, MANY), DoesNotFit)
     assert isinstance(fit(model(gib=15), node, MANY), Fit)
 
 
 def test_a_backend_for_one_device_is_not_spread() -> None:
     text = refused(model(gib=4, tensor_parallel=2), gpu_node(gpus=FOUR), ONE).text
-    assert text == "tensor_parallel is 2, and its backend uses one device only"
+    assert text == "tensor_parallel is 2, but its backend uses only one device"
 
 
 @pytest.mark.parametrize(
@@ -137,25 +137,25 @@ def test_some_live_in_ram(node: Node, build: Build, more: dict[str, Any]) -> Non
 
 def test_too_little_ram() -> None:
     found = refused(model(memory=Memory(3 * GIB, host_bytes=2 * GIB)), cpu_node(ram_gib=8, free_gib=4))
-    assert found == TooLittle("needs 5.0 GiB of RAM; RAM: 4.0 GiB free of 8.0 GiB", ever=True)
+    assert found == DoesNotFit("needs 5.0 GiB of RAM; RAM: 4.0 GiB free of 8.0 GiB", fits_when_empty=True)
 
 
 def test_a_backend_for_accelerators_on_a_machine_without() -> None:
-    assert refused(model(gib=1), cpu_node(), ONE).text == "its backend needs an accelerator, and there is none"
+    assert refused(model(gib=1), cpu_node(), ONE).text == "its backend needs an accelerator, and the node has none"
 
 
 def test_the_process_needs_ram_besides() -> None:
     node = gpu_node(total_ram=4 * GIB, available_ram=1 * GIB)
     found = refused(model(memory=Memory(4 * GIB, host_bytes=2 * GIB)), node)
-    assert found.text.endswith("; 2.0 GiB of RAM besides, RAM: 1.0 GiB free of 4.0 GiB")
-    assert found.ever
+    assert found.text.endswith("; also needs 2.0 GiB of RAM, RAM: 1.0 GiB free of 4.0 GiB")
+    assert found.fits_when_empty
 
 
 def test_unified_memory_holds_weights_and_the_rest_together() -> None:
     device = gpu(0, 16, vendor="apple", unified=True)
     node = cpu_node(ram_gib=16, devices=(device,), gpu_vendor="apple", capability="metal")
     assert chosen(model(memory=Memory(14 * GIB, host_bytes=2 * GIB)), node) == [0]
-    assert isinstance(fit(model(memory=Memory(14 * GIB, host_bytes=3 * GIB)), node), TooLittle)
+    assert isinstance(fit(model(memory=Memory(14 * GIB, host_bytes=3 * GIB)), node), DoesNotFit)
 
 
 def test_an_amount_bounds_all_devices_together() -> None:
@@ -163,7 +163,7 @@ def test_an_amount_bounds_all_devices_together() -> None:
     assert chosen(model(gib=7), node) == [0]
     other = replica(node, "other", 6, devices=on(3), state=ReplicaState.STARTING)
     assert refused(model(gib=7), node, INSTALLED, other).text.endswith("; the budget leaves 6.0 GiB of 12.0 GiB")
-    assert isinstance(fit(model(gib=20), node, MANY), TooLittle)
+    assert isinstance(fit(model(gib=20), node, MANY), DoesNotFit)
 
 
 def test_an_engine_that_takes_its_share_needs_all_of_it() -> None:
@@ -173,7 +173,7 @@ def test_an_engine_that_takes_its_share_needs_all_of_it() -> None:
     assert isinstance(found, Fit)
     assert ([device.index for device in found.devices], found.memory_bytes) == ([1], 18 * GIB)
     assert "takes 90% of each" in refused(vllm, gpu_node(gpus=[gpu(0, 20, free_gib=17)]), MANY).text
-    assert isinstance(fit(vllm, gpu_node(gpus=[gpu(0, 20)], budget=budget_of("10GiB")), MANY), TooLittle)
+    assert isinstance(fit(vllm, gpu_node(gpus=[gpu(0, 20)], budget=budget_of("10GiB")), MANY), DoesNotFit)
 
 
 def test_an_engine_with_too_small_a_share_is_spread() -> None:
@@ -193,5 +193,5 @@ def test_what_nobody_knows_is_not_refused_and_not_certain() -> None:
 
 def test_full_now_is_not_full_for_ever() -> None:
     node = gpu_node(gpus=[gpu(0, 8, free_gib=2)])
-    assert refused(model(gib=6), node, INSTALLED, replica(node, "other", 6, devices=on(0))).ever
-    assert not refused(model(gib=9), node).ever
+    assert refused(model(gib=6), node, INSTALLED, replica(node, "other", 6, devices=on(0))).fits_when_empty
+    assert not refused(model(gib=9), node).fits_when_empty
