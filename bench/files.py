@@ -42,7 +42,7 @@ from corral.kit.clock import SystemClock
 from corral.kit.humanize import format_bytes
 from corral.kit.log import configure_logging
 from corral.kit.signing import Signer
-from corral.worker.agent.trust import trust_only
+from corral.worker.agent.join.trust import trust_only
 from corral.worker.files.model_files import WorkerFiles
 
 TARGET = 0.8

@@ -40,7 +40,7 @@ from pathlib import Path
 import psutil
 
 from bench.gateway import STREAMS, wrk
-from bench.support.ingress_door import token
+from bench.support.ingress import token
 from bench.support.systems import (
     HERE,
     PROXY,
@@ -78,7 +78,7 @@ class Others:
 def our_way(root: Path, upstream: int) -> Iterator[tuple[int, psutil.Process, psutil.Process]]:
     """The gateway's port, its process, and the ingress's."""
     ingress_port, port = free_port(), free_port()
-    ingress = [sys.executable, str(HERE / "ingress_door.py"), str(ingress_port), f"127.0.0.1:{upstream}"]
+    ingress = [sys.executable, str(HERE / "ingress.py"), str(ingress_port), f"127.0.0.1:{upstream}"]
     gateway = [sys.executable, str(HERE / "gateway_process.py"), str(port), f"127.0.0.1:{ingress_port}", KEY, token()]
     with (
         running(ingress, ingress_port, root / "ingress.log") as behind,

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from bench.support.chat import WARM_UP_S, Asked
-from bench.support.ingress_door import token
+from bench.support.ingress import token
 from bench.support.systems import HERE, PROXY, free_port, nginx, running
 from bench.support.traffic import KEY, MODEL
 
@@ -103,7 +103,7 @@ def two_doors(root: Path) -> Iterator[Whole]:
     with contextlib.ExitStack() as stack:
         upstream, serving = stack.enter_context(engine(root))
         behind, port = free_port(), free_port()
-        ingress = [sys.executable, str(HERE / "ingress_door.py"), str(behind), f"127.0.0.1:{upstream}"]
+        ingress = [sys.executable, str(HERE / "ingress.py"), str(behind), f"127.0.0.1:{upstream}"]
         gateway = [sys.executable, str(HERE / "gateway_process.py"), str(port), f"127.0.0.1:{behind}", KEY, token()]
         inner = stack.enter_context(running(ingress, behind, root / "ingress.log"))
         outer = stack.enter_context(running(gateway, port, root / "gateway.log"))

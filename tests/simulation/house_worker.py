@@ -18,17 +18,16 @@ from corral.contract.messages.backends import Phase
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.kit.errors import Conflict, CorralError, Failed
 from corral.kit.tasks import Wake
-from corral.worker.agent import outcomes as outcomes_module
-from corral.worker.agent import replica_orders
-from corral.worker.agent.backend_changes import BackendChanges
-from corral.worker.agent.backend_orders import BackendOrders
-from corral.worker.agent.news import News
-from corral.worker.agent.order_runs import OrderRuns
-from corral.worker.agent.voice import Voice
+from corral.worker.agent.heartbeat.reporter import HeartbeatReporter
+from corral.worker.agent.orders import outcomes as outcomes_module
+from corral.worker.agent.orders import replicas as replica_orders
+from corral.worker.agent.orders.backend_changes import BackendChanges
+from corral.worker.agent.orders.backends import BackendOrders
+from corral.worker.agent.orders.publisher import EventPublisher
+from corral.worker.agent.orders.runner import OrderRunner
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.records import Metadata, VersionRecord
-from corral.worker.supervisor.supervisor import Supervisor
 from tests.simulation.stalls import DiskOutcomes, Stall
 from tests.simulation.workers import BEAT_S, METRICS, Worker
 
@@ -38,27 +37,27 @@ class HouseWorker(Worker):
 
     def forget(self) -> None:
         self.wake = Wake()
-        self.voice = Voice()
+        self.publisher = EventPublisher()
         self.outcomes = DiskOutcomes(self)
         self.outcomes.load()
-        self.runs = OrderRuns(self.outcomes, metrics=METRICS, changed=self.wake.set)
+        on_outcome = self.publisher.publish_outcome
+        self.runner = OrderRunner(self.outcomes, on_outcome, metrics=METRICS, on_change=self.wake.set)
         installer = cast(Installer, _Installer(self))
         changes = cast(BackendChanges, _Changes(self))
-        self.stall = Stall(self, self.runs, self.voice)
+        self.stall = Stall(self, self.runner, self.publisher)
         self.stall.changed = self.wake.set
-        supervisor = cast(Supervisor, self.stall)
         clock = self.house.clock
-        self.orders = BackendOrders(changes, installer, supervisor, self.runs, self.outcomes, self.voice, clock)
-        self.news = News(installer, self.orders.reports, self.stall.list_processes, self.wake)
+        self.orders = BackendOrders(changes, installer, self.runner, self.outcomes, self.publisher, clock)
+        self.reporter = HeartbeatReporter(installer, self.orders.reports, self.stall.list_processes, self.wake)
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
-        with self.voice.over(bus, self.node_id):
-            async with self.stall.alive(bus), self.runs:
+        with self.publisher.connected_to(bus, self.node_id):
+            async with self.stall.alive(bus), self.runner:
                 try:
                     yield
                 finally:
-                    await self.news.close()
+                    await self.reporter.close()
 
     async def serve(self, bus: LocalBus) -> None:
         await bus.serve(wire.INSTALL_BACKEND, self._told(self.orders.install), concurrency=256, node=self.node_id)
@@ -69,20 +68,20 @@ class HouseWorker(Worker):
         await self.stall.serve(bus)
 
     def orders_under_way(self) -> set[str]:
-        return {key.op_id for key in self.runs.running()}
+        return {key.op_id for key in self.runner.running()}
 
     async def pause(self) -> None:
         await self.wake.wait(BEAT_S * self.chance.uniform(0.9, 1.1))
 
     async def beat(self) -> None:
         assert self.bus is not None
-        told, was_told = await self.news.gather()
+        report, on_sent = await self.reporter.collect()
         beat = BusHeartbeat(
             boot_id=self.boot_id,
-            inventory=told.inventory,
-            inventory_seq=told.inventory_seq,
-            orders=told.orders,
-            processes=told.processes,
+            inventory=report.inventory,
+            inventory_seq=report.inventory_seq,
+            orders=report.orders,
+            processes=report.processes,
             available_ram=self.available_ram,
         )
         try:
@@ -90,7 +89,7 @@ class HouseWorker(Worker):
         except CorralError:
             self.house.http_beat(self, HttpHeartbeat(bus="down", boot_id=self.boot_id))
         else:
-            was_told()
+            on_sent()
 
     def _told(self, handle: Callable[..., Any]) -> Any:
         async def handler(order: Any, tokens: Any) -> Any:
@@ -126,14 +125,14 @@ class _Changes:
         self._worker = worker
 
     async def install(
-        self, order: wire.InstallBackend, tell: OnProgress, hold_on: Callable[[], None]
+        self, order: wire.InstallBackend, tell: OnProgress, on_commit: Callable[[], None]
     ) -> InstalledBackend:
-        return await self._have(order, tell, hold_on, again=order.force)
+        return await self._have(order, tell, on_commit, again=order.force)
 
     async def upgrade(
-        self, order: wire.UpgradeBackend, tell: OnProgress, hold_on: Callable[[], None]
+        self, order: wire.UpgradeBackend, tell: OnProgress, on_commit: Callable[[], None]
     ) -> InstalledBackend:
-        return await self._have(order, tell, hold_on, aside=order.fetch_only)
+        return await self._have(order, tell, on_commit, aside=order.fetch_only)
 
     async def delete(self, name: str, _stopped: list[str]) -> None:
         worker = self._worker
@@ -151,7 +150,7 @@ class _Changes:
         self,
         order: wire.InstallBackend | wire.UpgradeBackend,
         tell: OnProgress,
-        hold_on: Callable[[], None],
+        on_commit: Callable[[], None],
         *,
         again: bool = False,
         aside: bool = False,
@@ -167,7 +166,7 @@ class _Changes:
             if not aside or there is None:
                 tell(Progress(Phase.STARTING, name))
                 await worker.step()
-                hold_on()
+                on_commit()
                 await asyncio.sleep(worker.chance.uniform(0.0, 0.2))
                 if worker.fails():
                     raise Failed("the new process does not start")

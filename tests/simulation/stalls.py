@@ -23,16 +23,16 @@ from corral.contract.messages.replicas import (
     StopReplica,
 )
 from corral.kit.errors import Conflict, Failed, NotFound
-from corral.worker.agent.order_runs import OrderRuns, Result
-from corral.worker.agent.outcomes import OrderKey, Outcome, Outcomes
-from corral.worker.agent.replica_orders import ReplicaOrders
-from corral.worker.agent.replica_spec import RESTARTS
-from corral.worker.agent.voice import Voice
+from corral.worker.agent.orders.outcomes import OrderKey, Outcome, Outcomes, Result
+from corral.worker.agent.orders.publisher import EventPublisher
+from corral.worker.agent.orders.replica_spec import RESTARTS
+from corral.worker.agent.orders.replicas import ReplicaOrders
+from corral.worker.agent.orders.runner import OrderRunner
 from corral.worker.files.model_files import WorkerFiles
 from corral.worker.ingress.bridges import Bridges
-from corral.worker.ingress.inflight import InFlight
-from corral.worker.ingress.load import LoadReports
-from corral.worker.ingress.replicas import Replicas
+from corral.worker.ingress.in_flight import InFlight
+from corral.worker.ingress.load_reports import LoadReports
+from corral.worker.ingress.replicas import ReplicaRelay
 from corral.worker.installer.installer import Installer
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.supervisor.states import GiveUp, RestartIn, decide_restart
@@ -122,13 +122,13 @@ async def _have_libraries(_build: InstalledBackend) -> None:
 class Stall:
     """One worker's life with its processes."""
 
-    def __init__(self, worker: Worker, runs: OrderRuns, voice: Voice) -> None:
+    def __init__(self, worker: Worker, runner: OrderRunner, publisher: EventPublisher) -> None:
         self._worker = worker
-        self._runs = runs
-        self._voice = voice
+        self._runner = runner
+        self._publisher = publisher
         self._rows = worker.disk.processes
         self.in_flight = InFlight()
-        self.ingress = Replicas(cast(Any, self.find), self.in_flight, cast(Bridges, None))
+        self.ingress = ReplicaRelay(cast(Any, self.find), self.in_flight, cast(Bridges, None))
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_break: set[str] = set()  # processes that somebody said are to end whatever they do
         self._told_to_stop: set[str] = set()
@@ -137,8 +137,8 @@ class Stall:
         self._orders = ReplicaOrders(
             cast(Installer, SimpleNamespace(find=self._find_build, ensure_libraries=_have_libraries)),
             cast(Supervisor, self),
-            runs,
-            voice,
+            runner,
+            publisher,
             Path(),
             cast(WorkerFiles, SimpleNamespace(ensure=self._ensure_files, holding=contextlib.nullcontext)),
             worker.house.clock,
@@ -157,7 +157,7 @@ class Stall:
         for process in list(self._rows.values()):
             if process.state is not ReplicaState.READY:
                 del self._rows[process.process_id]
-        reports = LoadReports(self.in_flight, boot_id=self._worker.boot_id, interval_s=1.0, again_s=LOAD_AGAIN_S)
+        reports = LoadReports(self.in_flight, boot_id=self._worker.boot_id, interval_s=1.0, repeat_s=LOAD_AGAIN_S)
         telling = asyncio.ensure_future(reports.run(bus, self._worker.node_id))
         for process in list(self._rows.values()):
             self._keep(process, runs=True)

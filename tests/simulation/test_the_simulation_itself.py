@@ -28,7 +28,7 @@ from corral.controller.scheduler.world import ReplicaState
 from corral.store.engine.schema import upsert_whole
 from corral.store.records import IntentStage
 from corral.store.tables.nodes import Heartbeat
-from corral.worker.agent.replica_orders import ReplicaOrders
+from corral.worker.agent.orders.replicas import ReplicaOrders
 from tests.simulation.simulation import Broken, Simulation, simulate
 from tests.simulation.trials import Trials
 from tests.simulation.trouble import Trouble, chaos
@@ -197,7 +197,7 @@ def test_a_busy_process_that_is_stopped_is_noticed(template: Path) -> None:
         return None
 
     careless = mock.patch.object(life, "_may_end", new=mock.Mock(return_value=True))
-    said = break_something(template, careless, mock.patch.object(ReplicaOrders, "_finish", at_once))
+    said = break_something(template, careless, mock.patch.object(ReplicaOrders, "_drain", at_once))
     assert "is stopped with requests under way" in said
 
 

@@ -21,8 +21,8 @@ from corral.contract.messages import backends as wire
 from corral.contract.messages.nodes import NODE_HEARTBEAT, BusHeartbeat, HttpHeartbeat
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError
-from corral.worker.agent.order_runs import OrderRuns
-from corral.worker.agent.voice import Voice
+from corral.worker.agent.orders.publisher import EventPublisher
+from corral.worker.agent.orders.runner import OrderRunner
 from corral.worker.metrics import WorkerMetrics
 from tests.simulation.stalls import DiskOutcomes, Process, Stall
 
@@ -256,11 +256,11 @@ class CorralWorker(Worker):
     stall: Stall
 
     def forget(self) -> None:
-        self.voice = Voice()
+        self.publisher = EventPublisher()
         outcomes = DiskOutcomes(self)
         outcomes.load()
-        self.runs = OrderRuns(outcomes, metrics=METRICS)
-        self.stall = Stall(self, self.runs, self.voice)
+        self.runner = OrderRunner(outcomes, self.publisher.publish_outcome, metrics=METRICS)
+        self.stall = Stall(self, self.runner, self.publisher)
         self.running: dict[tuple[str, int], tuple[str, str]] = {}  # → kind, backend
         self.stopping: dict[tuple[str, int], asyncio.Event] = {}
 
@@ -278,8 +278,8 @@ class CorralWorker(Worker):
 
     @contextlib.asynccontextmanager
     async def alive(self, bus: LocalBus) -> AsyncIterator[None]:
-        with self.voice.over(bus, self.node_id):
-            async with self.stall.alive(bus), self.runs:
+        with self.publisher.connected_to(bus, self.node_id):
+            async with self.stall.alive(bus), self.runner:
                 yield
 
     async def beat(self) -> None:

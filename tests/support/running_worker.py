@@ -49,11 +49,11 @@ class RunningWorker:
 
     @property
     def ingress(self) -> str:
-        return f"http://127.0.0.1:{self.settings.port}"
+        return f"http://127.0.0.1:{self.settings.ingress.port}"
 
     @property
     def identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.settings.data / "identity.json").read_bytes())
+        found: dict[str, Any] = json.loads((self.settings.node.data / "identity.json").read_bytes())
         return found
 
     async def ended(self, timeout_s: float = DEADLINE_S) -> None:

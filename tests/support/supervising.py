@@ -17,10 +17,12 @@ import msgspec
 import yaml
 
 from corral.contract.manifest import LOCALAI, Manifest, Ready
+from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor.identity import Identity, kill_leftovers
-from corral.worker.supervisor.ports import PortRange
-from corral.worker.supervisor.spec import ProcessSpec, SupervisorSettings
+from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.states import RestartPolicy
+from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.system.users import BackendUser
 
 ROOT = Path(__file__).parents[2]
 MOCK = ROOT / "backends" / "mock"
@@ -69,16 +71,13 @@ http.server.ThreadingHTTPServer((host, port), Handler).serve_forever()
 """
 
 
-def settings(folder: Path, **changed: Any) -> SupervisorSettings:
-    begin = 20000 + os.getpid() * 37 % 9000
-    quick: dict[str, Any] = {
-        "ports": PortRange(20000, 29999, begin),
-        "poll_s": 0.02,
-        "free_timeout_s": 20.0,
-        "grace_s": 5.0,
-        "kill_wait_s": 5.0,
-    }
-    return SupervisorSettings(folder=folder, **quick | changed)
+def make_supervisor(
+    folder: Path, *, user: str = "", environ: dict[str, str] | None = None, **changed: Any
+) -> Supervisor:
+    """A supervisor with short durations; `changed` are settings of processes without their prefix `backend_`."""
+    quick: dict[str, Any] = {"poll_s": 0.02, "free_timeout_s": 20.0, "grace_s": 5.0, "kill_wait_s": 5.0}
+    settings = {f"backend_{name}": value for name, value in (quick | changed).items()}
+    return Supervisor(ProcessSettings(**settings), folder, user=BackendUser(user), environ=environ)
 
 
 def tiny(folder: Path, want: str = "", **changed: Any) -> ProcessSpec:

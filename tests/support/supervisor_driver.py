@@ -16,15 +16,14 @@ import uvloop
 
 from corral.contract.codec import decode
 from corral.worker.supervisor.spec import ProcessSpec
-from corral.worker.supervisor.supervisor import Supervisor
-from tests.support.supervising import settings
+from tests.support.supervising import make_supervisor
 
 
 async def main() -> None:
     folder, *specs = map(Path, sys.argv[1:])
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with Supervisor(settings(folder)) as supervisor:
+    async with make_supervisor(folder) as supervisor:
         adopted = await supervisor.adopt()
         started = [await supervisor.start(decode(ProcessSpec, path.read_bytes())) for path in specs]
         told = {

@@ -13,27 +13,27 @@ import aiohttp
 
 from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
+from corral.kit.hosts import HostPort
 from corral.kit.signing import Signer
-from corral.worker.addresses import HostPort
-from corral.worker.agent.certificate import IngressCertificate
 from corral.worker.agent.server_clock import ServerClock
-from corral.worker.agent.standing import Standing
-from corral.worker.ingress.door import Door
+from corral.worker.ingress.certificate import IngressCertificate
+from corral.worker.ingress.routes import IngressRoutes
 from corral.worker.ingress.server import Ingress
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
+from corral.worker.status import WorkerStatus
 from corral.worker.supervisor.supervisor import Supervisor
-from tests.support.supervising import settings, swept
+from tests.support.supervising import make_supervisor, swept
 
 NODE = "node-1"
 
 
 class Worksite:
-    """What a test holds: the supervisor, the door, and a client with the controller's tokens."""
+    """What a test holds: the supervisor, the routes, and a client with the controller's tokens."""
 
-    def __init__(self, supervisor: Supervisor, door: Door, ingress: Ingress, signer: Signer) -> None:
+    def __init__(self, supervisor: Supervisor, routes: IngressRoutes, ingress: Ingress, signer: Signer) -> None:
         self.supervisor = supervisor
-        self.door = door
+        self.routes = routes
         self.ingress = ingress
         self.signer = signer
 
@@ -63,13 +63,14 @@ class Worksite:
 @contextlib.asynccontextmanager
 async def open_site(folder: Path, **changed: Any) -> AsyncIterator[Worksite]:
     signer, clock = Signer(Signer.new_private_key()), ServerClock(SystemClock())
-    tokens = TokenCheck(clock.now)
+    tokens = TokenVerifier(clock.now)
     tokens.trust(signer.public_key, NODE)
     with swept(folder / "processes"):
-        async with Supervisor(settings(folder / "processes", **changed)) as supervisor:
+        async with make_supervisor(folder / "processes", **changed) as supervisor:
             files = LocalFiles(folder / "requests")
-            door = Door(Standing("boot-1", "w1"), tokens, WorkerMetrics(), supervisor, files)
+            status = WorkerStatus("boot-1", "w1")
+            routes = IngressRoutes(status, tokens, WorkerMetrics(), supervisor.find, supervisor.logs, files)
             certificate = IngressCertificate(folder)
-            async with Ingress(HostPort("127.0.0.1", 0), door, tokens, certificate, clock.now) as ingress:
-                yield Worksite(supervisor, door, ingress, signer)
+            async with Ingress(HostPort("127.0.0.1", 0), routes, tokens, certificate, clock.now) as ingress:
+                yield Worksite(supervisor, routes, ingress, signer)
             await supervisor.stop_all(grace_s=0.0, force=True, closing=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from functools import partial
 from types import TracebackType
@@ -207,31 +205,3 @@ async def _cancel_all(*tasks: asyncio.Future[Any]) -> None:
         # Cancelled again after a while: `asyncio.wait_for` of Python 3.11, in some library, can swallow a cancellation.
         _, unfinished = await asyncio.wait(unfinished, timeout=1.0)
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def in_daemon_thread(work: Callable[[], T], *, name: str = "daemon") -> T:
-    """Run a blocking call that may hang. `asyncio.to_thread` would keep the process from ending while the call hangs; a
-    daemon thread does not."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # the caller was cancelled
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as failure:  # the caller gets every kind of error
-            error = failure
-        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime: no caller is left
-            loop.call_soon_threadsafe(settle, result, error)
-
-    context = contextvars.copy_context()  # log lines of the thread carry the caller's fields
-    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
-    return await done

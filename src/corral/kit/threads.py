@@ -4,6 +4,9 @@ work checks a `StopToken` often."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -61,3 +64,31 @@ async def wait_until_done(work: asyncio.Future[T]) -> None:
         work.exception()  # retrieved, so that asyncio does not log it
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def in_daemon_thread(work: Callable[[], T], *, name: str = "daemon") -> T:
+    """Run a blocking call that may hang. `asyncio.to_thread` would keep the process from ending while the call hangs; a
+    daemon thread does not."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # the caller was cancelled
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as failure:  # the caller gets every kind of error
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime: no caller is left
+            loop.call_soon_threadsafe(settle, result, error)
+
+    context = contextvars.copy_context()  # log lines of the thread carry the caller's fields
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    return await done

@@ -1,4 +1,8 @@
-"""The worker's composition root: read this first. What is opened here is closed here, in reverse."""
+"""The worker's composition root: read this first. What is opened here is closed here, in reverse order.
+
+`run` is the process, `serve` the worker in it. The order matters: processes of an earlier worker are adopted before the
+ingress listens, the ingress listens before the worker registers, and orders are served only by a registered node.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import uvloop
-from msgspec.structs import replace
 
+from corral.bus.api import Bus
 from corral.contract.messages.nodes import NodeRegistered, RegisterNode
 from corral.kit.backoff import Backoff
 from corral.kit.clock import Clock, SystemClock
@@ -22,39 +28,56 @@ from corral.kit.hosts import is_in_clear
 from corral.kit.log import configure_logging, get_log, mask_secrets
 from corral.kit.process import freeze_gc_after_start
 from corral.kit.settings import shown
-from corral.kit.tasks import Wake
-from corral.worker.addresses import listen_on, tell
+from corral.kit.tasks import Wake, background, run_until
 from corral.worker.agent.agent import Agent
-from corral.worker.agent.bus_access import BusOpener
-from corral.worker.agent.certificate import IngressCertificate
-from corral.worker.agent.controller import open_controller
-from corral.worker.agent.describe import describe
-from corral.worker.agent.identity import IdentityFile, hold_folder
-from corral.worker.agent.joining import Joining
-from corral.worker.agent.leaving import at_most, stop_backends
-from corral.worker.agent.machine import Machine
-from corral.worker.agent.peer import CORRAL, Peer, localai_peer
+from corral.worker.agent.controller import ControllerApi, open_controller
+from corral.worker.agent.join.bus_access import BusOpener
+from corral.worker.agent.join.identity import IdentityFile, hold_folder
+from corral.worker.agent.join.registrar import Registrar
+from corral.worker.agent.join.registration import advertised_addresses, describe_node, listen_address
+from corral.worker.agent.join.trust import settle_trust
+from corral.worker.agent.leave import at_most, stop_backends
 from corral.worker.agent.server_clock import ServerClock
-from corral.worker.agent.standing import Standing
-from corral.worker.agent.stop import CannotGoOn
-from corral.worker.agent.trust import settle_trust
-from corral.worker.agent.waiting import alongside, unless_set
-from corral.worker.backend_user import settle_backend_user
-from corral.worker.backends import open_backends
-from corral.worker.handover import HandOver, Successors, inherit, is_successor
+from corral.worker.hardware.monitor import HardwareMonitor
 from corral.worker.hardware.probe import HardwareProbe
 from corral.worker.ingress.bridges import open_request_files
-from corral.worker.ingress.door import Door
-from corral.worker.ingress.load import LoadReports
+from corral.worker.ingress.certificate import IngressCertificate
+from corral.worker.ingress.load_reports import LoadReports
+from corral.worker.ingress.routes import IngressRoutes
 from corral.worker.ingress.server import Ingress
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
-from corral.worker.remembered import remember
-from corral.worker.settings import WorkerSettings
+from corral.worker.reload.handover import HandOver, Successors, inherit, is_successor
+from corral.worker.settings import WorkerSettings, saved
+from corral.worker.status import FatalError, WorkerStatus
 from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.system.users import BackendUser, settle_backend_user
+from corral.worker.wiring import BackendParts, Backends, Cluster, open_backends
+
+if TYPE_CHECKING:
+    from corral.worker.localai.orders import LocalAIOrders
 
 log = get_log(__name__)
 THREADS = 64
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that exist before the worker listens."""
+
+    clock: Clock
+    identity: IdentityFile
+    url: str  # of the controller
+    join_token: str
+    user: BackendUser
+    status: WorkerStatus
+    metrics: WorkerMetrics
+    server_clock: ServerClock
+    tokens: TokenVerifier
+    wake: Wake  # of the next heartbeat
+    supervisor: Supervisor
+    routes: IngressRoutes
+    hardware: HardwareMonitor
 
 
 async def serve(
@@ -65,186 +88,264 @@ async def serve(
     hurry: asyncio.Event | None = None,
     succeeds: bool = False,
     given: Mapping[str, str | bool] | None = None,
+    with_localai: bool = True,
 ) -> bool:
-    """Join, work, and leave in order once `stopped` is set; sooner once `hurry` is. `succeeds`: take over from the
-    worker at work. `given`: settings of this start to keep for later ones. True when a successor has taken over from
-    this one. Raises `CannotGoOn`."""
-    clock, stopped, hurry = clock or SystemClock(), stopped or asyncio.Event(), hurry or asyncio.Event()
-    inherited = await inherit(settings.data, timeout_s=settings.reload_timeout_s) if succeeds else None
-    with hold_folder(settings.data) as lock:
-        remember(settings.data, given or {})
-        make_folders(settings)
-        user = settle_backend_user(settings)
-        identity = IdentityFile.open(settings.data, name=settings.name)
-        url = identity.settle_controller(settings.controller)
-        if is_in_clear(url):
-            log.warning("the controller's URL is plain http: tokens and credentials can be read on the way", url=url)
-        metrics, server_clock = WorkerMetrics(), ServerClock(clock)
-        standing = Standing(boot_id=str(uuid.uuid4()), name=identity.current.name)
-        tokens = TokenCheck(server_clock.now)
-        tokens.trust(identity.current.signing_key, identity.current.node_id)
-        wake = Wake()  # of the next heartbeat
-        processes = settings.supervisor_settings(
-            settings.data, user=user.name, home=user.home, backends=settings.backends_dir
-        )
-        supervisor = Supervisor(processes, clock=clock, changed=wake.set)
-        files = open_request_files(settings.data / "requests", user.name)
-        door = Door(standing, tokens, metrics, supervisor, files)
-        certificate = IngressCertificate(settings.data)
-        retry = Backoff(settings.retry_first_s, settings.retry_cap_s)
-        join_token = read_join_token(settings)
-        probe = HardwareProbe(settings.models_dir, env=os.environ)
-        machine = Machine(probe, clock, refresh_every_s=settings.heartbeat_interval_s)
-        supervisor.gauge = probe.gauge(lambda: machine.report.devices)
+    """Join the cluster, work, and leave when `stopped` is set; faster when `hurry` is set. `succeeds`: take over from
+    the running worker. `given`: flags of this start to keep for later ones. `with_localai`: also serve LocalAI
+    controllers. Returns True when a new worker has taken over. Raises `FatalError`."""
+    stopped, hurry = stopped or asyncio.Event(), hurry or asyncio.Event()
+    shutdown = settings.shutdown
+    inherited = await inherit(settings.node.data, timeout_s=shutdown.reload_timeout_s) if succeeds else None
+    with hold_folder(settings.node.data) as lock:
+        saved.save(settings.node.data, given or {})
+        parts = make_parts(settings, clock or SystemClock())
+        status, supervisor = parts.status, parts.supervisor
 
-        def hand_over_soon() -> None:
-            if not stopped.is_set():  # else it is on its way out, and its successor is told so
-                standing.handing_over = True
+        def on_successor() -> None:
+            if not stopped.is_set():  # a worker that is leaving does not hand over, and its successor sees that
+                status.handing_over = True
                 stopped.set()
 
         async with (
-            # Before the ingress serves: nobody shall hear that what runs is gone.
-            adopting(supervisor, standing, leave_timeout_s=settings.leave_timeout_s),
+            # Before the ingress listens: no request may learn that a running process is gone.
+            adopted_processes(supervisor, status, leave_timeout_s=shutdown.leave_timeout_s),
             Ingress(
-                listen_on(settings, url),
-                door,
-                tokens,
-                certificate,
-                server_clock.now,
-                shared_token=join_token,
+                listen_address(settings, parts.url),
+                parts.routes,
+                parts.tokens,
+                IngressCertificate(settings.node.data),
+                parts.server_clock.now,
+                shared_token=parts.join_token,
                 inherited=inherited.listeners if inherited is not None else (),
             ) as ingress,
-            HandOver(settings.data, asked=hand_over_soon) as handover,
+            HandOver(settings.node.data, on_successor=on_successor) as handover,
         ):
             if inherited is not None:
-                inherited.serving()
-            trust = await unless_set(
-                stopped,
-                settle_trust(settings.ca, url, identity, timeout_s=settings.http_timeout_s, backoff=retry, clock=clock),
-            )
-            async with open_controller(url, timeout_s=settings.http_timeout_s, trust=trust) as api:
-
-                def registration() -> RegisterNode:
-                    told = tell(settings, port=ingress.port, host_name=socket.gethostname())
-                    offer = describe(settings, machine.report, told, ingress.offer(told.advertise))
-                    return replace(
-                        offer,
-                        backend_user=user.shown,
-                        backend_user_warning=user.warning,
-                        backend_user_fix=user.fix,
-                    )
-
-                async def end_replicas() -> None:
-                    """The controller does not count what runs here for a node that is gone, and the new node may wait
-                    for its approval for days."""
-                    await at_most(settings.drain_timeout_s, hurry, ingress.wait_idle())
-                    await supervisor.stop_all()
-
-                joining = Joining(
-                    api,
-                    identity,
-                    standing,
-                    metrics,
-                    join_token=join_token,
-                    describe=registration,
-                    backoff=retry,
-                    approval=Backoff(settings.approval_poll_s, settings.approval_poll_s),
-                    require_jwt=settings.bus_require_auth and not settings.bus_jwt,
-                    server_clock=server_clock,
-                    on_deleted=end_replicas,
-                    clock=clock,
-                )
-
-                def peer_of(reply: NodeRegistered) -> Peer:
-                    if reply.protocol > 0:
-                        return CORRAL
-                    told = tell(settings, port=ingress.port, host_name=socket.gethostname())
-                    return localai_peer(settings, told_address=told.address, token=join_token)
-
-                async def fresh_blob_token() -> str:
-                    return (await joining.renew()).blob_token
-
-                await unless_set(stopped, machine.look())
-                async with (
-                    alongside(machine.run()),
-                    open_backends(
-                        settings,
-                        supervisor,
-                        door.replicas,
-                        lambda: machine.report,
-                        clock=clock,
-                        env=os.environ,
-                        metrics=metrics,
-                        wake=wake,
-                        controller=url,
-                        fresh_blob_token=fresh_blob_token,
-                        trust=trust,
-                    ) as backends,
-                ):
-                    agent = Agent(
-                        settings=settings,
-                        api=api,
-                        joining=joining,
-                        machine=machine,
-                        standing=standing,
-                        server_clock=server_clock,
-                        metrics=metrics,
-                        open_bus=BusOpener(settings, clock),
-                        ingress=ingress,
-                        supervisor=supervisor,
-                        load=LoadReports(door.inflight, boot_id=standing.boot_id, interval_s=settings.load_interval_s),
-                        backends=backends,
-                        peer_of=peer_of,
-                        clock=clock,
-                    )
-                    await agent.run(stopped, hurry)
-            if standing.handing_over:
-                door.replicas.freeze(supervisor.serving())
+                inherited.confirm_serving()
+            await work(settings, parts, ingress, stopped, hurry, with_localai=with_localai)
+            if status.handing_over:
+                parts.routes.replicas.freeze(supervisor.serving())
                 await supervisor.let_go()
                 lock.release()
-                if not await handover.give(ingress.descriptors(), timeout_s=settings.reload_timeout_s):
-                    raise CannotGoOn("the worker that should take over did not: start this one again, it will adopt")
-                await ingress.retire(settings.reload_drain_s, hurry)
-            return standing.handing_over
+                if not await handover.give(ingress.descriptors(), timeout_s=shutdown.reload_timeout_s):
+                    raise FatalError(
+                        "the new worker did not take over: start this worker again, it adopts its processes"
+                    )
+                await ingress.retire(shutdown.reload_drain_s, hurry)
+            return status.handing_over
+
+
+def make_parts(settings: WorkerSettings, clock: Clock) -> Parts:
+    node = settings.node
+    make_folders(settings)
+    user = settle_backend_user(node, settings.processes.backend_user)
+    identity = IdentityFile.open(node.data, name=node.name)
+    url = identity.settle_controller(node.controller)
+    if is_in_clear(url):
+        log.warning("the controller's URL is plain http: tokens and credentials are sent without encryption", url=url)
+    metrics, server_clock, wake = WorkerMetrics(), ServerClock(clock), Wake()
+    status = WorkerStatus(boot_id=str(uuid.uuid4()), name=identity.current.name)
+    tokens = TokenVerifier(server_clock.now)
+    tokens.trust(identity.current.signing_key, identity.current.node_id)
+    probe = HardwareProbe(node.models_dir, env=os.environ)
+    hardware = HardwareMonitor(probe, clock, refresh_every_s=settings.heartbeat.heartbeat_interval_s)
+    supervisor = Supervisor(
+        settings.processes,
+        settings.processes.processes or node.data / "processes",
+        user=user,
+        builds=node.backends_dir,
+        gauge=probe.gauge(lambda: hardware.report.devices),
+        clock=clock,
+        on_change=wake.set,
+    )
+    files = open_request_files(node.data / "requests", user.name)
+    return Parts(
+        clock=clock,
+        identity=identity,
+        url=url,
+        join_token=read_join_token(settings),
+        user=user,
+        status=status,
+        metrics=metrics,
+        server_clock=server_clock,
+        tokens=tokens,
+        wake=wake,
+        supervisor=supervisor,
+        routes=IngressRoutes(status, tokens, metrics, supervisor.find, supervisor.logs, files),
+        hardware=hardware,
+    )
+
+
+async def work(
+    settings: WorkerSettings,
+    parts: Parts,
+    ingress: Ingress,
+    stopped: asyncio.Event,
+    hurry: asyncio.Event,
+    *,
+    with_localai: bool,
+) -> None:
+    """Join and serve orders until `stopped` is set."""
+    registration, clock = settings.registration, parts.clock
+    http_timeout_s, retry = registration.http_timeout_s, Backoff(registration.retry_first_s, registration.retry_cap_s)
+    trust = await run_until(
+        stopped,
+        settle_trust(settings.node.ca, parts.url, parts.identity, timeout_s=http_timeout_s, backoff=retry, clock=clock),
+    )
+    async with open_controller(parts.url, timeout_s=http_timeout_s, trust=trust) as api:
+        registrar = make_registrar(settings, parts, ingress, api, hurry)
+
+        async def fresh_blob_token() -> str:
+            return (await registrar.renew()).blob_token
+
+        localai: LocalAIOrders | None = None
+
+        def make_localai(backend_parts: BackendParts) -> LocalAIOrders | None:
+            nonlocal localai
+            localai = make_localai_orders(settings, parts, backend_parts) if with_localai else None
+            return localai
+
+        await run_until(stopped, parts.hardware.measure_all())
+        async with (
+            background(parts.hardware.run()),
+            open_backends(
+                settings,
+                parts.supervisor,
+                parts.routes.replicas,
+                lambda: parts.hardware.report,
+                Cluster(parts.url, trust, fresh_blob_token),
+                clock=clock,
+                env=os.environ,
+                metrics=parts.metrics,
+                wake=parts.wake,
+                make_direct=make_localai,
+            ) as backends,
+        ):
+            agent = make_agent(settings, parts, ingress, api, registrar, backends, localai)
+            await agent.run(stopped, hurry)
+
+
+def make_registrar(
+    settings: WorkerSettings, parts: Parts, ingress: Ingress, api: ControllerApi, hurry: asyncio.Event
+) -> Registrar:
+    def describe() -> RegisterNode:
+        addresses = advertised_addresses(settings, port=ingress.port, host_name=socket.gethostname())
+        offer = ingress.offer(addresses.ingress)
+        return describe_node(settings.node, parts.hardware.report, addresses, offer, parts.user)
+
+    async def end_replicas() -> None:
+        """The controller does not count the replicas of a deleted node, and the new node may wait for its approval for
+        days."""
+        await at_most(settings.shutdown.drain_timeout_s, hurry, ingress.wait_idle())
+        await parts.supervisor.stop_all()
+
+    return Registrar(
+        api,
+        parts.identity,
+        parts.status,
+        parts.metrics,
+        settings.registration,
+        join_token=parts.join_token,
+        describe=describe,
+        require_jwt=settings.bus.bus_require_auth and not settings.bus.bus_jwt,
+        server_clock=parts.server_clock,
+        on_deleted=end_replicas,
+        clock=parts.clock,
+    )
+
+
+def make_localai_orders(settings: WorkerSettings, parts: Parts, backends: BackendParts) -> LocalAIOrders:
+    """The only import of `worker/localai`: without that package a worker serves Corral controllers."""
+    from corral.worker.localai.orders import LocalAIOrders
+
+    return LocalAIOrders(
+        settings.localai,
+        backends.changes,
+        backends.installer,
+        backends.supervisor,
+        backends.files,
+        settings.node.models_dir,
+        token=parts.join_token,
+    )
+
+
+def make_agent(
+    settings: WorkerSettings,
+    parts: Parts,
+    ingress: Ingress,
+    api: ControllerApi,
+    registrar: Registrar,
+    backends: Backends,
+    localai: LocalAIOrders | None,
+) -> Agent:
+    async def subscribe(bus: Bus, reply: NodeRegistered, on_stop: Callable[[], None]) -> None:
+        if localai is not None:
+            addresses = advertised_addresses(settings, port=ingress.port, host_name=socket.gethostname())
+            localai.start_session(reply, grpc_address=addresses.grpc)
+            await localai.subscribe(bus, reply.id)
+        elif reply.protocol == 0:
+            raise FatalError("the controller is LocalAI's, and this worker has no LocalAI support")
+        await backends.subscriptions.subscribe(bus, reply.id, on_stop=on_stop)
+
+    load_interval_s = settings.heartbeat.load_interval_s
+    return Agent(
+        settings=settings,
+        api=api,
+        registrar=registrar,
+        hardware=parts.hardware,
+        status=parts.status,
+        server_clock=parts.server_clock,
+        metrics=parts.metrics,
+        open_bus=BusOpener(settings.bus, settings.node.data, parts.clock),
+        ingress=ingress,
+        supervisor=parts.supervisor,
+        load=LoadReports(parts.routes.in_flight, boot_id=parts.status.boot_id, interval_s=load_interval_s),
+        publisher=backends.publisher,
+        reporter=backends.reporter,
+        subscribe=subscribe,
+        clock=parts.clock,
+    )
 
 
 @contextlib.asynccontextmanager
-async def adopting(supervisor: Supervisor, standing: Standing, *, leave_timeout_s: float) -> AsyncIterator[None]:
-    """With what an earlier worker left running. Leaving lets go of it: whoever wants it ended says so. A worker that
-    gives up ends it: the node is offline from then on, so the backends would hold memory and ports for nobody."""
+async def adopted_processes(
+    supervisor: Supervisor, status: WorkerStatus, *, leave_timeout_s: float
+) -> AsyncIterator[None]:
+    """Adopt the processes of an earlier worker. They run on when the block is left, unless a `FatalError` leaves it:
+    the node is offline then, and its backends would hold memory and ports that nobody uses."""
     async with supervisor:
         adopted = await supervisor.adopt()
         if adopted:
             log.info("processes adopted", count=len(adopted))
         try:
             yield
-        except CannotGoOn:
-            if not standing.handing_over:  # the next start adopts them
+        except FatalError:
+            if not status.handing_over:  # else the next start adopts them
                 await stop_backends(supervisor, asyncio.Event(), leave_timeout_s)
             raise
 
 
 def make_folders(settings: WorkerSettings) -> None:
-    for folder in (settings.models_dir, settings.backends_dir):
+    for folder in (settings.node.models_dir, settings.node.backends_dir):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CannotGoOn(f"cannot make the folder {folder}: {error.strerror}; mend its permissions") from error
+            raise FatalError(f"cannot create the folder {folder}: {error.strerror}; fix its permissions") from error
 
 
 def read_join_token(settings: WorkerSettings) -> str:
-    """A token file that is gone is no fault: the token was needed once, and the node may have joined long ago."""
-    if settings.token or settings.token_file is None:
-        return settings.token
+    """A missing token file is no error: a node that has joined needs no join token."""
+    if settings.node.token or settings.node.token_file is None:
+        return settings.node.token
     try:
-        return settings.token_file.read_text().strip()
+        return settings.node.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        log.warning("the token file cannot be read", file=str(settings.token_file), reason=str(error))
+        log.warning("the token file cannot be read", file=str(settings.node.token_file), reason=str(error))
         return ""
 
 
 def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None) -> int:
-    """The process: logging, signals, exit code. What a person must mend is one line on stderr. `given`: see `serve`."""
+    """The process: logging, signals, exit code. A `FatalError` becomes one line on stderr. `given`: see `serve`."""
     configure_logging(role="worker", level=settings.log_level, json=settings.log_json)
     log.info("worker starts", **shown(settings))
     successors = Successors()
@@ -253,7 +354,7 @@ def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None)
         if succeeds:
             successors.bind_to_keeper()
         return uvloop.run(_serve_until_signalled(settings, successors, succeeds, given or {}))
-    except CannotGoOn as error:
+    except FatalError as error:
         print(f"corral worker: {mask_secrets(error.message)}", file=sys.stderr)
         return 1
 
@@ -261,26 +362,26 @@ def run(settings: WorkerSettings, given: Mapping[str, str | bool] | None = None)
 async def _serve_until_signalled(
     settings: WorkerSettings, successors: Successors, succeeds: bool, given: Mapping[str, str | bool]
 ) -> int:
-    """The exit code; a worker that has handed over may have become a keeper instead."""
+    """The exit code; a worker that has handed over may become a keeper instead."""
     stopped, hurry = asyncio.Event(), asyncio.Event()
-    asked = iter((stopped, hurry))  # a stop order over the bus is not the first of two signals
+    requests = iter((stopped, hurry))  # the first signal stops, the second hurries; an order to stop does not count
 
     def on_signal(number: int) -> None:
-        successors.tell(number)  # whoever asks us to stop knows nobody else
-        next(asked, hurry).set()
+        successors.signal_all(number)  # the sender of the signal knows only this process
+        next(requests, hurry).set()
 
     loop = asyncio.get_running_loop()
     freeze_gc_after_start(loop)
-    # Unpacking holds a thread for minutes; a few of them must not keep everybody else from the disk.
+    # Unpacking occupies a thread for minutes; other disk access must not wait for it.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGUSR2, successors.start)
-    async with alongside(successors.watch()):
+    async with background(successors.watch()):
         handed_over = await serve(settings, stopped=stopped, hurry=hurry, succeeds=succeeds, given=given)
     if handed_over:
         log.info("worker has handed over")
         return await successors.keep()
-    successors.send_away()
+    successors.dismiss()
     log.info("worker has left")
     return 0

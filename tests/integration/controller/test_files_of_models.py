@@ -50,10 +50,10 @@ from corral.gallery.pypi.lock import Lock
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound
 from corral.kit.settings import BadSettings
+from corral.kit.tasks import background
 from corral.store import Store, open_store
 from corral.store.tables import controllers, model_files, models, nodes
 from corral.store.tables.models import Model
-from corral.worker.agent.waiting import alongside
 from corral.worker.files.model_files import WorkerFiles
 from tests.integration.store.rows import a_node
 from tests.support.blob_server import BlobServer
@@ -391,7 +391,7 @@ async def door(site: Site, files: ModelFiles) -> AsyncIterator[str]:
             coming=missing.coming,
             limits=limits,
         ) as url,
-        alongside(missing.run()),
+        background(missing.run()),
     ):
         yield url
 

@@ -12,12 +12,11 @@ import pytest
 from aiohttp import web
 
 from corral.kit.files import make_folder
-from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.supervisor.table import Running
 from tests.integration.controller.test_node_self_service import HandMadeNode
 from tests.support.cluster import Cluster
 from tests.support.fleet import Answer
-from tests.support.supervising import get, settings, swept, tiny
+from tests.support.supervising import get, make_supervisor, swept, tiny
 from tests.support.waiting import until
 
 
@@ -30,7 +29,7 @@ async def test_a_workers_logs_are_listed_read_and_followed(cluster: Cluster, tmp
     data = cluster.root / "worker-scribe"
     make_folder(data)
     with swept(data / "processes"):
-        async with Supervisor(settings(data / "processes")) as supervisor:
+        async with make_supervisor(data / "processes") as supervisor:
             running = await supervisor.start(tiny(tmp_path / "tiny", "lines=3", model="org/llama"))
         cluster.join(member, "scribe", cluster.token(member, pre_approved=True))
         logs = "/api/nodes/scribe/backend-logs"

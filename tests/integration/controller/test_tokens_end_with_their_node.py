@@ -20,8 +20,8 @@ from corral.controller.access.active_nodes import ActiveNodes
 from corral.controller.files.door import DoorSettings, open_door
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Unavailable
-from corral.worker.agent.waiting import alongside
-from corral.worker.ingress.tokens import TokenCheck
+from corral.kit.tasks import background
+from corral.worker.ingress.tokens import TokenVerifier
 from tests.support.registry import Registry, open_registry
 from tests.support.waiting import until
 
@@ -57,7 +57,7 @@ async def open_member(folder: Path, hub: LocalHub, name: str) -> AsyncIterator[M
         settings, key = DoorSettings(port=0), registry.ingress_tokens.public_key
         async with (
             open_door(settings, blobs, key, SystemClock(), active, coming=lambda _: False) as url,
-            alongside(registry.feed.run(), active.run()),
+            background(registry.feed.run(), active.run()),
             aiohttp.ClientSession() as session,
         ):
             yield Member(registry, active, url, session)
@@ -154,7 +154,7 @@ async def test_while_the_database_is_away_known_nodes_are_served(
 async def test_a_nodes_token_opens_no_other_nodes_ingress(members: tuple[Member, Member]) -> None:
     first, _ = members
     node = await first.registry.join("barn", pre_approved=True)
-    check = TokenCheck(lambda: SystemClock().now().timestamp())
+    check = TokenVerifier(lambda: SystemClock().now().timestamp())
     check.trust(first.registry.ingress_tokens.public_key, "another node")
     for scope in (None, *Scope):
         refused = check.check(f"Bearer {node.blob_token}".encode(), scope)

@@ -31,7 +31,7 @@ class Bridged:
 
     @property
     def in_flight(self) -> int:
-        return self.site.door.inflight.of(self.process_id)
+        return self.site.routes.in_flight.of(self.process_id)
 
 
 Serve = Callable[..., Awaitable[Bridged]]

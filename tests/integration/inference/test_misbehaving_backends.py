@@ -149,7 +149,7 @@ async def test_a_lie_over_http_shows_in_the_answer(site: Worksite) -> None:
 
 async def test_a_freed_model_is_loaded_again(serve: Serve) -> None:
     """As `model.unload` leaves it: the process stays, its memory is given back."""
-    from corral.worker.supervisor.calls import free
+    from corral.worker.supervisor.grpc_calls import free
 
     mock = await serve()
     running = mock.site.supervisor.find(mock.process_id)

@@ -20,14 +20,13 @@ from corral.contract.messages.replicas import StartReplica
 from corral.contract.models import read_definition
 from corral.sdk import Backend, Chat, ToolCall
 from corral.sdk.backend import pieces
-from corral.worker.agent.replica_spec import spec_of
+from corral.worker.agent.orders.replica_spec import spec_of
 from corral.worker.installer.inventory import InstalledBackend
 from corral.worker.installer.records import VersionRecord
 from corral.worker.supervisor.spec import ProcessSpec
-from corral.worker.supervisor.supervisor import Supervisor
 from tests.integration.sdk.conftest import TOKEN, Run
 from tests.integration.sdk.test_http_server import ask, say
-from tests.support.supervising import ROOT, settings, swept
+from tests.support.supervising import ROOT, make_supervisor, swept
 from tests.support.waiting import wait_for
 from tests.support.worksite import open_site
 
@@ -76,7 +75,7 @@ async def test_under_the_page_s_manifest(parrot: Path, tmp_path: Path) -> None:
     manifest = msgspec.convert(entry["corral"], Manifest)
     check_manifest(manifest)
     with swept(tmp_path / "processes"):
-        async with Supervisor(settings(tmp_path / "processes")) as supervisor:
+        async with make_supervisor(tmp_path / "processes") as supervisor:
             spec = ProcessSpec(backend="parrot", model="polly", directory=str(parrot.parent), manifest=manifest)
             running = await supervisor.start(spec)
             assert running.slots == 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from corral.worker.supervisor.supervisor import Supervisor
-from tests.support.supervising import settings, swept
+from tests.support.supervising import make_supervisor, swept
 
 Open = Callable[..., Any]
 
@@ -28,7 +28,7 @@ async def opened(folder: Path) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
         async def open_one(environ: dict[str, str] | None = None, **changed: Any) -> Supervisor:
-            supervisor = await stack.enter_async_context(Supervisor(settings(folder, **changed), environ=environ))
+            supervisor = await stack.enter_async_context(make_supervisor(folder, environ=environ, **changed))
             stack.push_async_callback(supervisor.stop_all, grace_s=0.0, force=True, closing=True)
             return supervisor
 

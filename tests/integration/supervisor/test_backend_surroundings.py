@@ -75,7 +75,7 @@ async def test_the_environment_has_no_secret_of_ours(opened: Open, folder: Path,
 
 
 async def test_a_person_may_let_a_name_through_but_never_one_of_ours(opened: Open, tmp_path: Path) -> None:
-    supervisor = await opened(environ=WORKER, backend_env=("HF_TOKEN", "CORRAL_TOKEN"))
+    supervisor = await opened(environ=WORKER, env=("HF_TOKEN", "CORRAL_TOKEN"))
     env = environment((await supervisor.start(tiny(tmp_path / "b"))).pid)
     assert env["HF_TOKEN"] == "hf_mine"
     assert "CORRAL_TOKEN" not in env
@@ -125,7 +125,7 @@ async def test_devices_are_the_ones_placement_gave(supervisor: Supervisor, tmp_p
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run backends as somebody else")
 @pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="needs an interpreter everybody can run")
 async def test_backends_can_run_as_another_user(opened: Open) -> None:
-    supervisor = await opened(backend_user="nobody")
+    supervisor = await opened(user="nobody")
     with tempfile.TemporaryDirectory() as readable:  # pytest's own folders are for root only
         os.chmod(readable, 0o755)
         spec = tiny(Path(readable))
@@ -143,7 +143,7 @@ async def check_another_user(supervisor: Supervisor, spec: ProcessSpec) -> None:
 
 
 async def test_an_unknown_user_is_told(opened: Open, tmp_path: Path) -> None:
-    supervisor = await opened(backend_user="nobody-of-that-name")
+    supervisor = await opened(user="nobody-of-that-name")
     with pytest.raises(Invalid, match="there is no user"):
         await supervisor.start(tiny(tmp_path / "b"))
 

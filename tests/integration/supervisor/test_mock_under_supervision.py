@@ -20,7 +20,7 @@ from corral.contract.backend_pb2_grpc import BackendStub
 from corral.contract.manifest import LOCALAI, check_manifest
 from corral.contract.messages.models import StopModel, UnloadModel
 from corral.kit.errors import Invalid
-from corral.worker.supervisor.localai import list_running, stop_model, unload_model
+from corral.worker.localai.models import list_running, stop_model, unload_model
 from corral.worker.supervisor.readiness import StartFailed
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor

@@ -14,7 +14,7 @@ import pytest
 
 from corral.contract.manifest import Manifest, Ready
 from corral.kit.errors import Conflict, Failed, Invalid, Unavailable
-from corral.worker.supervisor.ports import NoFreePort, PortRange
+from corral.worker.supervisor.ports import NoFreePort
 from corral.worker.supervisor.readiness import StartFailed
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.supervisor import Supervisor
@@ -153,7 +153,7 @@ async def test_a_process_id_that_leaves_the_folder_is_refused(supervisor: Superv
 async def test_a_port_somebody_listens_on_is_passed_over(opened: Callable[..., Any], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        supervisor = await opened(ports=PortRange(port, port))
+        supervisor = await opened(ports=f"{port}-{port}")
         with pytest.raises(NoFreePort, match="no free gRPC port in range"):
             await supervisor.start(tiny(tmp_path / "b"))
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from corral.kit.errors import Conflict, NotFound
-from corral.worker.supervisor.ports import PortRange
 from corral.worker.supervisor.supervisor import Supervisor
 from tests.support.processes import alive
 from tests.support.supervising import identities, listens, mock_grpc, tiny
@@ -186,7 +185,7 @@ async def test_stop_all_is_over_a_snapshot_and_at_once(supervisor: Supervisor, f
 
 
 async def test_a_released_port_rests_and_then_returns_to_its_key(opened: Open, tmp_path: Path) -> None:
-    supervisor = await opened(quarantine_s=4.0, ports=PortRange(25050, 25059))
+    supervisor = await opened(port_rest_s=4.0, ports="25050-25059")
     first = await supervisor.start(tiny(tmp_path / "b"))
     await supervisor.stop(first.process_id)
     released_at = time.monotonic()

@@ -14,10 +14,9 @@ import pytest
 
 from corral.cli.common.data_folder import DataFolder
 from corral.cli.doctor.machine_checks import check_backend_user
-from corral.worker import backend_user
-from corral.worker.agent.stop import CannotGoOn
-from corral.worker.supervisor.launch import give_folder
-from corral.worker.supervisor.spec import User
+from corral.worker.status import FatalError
+from corral.worker.system import users
+from corral.worker.system.users import User, give_folder
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import ordered_worker, tiny_order
 from tests.support.running_worker import running_worker
@@ -63,14 +62,14 @@ async def test_a_folder_it_cannot_enter_is_named(controller: ScriptedController,
     closed = public / "closed"
     closed.mkdir(mode=0o700)
     async with running_worker(controller.url, closed / "w", token=controller.token(), backend_user="nobody") as worker:
-        with pytest.raises(CannotGoOn, match=f"nobody cannot enter {closed}: open it"):
+        with pytest.raises(FatalError, match=f"nobody cannot enter {closed}: open it"):
             await worker.ended()
     assert controller.calls == []
 
 
 async def test_a_user_that_is_not_there(controller: ScriptedController, public: Path) -> None:
     async with running_worker(controller.url, public / "w", token=controller.token(), backend_user="nil") as worker:
-        with pytest.raises(CannotGoOn, match="there is no user 'nil' on this machine"):
+        with pytest.raises(FatalError, match="there is no user 'nil' on this machine"):
             await worker.ended()
 
 
@@ -106,7 +105,7 @@ def read_state(data: Path) -> dict[str, str]:
 
 @pytest.fixture
 def open_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_user, "python_places", lambda: (PYTHON,))
+    monkeypatch.setattr(users, "python_places", lambda: (PYTHON,))
 
 
 @pytest.mark.usefixtures("open_python")
@@ -121,7 +120,7 @@ async def test_under_root_backends_get_a_user_without_rights(nats_server: NatsSe
         assert result["success"], result
         [identity] = identities(data / "processes")
         uid = user_of(identity.pid)
-        assert uid in backend_user.NUMBERS
+        assert uid in users.NUMBERS
         assert read_state(data) == {"user": str(uid)}
         assert (data / "backend-home").stat().st_uid == uid
         assert environ_of(identity.pid)["HOME"] == str(data / "backend-home")
@@ -160,11 +159,11 @@ async def test_roots_own_folder_is_opened_whatever_the_umask(
     """`/var/lib/corral`, which the worker makes, or `corral controller` beside it."""
     own = public / "corral"
     own.mkdir(mode=0o700)
-    monkeypatch.setattr(backend_user, "ROOT_DATA", own)
+    monkeypatch.setattr(users, "ROOT_DATA", own)
     async with running_worker(controller.url, own / "worker", token=controller.token()) as worker:
         await worker.ready()
         user = read_state(own / "worker")["user"]
-        assert int(user) in backend_user.NUMBERS
+        assert int(user) in users.NUMBERS
         assert own.stat().st_mode & 0o777 == 0o711
         told = controller.named("w1").registrations[-1]
         assert told["backend_user"] == user

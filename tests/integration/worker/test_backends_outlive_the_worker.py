@@ -16,16 +16,15 @@ import aiohttp
 import pytest
 
 from corral.kit.files import make_folder
-from corral.worker.agent.identity import holder_of
+from corral.worker.agent.join.identity import holder_of
 from corral.worker.supervisor.spec import ProcessSpec
-from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.supervisor.table import Running
 from tests.support.certificates import TestCa
 from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import Process, alive, clean_env, free_port
 from tests.support.running_worker import worker_env
 from tests.support.scripted_controller import ScriptedController
-from tests.support.supervising import get, mock_grpc, mock_openai, settings, swept, tiny
+from tests.support.supervising import get, make_supervisor, mock_grpc, mock_openai, swept, tiny
 from tests.support.waiting import until
 
 __all__ = ["nats_server"]
@@ -73,7 +72,7 @@ def start(controller: ScriptedController, data: Path, port: int, tmp_path: Path)
 async def plant(data: Path, spec: ProcessSpec) -> Running:
     """What an earlier worker has left running."""
     make_folder(data)
-    async with Supervisor(settings(data / "processes")) as supervisor:
+    async with make_supervisor(data / "processes") as supervisor:
         return await supervisor.start(spec)
 
 
@@ -336,7 +335,8 @@ async def test_reload_as_a_command(controller: ScriptedController, start: Start,
             command.close()
 
     code, said = await reload(data)
-    assert (code, said) == (0, f"process {first.pid} has handed over to process {holder_of(data)}\n")
+    handed_over = f"The worker with pid {first.pid} has handed over to the new one with pid {holder_of(data)}.\n"
+    assert (code, said) == (0, handed_over)
     await until(lambda: registered(controller, 2))
     code, said = await reload(tmp_path / "nobody")
     assert code == 1

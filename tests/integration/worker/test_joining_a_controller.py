@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from corral.worker.agent.stop import CannotGoOn
+from corral.worker.status import FatalError
 from tests.support.nats import NatsServer, nats_server
 from tests.support.running_worker import running_worker
 from tests.support.scripted_controller import ScriptedController
@@ -40,7 +40,7 @@ async def test_a_new_node_tells_what_the_contract_asks(controller: ScriptedContr
         assert said["platform"].startswith("linux/")
         assert said["total_ram"] > 0
         assert said["total_disk"] > 0
-        assert said["ingress"]["port"] == worker.settings.port
+        assert said["ingress"]["port"] == worker.settings.ingress.port
         assert "CERTIFICATE REQUEST" in said["ingress"]["csr"]
         assert "address" not in said  # the controller sees better
         assert worker.identity["node_id"] == node.id
@@ -88,7 +88,7 @@ async def test_a_token_that_opens_nothing_ends_the_worker(
 ) -> None:
     token = "cj_made_up" if options is None else controller.token(**options)
     async with running_worker(controller.url, tmp_path / "w", token=token) as worker:
-        with pytest.raises(CannotGoOn) as caught:
+        with pytest.raises(FatalError) as caught:
             await worker.ended()
     assert words in caught.value.message
     assert "corral token create" in caught.value.message
@@ -98,7 +98,7 @@ async def test_a_token_that_opens_nothing_ends_the_worker(
 
 async def test_without_any_token(controller: ScriptedController, tmp_path: Path) -> None:
     async with running_worker(controller.url, tmp_path / "w") as worker:
-        with pytest.raises(CannotGoOn, match="a join token is needed"):
+        with pytest.raises(FatalError, match="a join token is needed"):
             await worker.ended()
     assert controller.calls == []
 
@@ -117,7 +117,7 @@ async def test_two_workers_with_one_name(controller: ScriptedController, tmp_pat
     async with running_worker(controller.url, tmp_path / "first", token=controller.token()) as first:
         await first.ready()
         async with running_worker(controller.url, tmp_path / "second", token=controller.token()) as second:
-            with pytest.raises(CannotGoOn, match="corral nodes replace w1"):
+            with pytest.raises(FatalError, match="corral nodes replace w1"):
                 await second.ended()
         assert await first.get("/readyz") == (200, "ok")
 
@@ -186,7 +186,7 @@ async def test_what_time_does_not_cure_ends_the_worker(
 ) -> None:
     controller.answer_next("register", status, b'{"error":"no"}')
     async with running_worker(controller.url, tmp_path / "w", token=controller.token()) as worker:
-        with pytest.raises(CannotGoOn, match=words):
+        with pytest.raises(FatalError, match=words):
             await worker.ended()
 
 
@@ -227,7 +227,7 @@ async def test_a_deleted_node_without_a_good_token_ends_with_a_line(
     async with running_worker(controller.url, tmp_path / "w", token=token if token_still_given else "") as worker:
         await worker.ready()
         controller.delete("w1")
-        with pytest.raises(CannotGoOn, match="corral token create"):
+        with pytest.raises(FatalError, match="corral token create"):
             await worker.ended()
 
 

@@ -21,8 +21,8 @@ from corral.contract.codec import encode
 from corral.contract.messages.replicas import ReplicaFile
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Denied, Invalid, NotFound, Unreachable
+from corral.worker.files.file_sets import FileSets
 from corral.worker.files.model_files import FilesUpkeep, WorkerFiles
-from corral.worker.files.sets import FileSets
 from tests.support.blob_server import BlobServer
 from tests.support.blob_source import BlobSource, blob_source
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from corral.worker.supervisor.calls import ask_health
+from corral.worker.supervisor.grpc_calls import ask_health
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ordering import mock_copy, ordered_worker
 from tests.support.processes import free_port

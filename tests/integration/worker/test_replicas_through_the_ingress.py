@@ -18,9 +18,9 @@ import pytest
 from corral.bus.local import LocalHub
 from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.kit.clock import SystemClock
-from corral.worker.agent.waiting import alongside
+from corral.kit.tasks import background
 from corral.worker.ingress import logs
-from corral.worker.ingress.load import LoadReports
+from corral.worker.ingress.load_reports import LoadReports
 from tests.support.supervising import mock_grpc, mock_openai, tiny
 from tests.support.waiting import until
 from tests.support.worksite import Worksite, open_site
@@ -121,7 +121,7 @@ async def test_a_grpc_process_that_ends_before_it_answers_is_said_to_have_ended(
     async with aiohttp.ClientSession() as session:
         body = chat("[[first_delay_s=60]] hello")
         asking = asyncio.create_task(_ended(session, "POST", site.url + path, site.headers(), body))
-        await until(lambda: site.door.inflight.of(running.process_id), "the request is under way")
+        await until(lambda: site.routes.in_flight.of(running.process_id), "the request is under way")
         os.kill(running.pid, signal.SIGKILL)
         assert await asking == (502, "1")
 
@@ -205,16 +205,16 @@ async def test_a_process_that_is_replaced_takes_nothing_new_and_finishes_what_it
     path = f"/replicas/{running.process_id}"
     asking = asyncio.ensure_future(site.ask(f"{path}/when{tmp_path}/go"))
     await until((tmp_path / "go.asked").exists)
-    assert site.door.inflight.of(running.process_id) == 1
-    assert await site.door.replicas.retire(running.process_id, 0.01) is False
+    assert site.routes.in_flight.of(running.process_id) == 1
+    assert await site.routes.replicas.retire(running.process_id, 0.01) is False
     status, answer = await site.ask(path)
     assert (status, answer["error"]["type"]) == (410, "gone")
-    retiring = asyncio.ensure_future(site.door.replicas.retire(running.process_id, 20))
+    retiring = asyncio.ensure_future(site.routes.replicas.retire(running.process_id, 20))
     (tmp_path / "go").touch()
     status, answer = await asking
     assert (status, answer["pid"]) == (200, running.pid)  # what was under way came to its end
     assert await retiring is True
-    site.door.replicas.take_back(running.process_id)
+    site.routes.replicas.take_back(running.process_id)
     assert (await site.ask(path))[0] == 200
 
 
@@ -237,9 +237,9 @@ async def test_load_is_told_while_it_changes_and_no_more_often_than_it_may(
 
         monkeypatch.setattr(bus, "publish", say)
         await bus.subscribe(NODE_LOAD, hear, node="node-1")
-        reports = LoadReports(site.door.inflight, boot_id="boot-1", interval_s=0.2, again_s=0.4)
+        reports = LoadReports(site.routes.in_flight, boot_id="boot-1", interval_s=0.2, repeat_s=0.4)
         path = f"/replicas/{running.process_id}/when{tmp_path}/go"
-        async with alongside(reports.run(bus, "node-1")):
+        async with background(reports.run(bus, "node-1")):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(3):
                     tasks.create_task(site.ask(path))
@@ -259,9 +259,9 @@ async def test_a_client_that_leaves_takes_its_request_with_it(site: Worksite) ->
     async with aiohttp.ClientSession() as session:
         answer = await session.post(url, headers=site.headers(), json=chat("[[hang_after=1]] one two", stream=True))
         await answer.content.readline()
-        assert site.door.inflight.counts() == {running.process_id: 1}
+        assert site.routes.in_flight.counts() == {running.process_id: 1}
         answer.close()
-        await until(lambda: site.door.inflight.counts() == {})
+        await until(lambda: site.routes.in_flight.counts() == {})
 
 
 async def test_logs_listed_read_and_shortened(site: Worksite, tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_a_log_is_followed_over_a_websocket(site: Worksite, tmp_path: Path
 
 
 async def test_a_log_is_followed_line_by_line(site: Worksite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "QUIET_S", 0.2)
+    monkeypatch.setattr(logs, "KEEPALIVE_S", 0.2)
     running = await site.supervisor.start(tiny(tmp_path / "tiny", "lines=5"))
     await until(lambda: len(site.supervisor.logs.read("m")) == 5)
     url = f"{site.url}/v1/backend-logs/m?follow=true&tail=1"

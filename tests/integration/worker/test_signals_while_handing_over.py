@@ -1,4 +1,4 @@
-"""Whoever stops a worker that is just becoming a keeper is heard, in every moment of that change."""
+"""A signal to stop reaches a worker that becomes a keeper, at every moment of that change."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tests.support.waiting import until
 WORKERS = """
     import asyncio, os, signal, sys
     from pathlib import Path
-    from corral.worker import handover, main
+    from corral.worker import main
+    from corral.worker.reload import handover
     from corral.worker.settings import WorkerSettings
+    from corral.worker.settings.node import NodeSettings
 
     folder, moment = Path(sys.argv[1]), sys.argv[2]
 
@@ -47,7 +49,7 @@ WORKERS = """
         signal.pthread_sigmask = ask_to_stop(signal.pthread_sigmask)
     else:
         os.execv = ask_to_stop(os.execv)
-    sys.exit(main.run(WorkerSettings(controller="http://127.0.0.1:1", data=folder)))
+    sys.exit(main.run(WorkerSettings(NodeSettings(controller="http://127.0.0.1:1", data=folder))))
 """
 
 

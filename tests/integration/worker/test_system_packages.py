@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from corral.kit.errors import Failed
-from corral.worker.system_packages import PackageManager
+from corral.worker.system.packages import PackageManager
 from tests.support.apt import scripted_apt
 from tests.support.waiting import until
 

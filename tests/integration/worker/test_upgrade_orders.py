@@ -152,7 +152,10 @@ async def test_where_only_one_fits_a_new_process_that_crashes_makes_way_for_the_
         assert await answer(fleet, row["process_id"]) == 200
 
 
-@pytest.mark.parametrize(("want", "said"), [("post=9", "broke off"), ("post=500", "answered 500")])
+@pytest.mark.parametrize(
+    ("want", "said"),
+    [("post=9", "broke the connection at its first request"), ("post=500", "answered its first request with 500")],
+)
 async def test_a_new_process_that_breaks_when_it_is_first_asked_is_reverted_too(
     nats_server: NatsServer, tmp_path: Path, want: str, said: str
 ) -> None:

@@ -247,8 +247,8 @@ async def test_a_localai_controller(nats_server: NatsServer, service: NatsBus, t
             await worker.ready()
             node = controller.named("w1")
             await service.call(LIST_BACKENDS, ListBackends(), timeout_s=20, node=node.id)
-            assert node.registrations[0]["address"].endswith(f":{(worker.settings.port or 0) + 1}")
-            assert node.registrations[0]["http_address"].endswith(f":{worker.settings.port}")
+            assert node.registrations[0]["address"].endswith(f":{(worker.settings.ingress.port or 0) + 1}")
+            assert node.registrations[0]["http_address"].endswith(f":{worker.settings.ingress.port}")
             await until(lambda: len(node.beats) >= 3)
             assert beats == []  # nothing of ours on its bus
             await cable.cut()

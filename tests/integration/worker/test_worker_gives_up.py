@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from corral.kit.files import make_folder
-from corral.worker.supervisor.supervisor import Supervisor
 from corral.worker.supervisor.table import Running
 from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import Process, alive, clean_env, free_port
 from tests.support.running_worker import worker_env
 from tests.support.scripted_controller import ScriptedController
-from tests.support.supervising import settings, swept, tiny
+from tests.support.supervising import make_supervisor, swept, tiny
 from tests.support.waiting import until
 
 __all__ = ["nats_server"]
@@ -41,7 +40,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
 async def backend(data: Path, tmp_path: Path) -> Running:
     """A backend with children, left running by an earlier worker on this data folder."""
     make_folder(data)
-    async with Supervisor(settings(data / "processes")) as supervisor:
+    async with make_supervisor(data / "processes") as supervisor:
         return await supervisor.start(tiny(tmp_path / "tiny", "children=2"))
 
 

@@ -15,23 +15,21 @@ import pytest
 
 from corral.inference.request_files import LocalFiles
 from corral.kit.clock import SystemClock
-from corral.worker.addresses import HostPort
-from corral.worker.agent.certificate import IngressCertificate
+from corral.kit.hosts import HostPort
+from corral.worker.agent.join.trust import fingerprint
 from corral.worker.agent.server_clock import ServerClock
-from corral.worker.agent.standing import Standing
-from corral.worker.agent.stop import CannotGoOn
-from corral.worker.agent.trust import fingerprint
-from corral.worker.ingress.door import Door
+from corral.worker.ingress.certificate import IngressCertificate
+from corral.worker.ingress.routes import IngressRoutes
 from corral.worker.ingress.server import Ingress
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
-from corral.worker.supervisor.spec import SupervisorSettings
-from corral.worker.supervisor.supervisor import Supervisor
+from corral.worker.status import FatalError, WorkerStatus
 from tests.support.certificates import TestCa
 from tests.support.nats import NatsServer, nats_server
 from tests.support.processes import free_port
 from tests.support.running_worker import RunningWorker, running_worker
 from tests.support.scripted_controller import ScriptedController
+from tests.support.supervising import make_supervisor
 from tests.support.waiting import DEADLINE_S, until
 
 __all__ = ["nats_server"]
@@ -132,14 +130,14 @@ async def test_a_port_that_is_taken(controller: ScriptedController, tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with running_worker(controller.url, tmp_path / "w", token=controller.token(), port=str(port)) as worker:
-            with pytest.raises(CannotGoOn, match=f"^port {port} is in use by another program: stop it, or give"):
+            with pytest.raises(FatalError, match=f"^port {port} is in use by another program: stop it, or give"):
                 await worker.ended()
     assert controller.calls == []  # it never got so far as to join
 
 
 async def test_an_address_this_machine_does_not_have(controller: ScriptedController, tmp_path: Path) -> None:
     async with running_worker(controller.url, tmp_path / "w", token=controller.token(), host="192.0.2.1") as worker:
-        with pytest.raises(CannotGoOn, match=r"no address 192\.0\.2\.1"):
+        with pytest.raises(FatalError, match=r"no address 192\.0\.2\.1"):
             await worker.ended()
 
 
@@ -177,7 +175,7 @@ async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer,
         trust = ssl.create_default_context(cadata=ca.pem)
         await _answers(worker, secure, trust)
         first = await _serial(worker, trust)
-        reader, writer = await asyncio.open_connection("127.0.0.1", worker.settings.port, ssl=trust)
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.settings.ingress.port, ssl=trust)
         await until(lambda: controller.credentials_given >= 2)
         controller.certificate_life = timedelta(days=30)
         given = controller.credentials_given
@@ -195,12 +193,13 @@ async def test_a_certificate_is_renewed_while_it_serves(nats_server: NatsServer,
 
 async def test_every_interface_means_both_protocols(tmp_path: Path) -> None:
     clock = ServerClock(SystemClock())
-    tokens, metrics = TokenCheck(clock.now), WorkerMetrics()
+    tokens, metrics = TokenVerifier(clock.now), WorkerMetrics()
     files = LocalFiles(tmp_path / "requests")
-    door = Door(Standing("b", "w1"), tokens, metrics, Supervisor(SupervisorSettings(tmp_path)), files)
+    supervisor = make_supervisor(tmp_path)
+    routes = IngressRoutes(WorkerStatus("b", "w1"), tokens, metrics, supervisor.find, supervisor.logs, files)
     certificate = IngressCertificate(tmp_path)
     hosts = ["127.0.0.1", "::1"] if socket.has_dualstack_ipv6() and _has_v6_loopback() else ["127.0.0.1"]
-    async with Ingress(HostPort("", free_port()), door, tokens, certificate, clock.now) as ingress:
+    async with Ingress(HostPort("", free_port()), routes, tokens, certificate, clock.now) as ingress:
         for host in hosts:
             reader, writer = await asyncio.open_connection(host, ingress.port)
             writer.write(b"GET /healthz HTTP/1.0\r\nHost: w\r\n\r\n")
@@ -228,7 +227,7 @@ async def test_the_wrong_pin(nats_server: NatsServer, tmp_path: Path) -> None:
         controller,
         running_worker(controller.url, tmp_path / "w", token=controller.token(), ca=wrong) as worker,
     ):
-        with pytest.raises(CannotGoOn, match="not the pinned one"):
+        with pytest.raises(FatalError, match="not the pinned one"):
             await worker.ended()
     assert controller.calls == ["GET ca.pem"]  # the token was shown to nobody
 
@@ -275,7 +274,7 @@ async def _answers(worker: RunningWorker, base: str, trust: ssl.SSLContext, *, s
 
 async def _serial(worker: RunningWorker, trust: ssl.SSLContext) -> str:
     """Of the certificate a new connection sees."""
-    _, writer = await asyncio.open_connection("127.0.0.1", worker.settings.port, ssl=trust)
+    _, writer = await asyncio.open_connection("127.0.0.1", worker.settings.ingress.port, ssl=trust)
     serial: str = writer.get_extra_info("peercert")["serialNumber"]
     writer.close()
     return serial

@@ -76,9 +76,9 @@ def test_the_roles_read_back_what_was_meant() -> None:
     assert gateway.tls_cert == Path("/data/secrets/server.crt")
     assert gateway.controller == "unix:/run/x/controller.sock"
     worker = read_settings(WorkerSettings, flags={}, env=role_env(WorkerSettings, worker_settings(SITE), {}))
-    assert worker.controller == "http://127.0.0.1:8080"
-    assert (worker.host, worker.port, worker.advertise) == ("127.0.0.1", 50050, "")
-    assert worker.token_file == Path("/data/secrets/worker.token")
+    assert worker.node.controller == "http://127.0.0.1:8080"
+    assert (worker.ingress.host, worker.ingress.port, worker.ingress.advertise) == ("127.0.0.1", 50050, "")
+    assert worker.node.token_file == Path("/data/secrets/worker.token")
 
 
 def test_a_person_may_still_set_what_up_does_not_decide() -> None:

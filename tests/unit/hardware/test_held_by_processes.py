@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from corral.contract.messages.replicas import ReplicaDevice
-from corral.worker.hardware.held import DeviceGauge
 from corral.worker.hardware.probe import HardwareProbe
+from corral.worker.hardware.usage import DeviceGauge
 from tests.unit.hardware.fake_machine import GIB, FakeGpu, FakeMachine, FakeNvml
 
 FIRST, SECOND = ReplicaDevice("nvidia", 0, "GPU-a"), ReplicaDevice("nvidia", 1, "GPU-b")

@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_roots_data_is_not_below_its_home(home: Path, tmp_path: Path) -> None:
     assert resolve_data(HOME_DATA) == tmp_path / "var"
-    assert WorkerSettings().data == tmp_path / "var" / "worker"
+    assert WorkerSettings().node.data == tmp_path / "var" / "worker"
     assert ControllerSettings().data == tmp_path / "var" / "controller"
     assert UpSettings().data == default_data({}) == tmp_path / "var"
 
@@ -40,7 +40,7 @@ def test_roots_data_is_not_below_its_home(home: Path, tmp_path: Path) -> None:
 def test_a_folder_that_is_in_use_stays(home: Path) -> None:
     worker = home / ".local/share/corral/worker"
     worker.mkdir(parents=True)
-    assert WorkerSettings().data == worker
+    assert WorkerSettings().node.data == worker
     assert UpSettings().data == home / ".local/share/corral"
 
 
@@ -53,7 +53,7 @@ def test_a_folder_that_somebody_gave(home: Path, tmp_path: Path) -> None:
 
 def test_others_keep_theirs_at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert WorkerSettings().data == home / ".local/share/corral/worker"
+    assert WorkerSettings().node.data == home / ".local/share/corral/worker"
 
 
 def test_a_home_that_was_chosen(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

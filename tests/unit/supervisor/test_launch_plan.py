@@ -12,9 +12,11 @@ import pytest
 from corral.contract.codec import decode, encode
 from corral.contract.manifest import LOCALAI, Manifest
 from corral.kit.errors import Failed
+from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor import launch
-from corral.worker.supervisor.launch import find_program, find_user, plan_run
-from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun, SupervisorSettings, User, load_timeout_s
+from corral.worker.supervisor.launch import find_program, plan_run
+from corral.worker.supervisor.spec import ProcessSpec, Record, ShimRun, load_timeout_s
+from corral.worker.system.users import BackendUser, User, find_user
 
 GIB = 1024**3
 
@@ -28,9 +30,8 @@ def script(path: Path, mode: int = 0o755) -> Path:
 
 def planned(folder: Path, manifest: Manifest, environ: dict[str, str] | None = None, **told: Any) -> ShimRun:
     spec = ProcessSpec(backend="b", directory=str(folder), manifest=manifest, **told)
-    return plan_run(
-        spec, "p1", 20007, "secret", SupervisorSettings(folder), {"PATH": "/usr/bin:/bin"} | (environ or {})
-    )
+    paths = {"PATH": "/usr/bin:/bin"} | (environ or {})
+    return plan_run(spec, "p1", 20007, "secret", ProcessSettings(), paths, backend_user=BackendUser())
 
 
 def test_without_a_manifest_it_is_localai_s(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_loading_gets_time_by_the_size_of_the_weights(weights: int, seconds: flo
 def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     script(tmp_path / "run.sh")
     spec = ProcessSpec(backend="b", directory=str(tmp_path), model="m", replica=2, env={"A": "b"}, slots=3)
-    run = plan_run(spec, "p1", 20007, "secret", SupervisorSettings(tmp_path), {})
+    run = plan_run(spec, "p1", 20007, "secret", ProcessSettings(), {}, backend_user=BackendUser())
     record = Record(run=run, process=spec, port=20007, token="secret", restarts=1)
     assert decode(Record, encode(record)) == record
     record.write(tmp_path)

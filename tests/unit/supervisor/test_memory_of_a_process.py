@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from typing import cast
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract.messages.replicas import ReplicaDevice
+from corral.worker.hardware.usage import DeviceGauge
 from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.table import Entry
 from corral.worker.supervisor.usage import coarse, held_now, most_held
@@ -76,8 +78,8 @@ def test_one_that_is_gone_holds_nothing() -> None:
     assert most_held(gone.pid) == 0
 
 
-class Asked:
-    """A gauge that remembers whom it was asked about."""
+class FakeGauge:
+    """A gauge that remembers the measured processes."""
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
@@ -91,8 +93,8 @@ class Asked:
 
 def test_on_devices_the_backend_and_its_children_count_and_its_shim_does_not(shim: subprocess.Popen[bytes]) -> None:
     first, second = ReplicaDevice("nvidia", 0, "GPU-a"), ReplicaDevice("nvidia", 1, "GPU-b")
-    gauge = Asked()
-    assert held_now(shim.pid, gauge, (first, second), [second]) == (2 * MIB, MIB)
+    gauge = FakeGauge()
+    assert held_now(shim.pid, cast(DeviceGauge, gauge), (first, second), [second]) == (2 * MIB, MIB)
     assert gauge.pids == {child.pid for child in psutil.Process(shim.pid).children()}
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from corral.worker.supervisor.ports import NoFreePort, PortBook, PortRange, Taken
+from corral.worker.settings.processes import PortRange
+from corral.worker.supervisor.ports import NoFreePort, PortBook, Taken
 
 
 def free(_port: int) -> bool:

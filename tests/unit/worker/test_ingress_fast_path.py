@@ -12,11 +12,11 @@ from corral.contract.codec import encode
 from corral.inference.request_files import LocalFiles
 from corral.kit.signing import Signer
 from corral.relay.http1.head import RequestHead, RequestHeads
-from corral.worker.agent.standing import Standing
 from corral.worker.ingress import fast_path
-from corral.worker.ingress.door import Door
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.routes import IngressRoutes
+from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.metrics import WorkerMetrics
+from corral.worker.status import WorkerStatus
 from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.table import Running
 
@@ -28,14 +28,14 @@ class World:
     """One process and two clocks."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.logs = LogBook()
         self.running: Running | None = SERVES
         self.now = 1000.0  # on both clocks
-        tokens = TokenCheck(lambda: self.now)
+        tokens = TokenVerifier(lambda: self.now)
         tokens.trust(SIGNER.public_key, "n1")
         self.metrics = WorkerMetrics()
-        self.door = Door(Standing("boot", "n"), tokens, self.metrics, self, LocalFiles(folder))
-        self.short = self.door.fast_path
+        files = LocalFiles(folder)
+        self.routes = IngressRoutes(WorkerStatus("boot", "n"), tokens, self.metrics, self.find, LogBook(), files)
+        self.fast_path = self.routes.fast_path
         monkeypatch.setattr(fast_path, "_monotonic", lambda: self.now)
 
     def find(self, process_id: str) -> Running | None:
@@ -58,18 +58,18 @@ def head(shown: str, path: str = "/replicas/p1/v1/chat/completions?x=1") -> Requ
 
 def test_a_request_for_a_process_that_serves_takes_it_and_is_counted(world: World) -> None:
     asked = head(token())
-    forward = world.short.decide(asked, b"{}")
+    forward = world.fast_path.decide(asked, b"{}")
     assert forward is not None
     assert (forward.target.host, forward.target.port, forward.path) == ("127.0.0.1", 4000, b"/v1/chat/completions?x=1")
     assert b"authorization: Bearer its-own\r\n" in forward.wire
     assert b"x-own: c\r\n" in forward.wire
     assert b"x-corral" not in forward.wire
-    assert (world.door.inflight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (1, 1.0)
-    assert world.short.decide(asked, b"{}") is forward, "judged once"
+    assert (world.routes.in_flight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (1, 1.0)
+    assert world.fast_path.decide(asked, b"{}") is forward, "evaluated once"
     for _ in range(2):
-        world.short.on_response(forward, b"id", 200, 0.0, 0.1, 10, b"")
-    assert (world.door.inflight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (0, 0.0)
-    assert world.short.ended == {200: 2}
+        world.fast_path.on_response(forward, b"id", 200, 0.0, 0.1, 10, b"")
+    assert (world.routes.in_flight.of("p1"), world.metrics.registry.get_sample_value(IN_FLIGHT)) == (0, 0.0)
+    assert world.fast_path.ended == {200: 2}
 
 
 IN_FLIGHT = "corral_worker_ingress_in_flight"
@@ -90,27 +90,27 @@ IN_FLIGHT = "corral_worker_ingress_in_flight"
     ids=["no token", "another scope", "another node", "expired", "another process", "no path", "another route", "two"],
 )
 def test_what_is_not_plainly_fine_is_left_to_the_door(world: World, asked: RequestHead) -> None:
-    assert world.short.decide(asked, b"{}") is None
-    assert world.door.inflight.total == 0
+    assert world.fast_path.decide(asked, b"{}") is None
+    assert world.routes.in_flight.total == 0
 
 
 def test_it_ends_with_the_token_and_with_the_process(world: World) -> None:
     asked = head(token(exp=1100))
-    assert world.short.decide(asked, b"{}") is not None
+    assert world.fast_path.decide(asked, b"{}") is not None
     world.now = 1099.9
-    assert world.short.decide(asked, b"{}") is not None
+    assert world.fast_path.decide(asked, b"{}") is not None
     world.now = 1100.0
-    assert world.short.decide(asked, b"{}") is None, "the token has expired"
+    assert world.fast_path.decide(asked, b"{}") is None, "the token has expired"
 
     world.now = 1000.0
     asked = head(token(exp=2000))
-    first = world.short.decide(asked, b"{}")
+    first = world.fast_path.decide(asked, b"{}")
     assert first is not None
     world.running = None
-    assert world.short.decide(asked, b"{}") is None, "it is gone"
+    assert world.fast_path.decide(asked, b"{}") is None, "it is gone"
     world.running = replace(SERVES, protocol="grpc")
-    assert world.short.decide(asked, b"{}") is None, "it has to be translated"
+    assert world.fast_path.decide(asked, b"{}") is None, "it has to be translated"
     world.running = replace(SERVES, port=4001)
-    second = world.short.decide(asked, b"{}")
+    second = world.fast_path.decide(asked, b"{}")
     assert second is not None
     assert second.target.port == 4001, "never another process than the one that serves now"

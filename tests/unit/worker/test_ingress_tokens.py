@@ -9,7 +9,7 @@ import pytest
 from corral.contract.access import Scope
 from corral.kit.signing import Signer
 from corral.worker.agent.server_clock import ServerClock
-from corral.worker.ingress.tokens import NotWelcome, TokenCheck
+from corral.worker.ingress.tokens import TokenRejected, TokenVerifier
 from tests.support.manual_clock import ManualClock
 
 NODE = "11111111-2222-3333-4444-555555555555"
@@ -22,13 +22,13 @@ def token(*, aud: str = NODE, scope: list[str] | None = None, life_s: float = 60
     return b"Bearer " + SIGNER.sign(json.dumps(claims).encode()).encode()
 
 
-def check_with(clock: ManualClock, **options: int) -> TokenCheck:
-    tokens = TokenCheck(ServerClock(clock).now, **options)
+def check_with(clock: ManualClock, **options: int) -> TokenVerifier:
+    tokens = TokenVerifier(ServerClock(clock).now, **options)
     tokens.trust(SIGNER.public_key, NODE)
     return tokens
 
 
-def status_of(found: NotWelcome | None) -> int:
+def status_of(found: TokenRejected | None) -> int:
     return 200 if found is None else found.status
 
 
@@ -60,12 +60,12 @@ def test_who_comes_in(authorization: bytes | None, scope: Scope | None, status: 
 
 
 def test_nobody_before_the_cluster_is_known() -> None:
-    tokens = TokenCheck(ServerClock(ManualClock(START)).now)
+    tokens = TokenVerifier(ServerClock(ManualClock(START)).now)
     assert status_of(tokens.check(token(), Scope.PROBE)) == 503
 
 
 def test_somebody_elses_signature() -> None:
-    tokens = TokenCheck(ServerClock(ManualClock(START)).now)
+    tokens = TokenVerifier(ServerClock(ManualClock(START)).now)
     tokens.trust(Signer(Signer.new_private_key()).public_key, NODE)
     assert status_of(tokens.check(token(), Scope.PROBE)) == 401
 
@@ -111,7 +111,7 @@ def test_an_unusable_key_changes_nothing() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    tokens = check_with(ManualClock(START), remembered=8)
+    tokens = check_with(ManualClock(START), max_cached=8)
     for life_s in range(60, 160):
         assert tokens.check(token(life_s=life_s), Scope.PROBE) is None
     assert len(tokens._verified) <= 8
@@ -121,7 +121,7 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_the_controllers_clock_decides(skew_s: float) -> None:
     clock = ManualClock(START + skew_s)  # this machine is wrong by so much
     server = ServerClock(clock)
-    tokens = TokenCheck(server.now)
+    tokens = TokenVerifier(server.now)
     tokens.trust(SIGNER.public_key, NODE)
     server.learn(START)
     assert status_of(tokens.check(token(life_s=60), Scope.PROBE)) == 200

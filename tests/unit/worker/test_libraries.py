@@ -9,7 +9,7 @@ import pytest
 
 from corral.contract.manifest import Needs
 from corral.kit.errors import Invalid
-from corral.worker.libraries import (
+from corral.worker.system.libraries import (
     MissingLibraries,
     SystemLibraries,
     find_missing,
@@ -17,7 +17,7 @@ from corral.worker.libraries import (
     libraries_named_in,
     packages_for,
 )
-from corral.worker.system_packages import PackageManager
+from corral.worker.system.packages import PackageManager
 
 OPENMP = Needs(("libgomp.so.1",), ("libgomp1",))
 
@@ -135,24 +135,24 @@ async def test_what_is_there_is_looked_for_again_only_when_something_was_install
     cache.touch()
     libraries = SystemLibraries(manager(tmp_path), find=linker, linker_cache=cache)
     assert not libraries.has(OPENMP.libraries), "nobody has looked yet"
-    assert await libraries.look(OPENMP.libraries)
+    assert await libraries.refresh(OPENMP.libraries)
     assert libraries.lacks(OPENMP.libraries) == ("libgomp.so.1",)
-    assert not await libraries.look(OPENMP.libraries)
+    assert not await libraries.refresh(OPENMP.libraries)
     assert linker.looks == 2, "as long as it is missing it is looked for"
     linker.lacking.clear()
-    assert await libraries.look(OPENMP.libraries)
+    assert await libraries.refresh(OPENMP.libraries)
     assert libraries.has(OPENMP.libraries)
-    assert not await libraries.look(OPENMP.libraries)
+    assert not await libraries.refresh(OPENMP.libraries)
     assert linker.looks == 3
     cache.unlink()  # as after ldconfig: another file
     linker.lacking.add("libgomp.so.1")
-    assert await libraries.look(OPENMP.libraries)
+    assert await libraries.refresh(OPENMP.libraries)
     assert not libraries.has(OPENMP.libraries)
 
 
 async def test_the_problem_of_an_installed_build(tmp_path: Path) -> None:
     libraries = SystemLibraries(manager(tmp_path), find=Linker("libgomp.so.1"))
-    await libraries.look(OPENMP.libraries)
+    await libraries.refresh(OPENMP.libraries)
     words = "llama-cpp needs libgomp.so.1, which this machine lacks → sudo apt-get install libgomp1"
     assert await libraries.problem_of("llama-cpp", OPENMP, tmp_path / "build") == words
     assert await libraries.problem_of("mock", None, tmp_path / "build") == ""

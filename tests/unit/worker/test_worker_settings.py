@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corral.kit.settings import BadSettings, describe, read_settings, shown
+from corral.kit.settings import BadSettings, describe, read_settings, shown, value_of
 from corral.worker.settings import WorkerSettings
 
 PIN = "sha256:" + "ab" * 32
@@ -21,12 +21,13 @@ def read(env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Work
 def test_every_setting_has_a_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # root's own would lead elsewhere (tests/unit/kit/test_process.py)
     settings = read({})
-    assert settings.heartbeat_interval_s == 10.0
-    assert [settings.retry_first_s, settings.retry_cap_s, settings.http_timeout_s] == [2.0, 30.0, 10.0]
-    assert [settings.drain_timeout_s, settings.leave_timeout_s] == [30.0, 90.0]
-    assert settings.data == tmp_path / ".local/share/corral/worker"
-    assert settings.models_dir == settings.data / "models"
-    assert settings.backends_dir == settings.data / "backends"
+    assert settings.heartbeat.heartbeat_interval_s == 10.0
+    tries = settings.registration
+    assert [tries.retry_first_s, tries.retry_cap_s, tries.http_timeout_s] == [2.0, 30.0, 10.0]
+    assert [settings.shutdown.drain_timeout_s, settings.shutdown.leave_timeout_s] == [30.0, 90.0]
+    assert settings.node.data == tmp_path / ".local/share/corral/worker"
+    assert settings.node.models_dir == settings.node.data / "models"
+    assert settings.node.backends_dir == settings.node.data / "backends"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_every_setting_has_a_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_environment(variable: str, text: str, field: str, value: object) -> None:
-    assert getattr(read({variable: text}), field) == value
+    assert value_of(read({variable: text}), field) == value
 
 
 @pytest.mark.parametrize(

@@ -30,22 +30,22 @@ def run_role(role: str, settings: Any) -> int:
 
 def saved_settings(settings: Any) -> tuple[Path, dict[str, Any]]:
     """The settings that earlier starts of the worker saved in its data folder, and their file."""
-    from corral.worker import remembered
+    from corral.worker.settings import saved
 
-    return settings.data / remembered.FILE, dict(remembered.read(settings.data))
+    return settings.node.data / saved.FILE, dict(saved.read(settings.node.data))
 
 
 def run_worker(settings: Any, flags: dict[str, Any]) -> int:
-    from corral.worker import remembered
     from corral.worker.main import run
+    from corral.worker.settings import saved
 
-    return run(settings, remembered.choose(settings, flags))
+    return run(settings, saved.choose(settings, flags))
 
 
 def reload_worker(settings: Any) -> int:
-    from corral.worker.handover import ask_to_reload
+    from corral.worker.reload.handover import ask_to_reload
 
-    before, after = ask_to_reload(settings.data, timeout_s=settings.reload_timeout_s)
+    before, after = ask_to_reload(settings.node.data, timeout_s=settings.shutdown.reload_timeout_s)
     print_line(f"The worker with pid {before} has handed over to the new one with pid {after}.")
     return DONE
 

@@ -1,5 +1,5 @@
-"""The node self-service API as calls (docs/reference/wire/nodes.md#node-api). Sends and reads; what an answer means is
-`answers.py`."""
+"""The controller's node API as Python calls (docs/reference/wire/nodes.md#node-api). This module sends and decodes;
+what an error response means is `join/responses.py`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import aiohttp
+import msgspec
 
 from corral import __version__
 from corral.contract.codec import Message, Undecodable, always, decode, encode
 from corral.contract.messages.nodes import HeartbeatReceived, HttpHeartbeat, NodeRegistered, RegisterNode
 from corral.kit.errors import CorralError
 from corral.kit.log import get_log
-from corral.worker.agent.answers import error_message
 
 log = get_log(__name__)
 T = TypeVar("T")
-_ANSWER_LIMIT = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 
 
-class ControllerAway(CorralError):
-    """Nobody answered, or nothing that could be read. The call may or may not have happened; all may be repeated."""
+class ControllerUnreachable(CorralError):
+    """No response, or none that can be decoded. The call may or may not have happened; every call may be repeated."""
 
     code = "controller_away"
 
 
-class Answered(CorralError):
-    """The controller answered, and not with a 2xx."""
+class ErrorResponse(CorralError):
+    """The controller responded with a status other than 2xx."""
 
     code = "answered"
 
@@ -45,7 +45,7 @@ class RefreshCredentials(Message, frozen=True):
 
 
 class ReplicaInFlight(Message, frozen=True):
-    """Of a replica row, the one column that leaving waits for."""
+    """The one field of a replica that leaving waits for."""
 
     in_flight: int = always(int)
 
@@ -58,7 +58,7 @@ class ControllerApi:
     async def register(self, body: RegisterNode) -> NodeRegistered:
         reply = await self._post("/api/node/register", body.token, body, NodeRegistered)
         if not reply.id:
-            raise ControllerAway("the controller's answer to the registration names no node")
+            raise ControllerUnreachable("the controller's response to the registration names no node")
         return reply
 
     async def credentials(self, node_id: str, token: str, *, csr: str = "") -> NodeRegistered:
@@ -75,7 +75,7 @@ class ControllerApi:
         await self._send("POST", f"/api/node/{node_id}/deregister", token, None)
 
     async def in_flight(self, node_id: str, token: str) -> int:
-        """What the controller still counts on this node's replicas."""
+        """How many requests the controller counts on this node's replicas."""
         answer = await self._send("GET", f"/api/node/{node_id}/models", token, None)
         rows = _read(list[ReplicaInFlight], answer if answer.strip() not in (b"", b"null") else b"[]")
         return sum(row.in_flight for row in rows)
@@ -98,24 +98,24 @@ class ControllerApi:
                 self._base_url + path,
                 data=encode(body) if body is not None else None,
                 headers=headers,
-                allow_redirects=False,  # a redirect must not carry the token to somebody else
+                allow_redirects=False,  # a redirect must not carry the token to another server
             ) as answer:
                 content = await _read_bounded(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ControllerAway(f"{self._base_url} cannot be reached: {_reason(error)}") from error
-        log.debug("controller asked", path=path, status=answer.status, request_id=request_id)
+            raise ControllerUnreachable(f"{self._base_url} cannot be reached: {_reason(error)}") from error
+        log.debug("controller called", path=path, status=answer.status, request_id=request_id)
         if 200 <= answer.status < 300:
             return content
         if 300 <= answer.status < 400:
-            raise Answered(answer.status, answer.headers.get("Location", "nowhere"))
-        raise Answered(answer.status, error_message(content))
+            raise ErrorResponse(answer.status, answer.headers.get("Location", "nowhere"))
+        raise ErrorResponse(answer.status, error_message(content))
 
 
 @asynccontextmanager
 async def open_controller(
     base_url: str, *, timeout_s: float, trust: ssl.SSLContext | None
 ) -> AsyncIterator[ControllerApi]:
-    """`trust` None means what the system trusts."""
+    """`trust` None: the certificates that the system trusts."""
     connector = aiohttp.TCPConnector(ssl=trust if trust is not None else True, limit=8)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(
@@ -128,8 +128,8 @@ async def _read_bounded(answer: aiohttp.ClientResponse) -> bytes:
     content = bytearray()
     async for piece in answer.content.iter_chunked(1 << 16):
         content += piece
-        if len(content) > _ANSWER_LIMIT:
-            raise ValueError(f"the answer is longer than {_ANSWER_LIMIT} bytes")
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise ValueError(f"the response is longer than {MAX_RESPONSE_BYTES} bytes")
     return bytes(content)
 
 
@@ -137,12 +137,24 @@ def _read(kind: type[T], content: bytes) -> T:
     try:
         return decode(kind, content)
     except Undecodable as error:
-        raise ControllerAway(f"the controller's answer cannot be read: {error}") from error
+        raise ControllerUnreachable(f"the controller's response cannot be decoded: {error}") from error
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, asyncio.TimeoutError):
-        return "no answer in time"
+        return "no response in time"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted ({error.certificate_error}); is --ca right?"
     return str(error) or type(error).__name__
+
+
+def error_message(body: bytes, limit: int = 400) -> str:
+    """The message of an error response, ours or LocalAI's: `{"error":{"message":…}}` or `{"error":"…"}`."""
+    text = body.decode(errors="replace").strip()
+    try:
+        error = msgspec.json.decode(body)["error"]
+        text = error if isinstance(error, str) else str(error["message"])
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        pass  # a proxy's page, or nothing: show the body
+    one_line = " ".join(text.split())
+    return (one_line if len(one_line) <= limit else one_line[:limit] + "…") or "no reason given"

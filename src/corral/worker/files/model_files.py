@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from corral.kit.errors import CorralError, Denied, Failed, Invalid, NotFound, Un
 from corral.kit.log import get_log
 from corral.kit.tasks import run_every
 from corral.kit.threads import StopToken, run_in_thread, run_uncancelled
-from corral.worker.files.sets import FileSet, FileSets, inode_of
+from corral.worker.files.file_sets import FileSet, FileSets, inode_of
 
 log = get_log(__name__)
 
@@ -312,3 +313,29 @@ def _host_of(url: str) -> str:
     except ValueError:
         host = "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def remove_model(models: Path, name: str) -> None:
+    """Remove a model's staged files (docs/reference/wire/models.md#delete): a folder of that name with all that is in
+    it; else the file of that name, and those beside it that begin with it and a dot. Nothing there is fine. Raises
+    Invalid for a name that leads elsewhere, Failed if the disk refuses."""
+    root = models.resolve()
+    if not name.strip() or "\0" in name:
+        raise Invalid("a model's name is needed")
+    path = root / name
+    # The parent is what must be inside: a link of that name is itself removed, never what it points to.
+    if path.name in ("", ".", "..") or ".." in Path(name).parts or path == root:
+        raise Invalid(f"{name[:200]!r} leads out of the models folder")
+    if not path.parent.resolve().is_relative_to(root):
+        raise Invalid(f"{name[:200]!r} leads out of the models folder")
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            return
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            for beside in [each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}.")]:
+                if not beside.is_dir() or beside.is_symlink():
+                    beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise Failed(f"cannot remove {name}: {error.strerror}") from error

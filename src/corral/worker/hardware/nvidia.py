@@ -19,9 +19,9 @@ import msgspec
 
 from corral.contract.hardware import NVIDIA, Device
 from corral.worker.hardware import sysfs
-from corral.worker.hardware.held import Held
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space
+from corral.worker.hardware.usage import Held
 
 T = TypeVar("T")
 Handle = Any  # NVML's own pointer; only ever handed back to it

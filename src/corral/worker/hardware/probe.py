@@ -19,10 +19,10 @@ import msgspec
 from corral.contract.hardware import AMD, INTEL, NVIDIA, Device, HardwareReport
 from corral.worker.hardware import apple, sysfs, vulkan
 from corral.worker.hardware.capability import CUDA_FOLDERS, HostFacts, detect_capability, run_file_paths
-from corral.worker.hardware.held import DeviceGauge, Held
 from corral.worker.hardware.host import Host
 from corral.worker.hardware.machine import Space, host_ram, read_cpus, read_disk, read_ram
 from corral.worker.hardware.nvidia import Nvml, NvmlLibrary, is_nvidia_soc, load_nvml, soc_device
+from corral.worker.hardware.usage import DeviceGauge, Held
 from corral.worker.hardware.vendor import choose_vendor, first_sighting, highest_compute_capability, memory_of
 
 T = TypeVar("T")

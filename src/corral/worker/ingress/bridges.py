@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.inference.request_files import LocalFiles, RequestFiles
-from corral.worker.supervisor.launch import find_user
 from corral.worker.supervisor.table import Running
+from corral.worker.system.users import find_user
 
 if TYPE_CHECKING:
     from corral.inference.bridge import Bridge

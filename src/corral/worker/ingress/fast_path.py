@@ -1,7 +1,7 @@
 """The ingress's part of the fast path: passes a request for a serving process on at once (`relay/fast_path.py`).
 
 It never refuses a request. It leaves every request that is not plainly acceptable (an invalid token, a process that is
-gone or speaks gRPC, `/v1/responses`, another route) to the handler, which sends the errors. It evaluates each head
+gone or speaks gRPC, `/v1/responses`, another route) to `routes.py`, which sends the errors. It evaluates each head
 once, the validity of the head's token once a second, and the state of the process for every request.
 """
 
@@ -18,16 +18,14 @@ from corral.contract.http import KnownHead, PreparedForward, Request, Responder,
 from corral.contract.manifest import GRPC
 from corral.inference.engine_errors import may_be_explained
 from corral.inference.responses import ROUTE as RESPONSES
-from corral.worker.ingress.inflight import InFlight
-from corral.worker.ingress.replicas import OURS, PREFIX, Replicas
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.in_flight import InFlight
+from corral.worker.ingress.replicas import OURS, PREFIX, ReplicaRelay
+from corral.worker.ingress.tokens import TokenVerifier
 from corral.worker.supervisor.table import Running
 
 _monotonic = time.monotonic
 MAX_POLICIES = 1024
-_door_log = logging.getLogger("corral.worker.ingress.door")
-
-
+_routes_log = logging.getLogger("corral.worker.ingress.routes")
 _RECHECK_S = 1.0  # of a valid token: within this time a change of the cluster is noticed
 
 
@@ -48,7 +46,7 @@ class HeadPolicy:
 class IngressFastPath:
     """Implements the relay's `FastPath`."""
 
-    def __init__(self, replicas: Replicas, tokens: TokenCheck, in_flight: InFlight) -> None:
+    def __init__(self, replicas: ReplicaRelay, tokens: TokenVerifier, in_flight: InFlight) -> None:
         self._replicas = replicas
         self._tokens = tokens
         self._in_flight = in_flight
@@ -67,9 +65,9 @@ class IngressFastPath:
         if running is None or running.protocol == GRPC:
             return None
         if running is not policy.running:
-            way = self._replicas.way(running)
+            route = self._replicas.route_to(running)
             policy.running = running
-            policy.forward = head.prepare_forward(way.target, path=policy.path, strip=OURS, add=way.add)
+            policy.forward = head.prepare_forward(route.target, path=policy.path, strip=OURS, add=route.add)
             policy.forward.tag = running
         self._in_flight.begin(process_id)
         self.running += 1
@@ -126,14 +124,14 @@ class IngressFastPath:
             )
             status = result.status
         except UpstreamFailed as failure:
-            status = await self._replicas.failed(responder, running, failure)
+            status = await self._replicas.send_failure(responder, running, failure)
         finally:
             self._in_flight.end(running.process_id)
             self.running -= 1
             self.ended[status] += 1
 
     def _is_valid(self, policy: HeadPolicy) -> bool:
-        left_s = self._tokens.good_for_s(policy.authorization, Scope.REPLICAS)
+        left_s = self._tokens.valid_for_s(policy.authorization, Scope.REPLICAS)
         policy.valid_until = _monotonic() + min(left_s, _RECHECK_S)
         return left_s > 0
 
@@ -148,7 +146,7 @@ def _read(head: KnownHead) -> HeadPolicy:
     path = head.path
     shown = [value for name, value in head.headers if name == b"authorization"]
     # While every request is logged, none takes the fast path.
-    if not path.startswith(PREFIX) or len(shown) != 1 or _door_log.isEnabledFor(logging.DEBUG):
+    if not path.startswith(PREFIX) or len(shown) != 1 or _routes_log.isEnabledFor(logging.DEBUG):
         return HeadPolicy("", b"", b"")
     named, slash, rest = path[len(PREFIX) :].partition(b"/")
     if not slash or b"?" in named or path.partition(b"?")[0].endswith(RESPONSES):

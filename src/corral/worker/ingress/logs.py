@@ -1,9 +1,9 @@
-"""What backends wrote, for whoever may read it (docs/reference/wire/files.md#backend-logs): names, lines, and lines as
-they come.
+"""Routes of the backends' logs (docs/reference/wire/files.md#backend-logs).
 
-`GET /v1/backend-logs`, `GET /v1/backend-logs/{model or model#N}`, and its `/ws`, exactly as the contract has them. Ours
-beside it: `?tail=N` gives the last so many, `?follow=true` goes on line by line as JSON, for those without WebSockets.
-Errors are one line of plain text, as everywhere under `/v1/` here. Lines are the supervisor's `LogBook`.
+`GET /v1/backend-logs` lists names, `GET /v1/backend-logs/{model or model#N}` returns lines, and its `/ws` streams them,
+as LocalAI defines these routes. Corral adds `?tail=N` for the last lines and `?follow=true`, which streams JSON lines
+to clients without WebSockets. Errors are one line of plain text, as for every route under `/v1/` here. The supervisor's
+`LogBook` has the lines.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from corral.contract.codec import encode
 from corral.contract.http import Headers, Request, Responder, Strip, UpstreamFailed
-from corral.worker.ingress.answers import JSON, TEXT
 from corral.worker.ingress.log_stream import LogStreams
+from corral.worker.ingress.responses import JSON, TEXT
 from corral.worker.supervisor.logs import LogBook
 from corral.worker.supervisor.tail import LogLine
 
@@ -23,10 +23,10 @@ PREFIX = b"/v1/backend-logs"
 _LINES: Headers = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
 _OURS = Strip((b"authorization", b"origin"), (b"x-corral-",))
 _FOLLOW = b"/ws"
-QUIET_S = 20.0  # without a line to tell
+KEEPALIVE_S = 20.0  # without a line
 
 
-class LogDoor:
+class LogRoutes:
     def __init__(self, book: LogBook) -> None:
         self._book = book
         self._streams = LogStreams(book)
@@ -36,7 +36,7 @@ class LogDoor:
 
     async def handle(self, request: Request, responder: Responder) -> int:
         if request.method != b"GET":
-            return await say(responder, 405, "only GET is served here")
+            return await send_text(responder, 405, "only GET is served here")
         name = request.route[len(PREFIX) :].removeprefix(b"/")
         if not name:
             return await _send_json(responder, self._book.names())
@@ -45,11 +45,11 @@ class LogDoor:
         return await self._lines(request, responder, unquote(name.decode(errors="replace")))
 
     async def _lines(self, request: Request, responder: Responder, name: str) -> int:
-        asked = parse_qs(request.path.partition(b"?")[2].decode(errors="replace"))
-        tail = asked.get("tail", [""])[-1]
+        query = parse_qs(request.path.partition(b"?")[2].decode(errors="replace"))
+        tail = query.get("tail", [""])[-1]
         if tail and not tail.isdecimal():
-            return await say(responder, 400, "tail is a number of lines")
-        if asked.get("follow", [""])[-1] in ("1", "true"):
+            return await send_text(responder, 400, "tail is a number of lines")
+        if query.get("follow", [""])[-1] in ("1", "true"):
             await responder.stream(200, _LINES, self._follow(name, int(tail) if tail else None))
             return 200
         lines = self._book.read(name)
@@ -61,28 +61,28 @@ class LogDoor:
                 yield encode(line) + b"\n"
             while True:
                 try:
-                    async with asyncio.timeout(QUIET_S):
+                    async with asyncio.timeout(KEEPALIVE_S):
                         line = await anext(lines)
                 except TimeoutError:
-                    yield b"\n"  # proxies take silence for death; readers of such lines skip an empty one
+                    yield b"\n"  # a proxy would close an idle connection; readers of JSON lines skip an empty one
                 else:
                     yield encode(line) + b"\n"
 
     async def _stream(self, request: Request, responder: Responder, name: bytes) -> int:
         if request.upgrade != b"websocket":
-            return await say(responder, 400, "this is a WebSocket: ask for an upgrade")
+            return await send_text(responder, 400, "this route is a WebSocket: request an upgrade")
         if not is_same_origin(request):
-            return await say(responder, 403, "the Origin is another host than this one")
+            return await send_text(responder, 403, "the Origin is another host than this one")
         try:
             target = await self._streams.target()
             result = await responder.relay(target, path=b"/" + name, strip=_OURS, upgrade=True)
         except (UpstreamFailed, OSError) as error:
-            return await say(responder, 500, f"the log cannot be followed: {error}")
+            return await send_text(responder, 500, f"the log cannot be followed: {error}")
         return result.status
 
 
 def is_same_origin(request: Request) -> bool:
-    """A page of another host must not read along with a person's credentials. Programs send no Origin."""
+    """A page of another host must not read the log with a person's credentials. Programs send no Origin."""
     origin = request.header(b"origin")
     if origin is None:
         return True
@@ -98,6 +98,6 @@ async def _send_json(responder: Responder, content: object) -> int:
     return 200
 
 
-async def say(responder: Responder, status: int, text: str) -> int:
+async def send_text(responder: Responder, status: int, text: str) -> int:
     await responder.send(status, TEXT, text.encode() + b"\n")
     return status

@@ -1,6 +1,6 @@
 """The listening side of the ingress: one port, plain until the cluster grants a certificate, TLS from then on.
 
-The relay does the serving and `door.py` the routing; here is the port's life, and what a registration changes about it.
+The relay serves and `routes.py` routes; this module opens and closes the port, and applies a registration to it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from corral.contract.messages.nodes import IngressOffer, NodeRegistered
+from corral.kit.hosts import HostPort
 from corral.kit.log import get_log
+from corral.kit.tasks import run_until
 from corral.relay import Limits, RelayServer, UpstreamPool
-from corral.worker.addresses import HostPort
-from corral.worker.agent.certificate import IngressCertificate
-from corral.worker.agent.stop import CannotGoOn
-from corral.worker.agent.waiting import unless_set
-from corral.worker.ingress.door import Door
-from corral.worker.ingress.tokens import TokenCheck
+from corral.worker.ingress.certificate import IngressCertificate
+from corral.worker.ingress.routes import IngressRoutes
+from corral.worker.ingress.tokens import TokenVerifier
+from corral.worker.status import FatalError
 
 log = get_log(__name__)
-CLOSE_GRACE_S = 2.0  # whoever is still being answered when the worker has already said goodbye
+CLOSE_GRACE_S = 2.0  # for the last responses of a worker that has left
 
 
 class Ingress:
-    """`async with`: listening when entered, so a port that is taken ends the worker before it joins anything."""
+    """`async with`: listens when entered, so a port that is in use ends the worker before it joins a cluster."""
 
     def __init__(
         self,
         where: HostPort,
-        door: Door,
-        tokens: TokenCheck,
+        routes: IngressRoutes,
+        tokens: TokenVerifier,
         certificate: IngressCertificate,
         now: Callable[[], float],
         *,
@@ -40,10 +40,10 @@ class Ingress:
         inherited: Sequence[socket.socket] = (),
         limits: Limits | None = None,
     ) -> None:
-        """`shared_token`: what a LocalAI controller shows, should this turn out to be one's worker.
-        `inherited`: sockets that listen already, of the worker this one takes over from."""
+        """`shared_token`: the token of a LocalAI controller, if the controller is one. `inherited`: listening sockets
+        of the worker that this one takes over from."""
         self._where = where
-        self._door = door
+        self._routes = routes
         self._tokens = tokens
         self._certificate = certificate
         self._now = now
@@ -66,28 +66,28 @@ class Ingress:
         if self._server is not None:
             cut = await self._server.drain(CLOSE_GRACE_S)
             log.info("ingress closed", cut=cut)
-        await self._door.close()
+        await self._routes.close()
         if self._pool is not None:
             await self._pool.close()
 
     @property
     def in_flight(self) -> int:
-        """Requests to backends. Whoever follows a log does not keep a worker from leaving."""
-        return self._door.inflight.total
+        """Requests to backends. A client that follows a log does not delay a worker that leaves."""
+        return self._routes.in_flight.total
 
     async def wait_idle(self) -> None:
         """Until each backend had a moment without requests."""
-        await self._door.inflight.wait_all_idle()
+        await self._routes.in_flight.wait_all_idle()
 
     def offer(self, advertise: str) -> IngressOffer:
-        """What a registration says about this port."""
+        """This port, as part of a registration."""
         return IngressOffer(port=self.port, advertise=advertise, csr=self._certificate.csr, tls=self._secure)
 
     def csr_if_due(self) -> str:
         return self._certificate.csr_if_due(self._now())
 
-    async def welcome(self, reply: NodeRegistered) -> None:
-        """The node has joined: believe its cluster's tokens, and serve as its cluster wants."""
+    async def apply_registration(self, reply: NodeRegistered) -> None:
+        """The node has joined: accept its cluster's tokens, and serve with TLS if the cluster has a CA."""
         self._tokens.trust(reply.signing_key, reply.id)
         self._tokens.share(self._shared_token if reply.protocol == 0 else "")
         if reply.ingress is not None and reply.ingress.certificate:
@@ -102,21 +102,21 @@ class Ingress:
             await asyncio.to_thread(self._certificate.accept, reply.ingress.certificate)
 
     async def _relisten(self) -> None:
-        """From plain to TLS or back: once, when a node joins. Probes' connections break, nobody else has come yet."""
+        """Switch from plain to TLS or back, once, when a node joins. Only connections of probes break."""
         if self._server is not None:
             await self._server.drain(CLOSE_GRACE_S)
         await self._listen()
 
     async def _listen(self) -> None:
         context = self._certificate.context
-        server = RelayServer(self._door, self._limits, pool=self._pool, ssl=context, fast_path=self._door.fast_path)
+        server = RelayServer(self._routes, self._limits, pool=self._pool, ssl=context, fast_path=self._routes.fast_path)
         try:
             self.port = await self._bind(server)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or self._where.chosen or self._server is not None:
-                raise CannotGoOn(why_not_bound(self._where.host, self.port, error)) from error
-            # A second worker on this machine, most likely: nobody asked for this very number, so any will do.
-            log.warning("the usual port is taken, another is used", taken=self.port)
+            if error.errno != errno.EADDRINUSE or self._where.is_chosen or self._server is not None:
+                raise FatalError(explain_bind_error(self._where.host, self.port, error)) from error
+            # Most likely by a second worker on this machine. No person chose this port, so any other will do.
+            log.warning("the default port is in use, using another", taken=self.port)
             self.port = 0
             self.port = await self._bind(server)
         self._server, self._secure = server, context is not None
@@ -126,9 +126,9 @@ class Ingress:
         return self._server.descriptors() if self._server is not None else []
 
     async def retire(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """A successor accepts in our place: serve whom we have until they are done, or told to hurry."""
+        """A new worker accepts connections: serve our own until they end, or until `hurry` is set."""
         if self._server is not None:
-            await unless_set(hurry, self._server.retire(grace_s))
+            await run_until(hurry, self._server.retire(grace_s))
 
     async def _bind(self, server: RelayServer) -> int:
         inherited, self._inherited = self._inherited, []
@@ -142,7 +142,7 @@ class Ingress:
         if self._where.host:
             return await server.listen(self._where.host, self.port)
         try:
-            # Each protocol gets its own socket, and a port of 0 would give each its own number.
+            # IPv4 and IPv6 have a socket each, and with port 0 each would get its own port.
             return await server.listen("" if self.port else "0.0.0.0", self.port)
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -150,11 +150,11 @@ class Ingress:
             return await server.listen("0.0.0.0", self.port)  # a machine without IPv6
 
     def _fits(self, sock: socket.socket) -> bool:
-        """Unless the settings name another port by now."""
-        return not (self._where.chosen and self._where.port) or sock.getsockname()[1] == self._where.port
+        """Whether the settings still allow this port."""
+        return not (self._where.is_chosen and self._where.port) or sock.getsockname()[1] == self._where.port
 
 
-def why_not_bound(host: str, port: int, error: OSError) -> str:
+def explain_bind_error(host: str, port: int, error: OSError) -> str:
     """One line for the person who chose the port."""
     match error.errno:
         case errno.EADDRINUSE:

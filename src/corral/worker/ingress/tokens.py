@@ -1,6 +1,6 @@
-"""May this caller come in? Tokens are signed by the controller (docs/reference/wire/files.md#access-tokens); here they
-are verified once and remembered until they expire, so that a warm request costs a dict lookup. Their clock is the
-controller's, not this machine's."""
+"""Verifies the tokens of requests. The controller signs them (docs/reference/wire/files.md#access-tokens); the ingress
+verifies each once and caches it until it expires, so a later request costs a dict lookup. Expiry times are on the
+controller's clock, not this machine's."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from corral.kit.log import get_log
 from corral.kit.signing import BadSignature, Verifier
 
 log = get_log(__name__)
-LONGEST_TOKEN = 4096  # bytes; ours have about 250
-_FOR_SHARED = (Scope.FILES, Scope.LOGS)
+MAX_TOKEN_LENGTH = 4096  # bytes; ours have about 250
+_SHARED_TOKEN_SCOPES = (Scope.FILES, Scope.LOGS)
 
 
 @dataclass(frozen=True)
-class NotWelcome:
+class TokenRejected:
     status: int
     why: str
 
 
-class TokenCheck:
-    def __init__(self, now: Callable[[], float], *, remembered: int = 1024) -> None:
+class TokenVerifier:
+    def __init__(self, now: Callable[[], float], *, max_cached: int = 1024) -> None:
         """`now` is the controller's clock in seconds since the epoch."""
         self._now = now
-        self._room = remembered
+        self._max_cached = max_cached
         self._node_id = ""
         self._signing_key = ""
         self._verifier: Verifier | None = None
@@ -36,12 +36,12 @@ class TokenCheck:
         self._shared = b""
 
     def share(self, token: str) -> None:
-        """A LocalAI controller signs nothing: it shows the fleet's registration token
-        (docs/reference/wire/files.md#authentication). Empty, as with a controller of ours, opens nothing."""
+        """A LocalAI controller signs no tokens: it sends the fleet's registration token
+        (docs/reference/wire/files.md#authentication). Empty, as for a Corral controller: no shared token."""
         self._shared = token.encode()
 
     def trust(self, signing_key: str, node_id: str) -> None:
-        """From now on believe this key, and be this node. Another key or node forgets what the old one vouched for."""
+        """Verify tokens for this node with this key from now on. Another key or node clears the cache."""
         if not signing_key or (signing_key, node_id) == (self._signing_key, self._node_id):
             return
         try:
@@ -52,26 +52,26 @@ class TokenCheck:
         self._verifier, self._signing_key, self._node_id = verifier, signing_key, node_id
         self._verified.clear()
 
-    def good_for_s(self, authorization: bytes, scope: Scope) -> float:
-        """How long this caller may still come in for this; 0: not at all."""
+    def valid_for_s(self, authorization: bytes, scope: Scope) -> float:
+        """How long this token is still valid for this scope; 0: it is not."""
         if self.check(authorization, scope) is not None:
             return 0.0
         claims = self._verified.get(_bearer(authorization))
         return 0.0 if claims is None else max(0.0, claims.exp - self._now())
 
-    def check(self, authorization: bytes | None, scope: Scope | None) -> NotWelcome | None:
-        """None when the caller may come in for this. Without a scope, any token for this node will do."""
+    def check(self, authorization: bytes | None, scope: Scope | None) -> TokenRejected | None:
+        """None when the token is valid for this scope. Without a scope, any token for this node is."""
         if authorization is None:
-            return NotWelcome(401, "a token is needed: Authorization: Bearer …")
+            return TokenRejected(401, "a token is needed: Authorization: Bearer …")
         token = _bearer(authorization)
-        if self._shared and scope in _FOR_SHARED and hmac.compare_digest(token, self._shared):
+        if self._shared and scope in _SHARED_TOKEN_SCOPES and hmac.compare_digest(token, self._shared):
             return None
         if self._shared and self._verifier is None:
-            return NotWelcome(401, "the token is not the registration token of the LocalAI fleet")
+            return TokenRejected(401, "the token is not the registration token of the LocalAI fleet")
         claims = self._verified.get(token)
         if claims is None:
             found = self._verify(token)
-            if isinstance(found, NotWelcome):
+            if isinstance(found, TokenRejected):
                 return found
             claims = found
         now = self._now()
@@ -79,26 +79,26 @@ class TokenCheck:
         if why is None:
             return None
         out_of_time = not now < claims.exp <= now + LONGEST_LIFE_S
-        return NotWelcome(401 if out_of_time else 403, why)
+        return TokenRejected(401 if out_of_time else 403, why)
 
-    def _verify(self, token: bytes) -> AccessClaims | NotWelcome:
+    def _verify(self, token: bytes) -> AccessClaims | TokenRejected:
         if self._verifier is None:
-            return NotWelcome(503, "this worker has not joined a cluster yet")
-        if not token or len(token) > LONGEST_TOKEN:
-            return NotWelcome(401, "the token is not one of ours")
+            return TokenRejected(503, "this worker has not joined a cluster yet")
+        if not token or len(token) > MAX_TOKEN_LENGTH:
+            return TokenRejected(401, "the token is malformed")
         try:
             claims = decode(AccessClaims, self._verifier.verify(token.decode("ascii", "replace")))
         except (BadSignature, Undecodable):
-            return NotWelcome(401, "the token was not signed by this cluster")
-        self._remember(token, claims)
+            return TokenRejected(401, "the token was not signed by this cluster")
+        self._cache(token, claims)
         return claims
 
-    def _remember(self, token: bytes, claims: AccessClaims) -> None:
-        """Only what was signed gets here, so nobody outside can push the good ones out."""
-        if len(self._verified) >= self._room:
+    def _cache(self, token: bytes, claims: AccessClaims) -> None:
+        """Cache a verified token. Only signed tokens get here, so a stranger cannot evict valid ones."""
+        if len(self._verified) >= self._max_cached:
             now = self._now()
-            self._verified = {known: told for known, told in self._verified.items() if told.exp > now}
-            while len(self._verified) >= self._room:
+            self._verified = {known: cached for known, cached in self._verified.items() if cached.exp > now}
+            while len(self._verified) >= self._max_cached:
                 del self._verified[next(iter(self._verified))]
         self._verified[token] = claims
 
@@ -109,5 +109,5 @@ def _bearer(authorization: bytes) -> bytes:
 
 
 def _first_scope(claims: AccessClaims) -> Scope:
-    """A scope the token has; one that opens nothing here when it names none we know."""
+    """A scope of the token; if it has none that we know, one that allows nothing here."""
     return next((scope for scope in Scope if scope.value in claims.scope), Scope.PROBE)

@@ -41,8 +41,8 @@ from corral.worker.installer.remove import plan_removal, remove_aside, set_aside
 from corral.worker.installer.requests import Deleted, InstallFolders, InstallRequest
 from corral.worker.installer.sequence import SEQUENCE, Sequence
 from corral.worker.installer.settle import settle
-from corral.worker.libraries import SystemLibraries
-from corral.worker.system_packages import PackageManager
+from corral.worker.system.libraries import SystemLibraries
+from corral.worker.system.packages import PackageManager
 
 log = get_log(__name__)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
-import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,16 +12,23 @@ from pathlib import Path
 import corral
 from corral.contract.manifest import FROM_DEFINITION, Placeholders, fill_command, fill_environment
 from corral.kit.errors import Failed, Invalid
+from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor.environment import PYTHON, TOKEN, device_list, inherit, visible_devices
-from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun, SupervisorSettings, User
+from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, ShimRun
+from corral.worker.system.users import BackendUser, User, find_shut, find_user
 
-BACKEND_NAME = "corral-backend"
-_DEVICES = ("nvidia*", "dri/*", "kfd", "accel/*", "davinci*", "dxg")
 _CACHES = ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 
 
 def plan_run(
-    spec: ProcessSpec, process_id: str, port: int, token: str, settings: SupervisorSettings, environ: Mapping[str, str]
+    spec: ProcessSpec,
+    process_id: str,
+    port: int,
+    token: str,
+    settings: ProcessSettings,
+    environ: Mapping[str, str],
+    *,
+    backend_user: BackendUser,
 ) -> ShimRun:
     """Raises Failed for a command that is not there, Invalid for one that cannot be."""
     values = Placeholders(
@@ -45,10 +50,10 @@ def plan_run(
     directory = Path(spec.directory)
     if not directory.is_dir():
         raise Failed(f"{spec.backend} is not installed any more: there is no folder {directory}")
-    user, home = find_user(settings.backend_user)
+    user, home = find_user(backend_user.name)
     env = inherit(environ, settings.backend_env) | home
-    if user is not None and settings.backend_home is not None:
-        env["HOME"] = str(settings.backend_home)
+    if user is not None and backend_user.home is not None:
+        env["HOME"] = str(backend_user.home)
         env.pop("XDG_CACHE_HOME", None)  # the worker's
     env |= {"PYTHONUNBUFFERED": "1", PYTHON: sys.executable}
     env |= _places(spec, directory, env)
@@ -64,9 +69,9 @@ def plan_run(
         command=(program, *words[1:]),
         env=env,
         directory=str(directory),
-        log_bytes=settings.log_bytes,
-        log_files=settings.log_files,
-        grace_s=settings.grace_s,
+        log_bytes=settings.backend_log_bytes,
+        log_files=settings.backend_log_files,
+        grace_s=float(settings.backend_grace_s),  # a plain number, as the shim's file needs it
         user=user,
     )
 
@@ -121,68 +126,6 @@ def _executable(program: Path) -> Path:
         except OSError as error:
             raise Failed(f"{program} cannot be executed: {error.strerror}") from error
     return program
-
-
-def find_user(name: str) -> tuple[User | None, dict[str, str]]:
-    """Whom backends run as, and what that means for their environment. Empty: whoever runs the worker. A number may be
-    one that no user of this machine has."""
-    if not name:
-        return None, {}
-    if name.isdecimal():
-        return _find_number(int(name))
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        raise Invalid(f"there is no user {name!r} on this machine to run backends as") from None
-    if os.geteuid() not in (0, entry.pw_uid):
-        raise Invalid(f"backends can run as {name!r} only when the worker runs as root")
-    if entry.pw_uid == os.geteuid():
-        return None, {}
-    groups = tuple(os.getgrouplist(name, entry.pw_gid))
-    home = {"HOME": entry.pw_dir, "USER": name, "LOGNAME": name}
-    return User(uid=entry.pw_uid, gid=entry.pw_gid, groups=groups), home
-
-
-def _find_number(number: int) -> tuple[User | None, dict[str, str]]:
-    if os.geteuid() not in (0, number):
-        raise Invalid(f"backends can run as user {number} only when the worker runs as root")
-    if number == os.geteuid():
-        return None, {}
-    # Programs ask the environment first; there may be no entry in /etc/passwd that they would find.
-    home = {"HOME": "/nonexistent", "USER": BACKEND_NAME, "LOGNAME": BACKEND_NAME}
-    return User(uid=number, gid=number, groups=device_groups()), home
-
-
-def device_groups() -> tuple[int, ...]:
-    """The groups that own this machine's accelerators: without them a user that is in none could use no GPU."""
-    groups = set()
-    for pattern in _DEVICES:
-        for device in Path("/dev").glob(pattern):
-            about = device.stat()
-            if stat.S_ISCHR(about.st_mode) and about.st_mode & 0o060 and about.st_gid:
-                groups.add(about.st_gid)
-    return tuple(sorted(groups))
-
-
-def give_folder(folder: Path, user: User) -> None:
-    """A LocalAI backend writes into its own folder when it starts (its scripts rewrite their paths): it is the
-    user's from its first start on. Links are not followed."""
-    if folder.stat().st_uid == user.uid:
-        return
-    for path, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            os.chown(os.path.join(path, name), user.uid, user.gid, follow_symlinks=False)
-    os.chown(folder, user.uid, user.gid)  # last: a walk that was cut short is begun anew
-
-
-def find_shut(folder: Path, user: User) -> Path | None:
-    """The first folder on the way that this user cannot pass through, as far as the plain permissions tell."""
-    for place in (*reversed(folder.resolve().parents), folder.resolve()):
-        about = place.stat()
-        shift = 6 if about.st_uid == user.uid else 3 if about.st_gid in (user.gid, *user.groups) else 0
-        if not about.st_mode >> shift & 0o1:
-            return place
-    return None
 
 
 def is_port_free(port: int, host: str = LOOPBACK) -> bool:

@@ -9,38 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from zlib import crc32
 
 from corral.kit.errors import CorralError
+from corral.worker.settings.processes import PortRange
 
 
 class NoFreePort(CorralError):
     code = "no_free_port"
-
-
-@dataclass(frozen=True)
-class PortRange:
-    """`begin` is where growing starts; it goes round. 0: at the first."""
-
-    first: int = 20000
-    last: int = 29999
-    begin: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.first <= self.last <= 65535:
-            raise ValueError(f"{self.first}-{self.last} is no range of ports")
-
-    def spread(self, who: str) -> PortRange:
-        """The same range, begun elsewhere by everybody: two workers of one machine hardly ever try the same port."""
-        return PortRange(self.first, self.last, self.first + crc32(who.encode()) % (self.last - self.first + 1))
-
-    def __contains__(self, port: int) -> bool:
-        return self.first <= port <= self.last
-
-    def __iter__(self) -> Iterator[int]:
-        begin = self.begin if self.begin in self else self.first
-        yield from range(begin, self.last + 1)
-        yield from range(self.first, begin)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class BackendProcess:
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now, SIGKILL after the grace; the shim sees to it even if we are gone by then."""
-        self._link.order(stop=grace_s)
+        self._link.order(stop=float(grace_s))  # a plain number: `Seconds` of the settings cannot be encoded
 
     def kill(self) -> None:
         self._link.order(kill=True)

@@ -15,9 +15,10 @@ import psutil
 
 from corral.contract.manifest import GRPC
 from corral.kit.errors import Failed
+from corral.worker.settings.processes import ProcessSettings
 from corral.worker.supervisor.identity import listens_elsewhere
 from corral.worker.supervisor.process import LAST_LINES, BackendProcess
-from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec, SupervisorSettings
+from corral.worker.supervisor.spec import LOOPBACK, ProcessSpec
 
 T = TypeVar("T")
 _GROWTH_BYTES = 16 * 1024 * 1024
@@ -56,7 +57,7 @@ class Endpoint(NamedTuple):
 async def probe(endpoint: Endpoint, timeout_s: float) -> str | None:
     """None when it is ready, else why it is not yet."""
     if endpoint.protocol == GRPC:
-        from corral.worker.supervisor.calls import ask_health  # see there: memory
+        from corral.worker.supervisor.grpc_calls import ask_health  # see there: memory
 
         return await ask_health(endpoint.address, endpoint.token, timeout_s)
     try:
@@ -84,13 +85,13 @@ async def _get_status(endpoint: Endpoint) -> int:
 
 
 async def wait_until_ready(
-    process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint, settings: SupervisorSettings
+    process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint, settings: ProcessSettings
 ) -> None:
     """Returns when it answers. Raises StartFailed when it ended, fell silent, or took longer than it was given."""
     began = time.monotonic()
     patience = Patience(process, spec.silence_s or spec.manifest.ready.timeout_s)
     while True:
-        why = await _unless_ended(process, probe(endpoint, settings.probe_timeout_s))
+        why = await _unless_ended(process, probe(endpoint, settings.backend_probe_timeout_s))
         if process.ended.done():
             raise start_failed(f"{spec.backend} {process.ended.result()} while it started", process)
         if why is None:
@@ -99,7 +100,7 @@ async def wait_until_ready(
             raise start_failed(f"{spec.backend} was not ready and {silent} ({why})", process)
         if spec.start_timeout_s and time.monotonic() - began > spec.start_timeout_s:
             raise start_failed(f"{spec.backend} was not ready within {spec.start_timeout_s:g} s ({why})", process)
-        await asyncio.wait([process.ended], timeout=settings.poll_s)
+        await asyncio.wait([process.ended], timeout=settings.backend_poll_s)
     if await asyncio.to_thread(listens_elsewhere, endpoint.port, process.identity.shim_pid):
         raise start_failed(f"another program answers on port {endpoint.port}", process)
 
@@ -108,7 +109,7 @@ async def load(process: BackendProcess, spec: ProcessSpec, endpoint: Endpoint) -
     """LoadModel, where the spec asks for it."""
     if not spec.load or spec.protocol != GRPC:
         return
-    from corral.worker.supervisor.calls import BrokeOff, load_model
+    from corral.worker.supervisor.grpc_calls import BrokeOff, load_model
 
     try:
         await _unless_ended(process, load_model(endpoint.address, endpoint.token, spec.load, spec.load_timeout_s))

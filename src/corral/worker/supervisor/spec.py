@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from corral.contract.manifest import LOCALAI, Manifest
 from corral.contract.messages.replicas import ReplicaDevice
 from corral.kit.files import write_atomically
 from corral.worker.supervisor.keys import process_key
-from corral.worker.supervisor.ports import PortRange
 from corral.worker.supervisor.states import RestartPolicy
+from corral.worker.system.users import User
 
 GIB = 1024**3
 LOOPBACK = "127.0.0.1"
@@ -74,14 +73,6 @@ def load_timeout_s(weights_bytes: int) -> float:
     return min(300.0 + 20.0 * weights_bytes / GIB, 6 * 3600.0)
 
 
-class User(Message, frozen=True, kw_only=True):
-    """Whom the backend runs as."""
-
-    uid: int = always(int)
-    gid: int = always(int)
-    groups: tuple[int, ...] = always(tuple)
-
-
 class ShimRun(Message, frozen=True, kw_only=True):
     """What the shim needs. Its names are read by `shim.py`, which imports nothing of ours."""
 
@@ -115,27 +106,3 @@ class Record(Message, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / "spec.json", encode(self), mode=0o600)
-
-
-@dataclass(frozen=True)
-class SupervisorSettings:
-    """Every duration and size of the room. `folder` is the supervisor's own: nobody else writes there."""
-
-    folder: Path
-    ports: PortRange = field(default_factory=PortRange)
-    quarantine_s: float = 15.0
-    affinity_s: float = 300.0
-    poll_s: float = 0.2  # between two looks at a process that starts
-    probe_timeout_s: float = 2.0
-    shim_timeout_s: float = 20.0  # from its start to its first word
-    free_timeout_s: float = 5.0
-    grace_s: float = 15.0  # from SIGTERM to SIGKILL
-    kill_wait_s: float = 10.0  # from SIGKILL to the conclusion that it will not go
-    log_bytes: int = 8 * 1024 * 1024
-    log_files: int = 4
-    log_lines: int = 1000  # in memory, per process key
-    keep_ended: int = 3  # folders of ended processes, per key, for their logs
-    backend_user: str = ""
-    backend_home: Path | None = None  # None: what the user's entry says
-    backends: Path | None = None  # builds in here are ours to give to that user
-    backend_env: tuple[str, ...] = ()  # names of the worker's environment that backends may see too

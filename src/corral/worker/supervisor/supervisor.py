@@ -23,17 +23,20 @@ from corral.kit.clock import Clock, SystemClock
 from corral.kit.errors import Conflict, Failed, NotFound, Unavailable
 from corral.kit.files import make_private_folder
 from corral.kit.log import get_log
+from corral.worker.hardware.usage import DeviceGauge
+from corral.worker.settings.processes import PortRange, ProcessSettings
 from corral.worker.supervisor import folders
 from corral.worker.supervisor.adopt import Alive, Over, Refused, examine
 from corral.worker.supervisor.keys import choose_by_name
-from corral.worker.supervisor.life import Life, new_process_id
+from corral.worker.supervisor.lifecycle import ProcessLifecycle, new_process_id
 from corral.worker.supervisor.logs import LogBook
-from corral.worker.supervisor.ports import PortBook, PortRange
-from corral.worker.supervisor.spec import ProcessSpec, SupervisorSettings
+from corral.worker.supervisor.ports import PortBook
+from corral.worker.supervisor.spec import ProcessSpec
 from corral.worker.supervisor.states import Happened
 from corral.worker.supervisor.table import Entry, Running, Stopped, Table, new_token
 from corral.worker.supervisor.tail import LogTail
-from corral.worker.supervisor.usage import Gauge, coarse, held_now, most_held
+from corral.worker.supervisor.usage import coarse, held_now, most_held
+from corral.worker.system.users import BackendUser
 
 log = get_log(__name__)
 
@@ -43,36 +46,48 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: SupervisorSettings,
+        settings: ProcessSettings,
+        folder: Path,
         *,
+        user: BackendUser | None = None,
+        builds: Path | None = None,
+        gauge: DeviceGauge | None = None,
         clock: Clock | None = None,
         environ: Mapping[str, str] | None = None,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`folder` holds one folder for each process; nobody else writes there. `user`: whom backends run as, the
+        worker's own user if None. `builds`: the folder of installed backends, which that user may be given. `gauge`
+        measures the memory of accelerators."""
         clock = clock or SystemClock()
-        self.logs = LogBook(lines=settings.log_lines)
-        self.gauge: Gauge | None = None  # of accelerators, where there is one
+        self.logs = LogBook(lines=settings.backend_log_lines)
         self._settings = settings
+        self._folder = folder
+        self._gauge = gauge
         self._table = Table()
-        ports = settings.ports if settings.ports.begin else settings.ports.spread(str(settings.folder))
-        self._ports = PortBook(ports, settings.quarantine_s, settings.affinity_s)
+        self._ports = PortBook(
+            settings.port_range.spread(str(folder)), settings.backend_port_rest_s, settings.backend_port_claim_s
+        )
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
-        self._life = Life(
+        self._lifecycle = ProcessLifecycle(
             settings,
+            folder,
             self._table,
             self._ports,
             self.logs,
+            user=user or BackendUser(),
+            builds=builds,
             clock=clock,
             environ=os.environ if environ is None else environ,
             begin=self._begin,
-            changed=changed,
+            on_change=on_change,
         )
-        self._changed = changed
+        self._on_change = on_change
 
     async def __aenter__(self) -> Supervisor:
-        await asyncio.to_thread(make_private_folder, self._settings.folder)
+        await asyncio.to_thread(make_private_folder, self._folder)
         await self._group.__aenter__()
         return self
 
@@ -134,9 +149,9 @@ class Supervisor:
             shim, devices = entry.process.identity.shim_pid, entry.spec.devices
             if not devices:
                 entry.peak_bytes = max(entry.peak_bytes, coarse(await asyncio.to_thread(most_held, shim)))
-            elif self.gauge is not None:
+            elif self._gauge is not None:
                 alone = [device for device in devices if users[device] == 1]
-                seen = await asyncio.to_thread(held_now, shim, self.gauge, devices, alone)
+                seen = await asyncio.to_thread(held_now, shim, self._gauge, devices, alone)
                 entry.rose_to(tuple(map(coarse, seen)))
 
     def specs_of(self, backends: Collection[str]) -> dict[str, ProcessSpec]:
@@ -187,7 +202,7 @@ class Supervisor:
     async def _notice_end(self, entry: Entry) -> None:
         """It was killed a moment ago. Its shim will say so; until then it stands there as if it served."""
         try:
-            async with asyncio.timeout(self._settings.shim_timeout_s):
+            async with asyncio.timeout(self._settings.backend_shim_timeout_s):
                 while entry.state is ReplicaState.READY and entry in self._table:
                     await entry.moved.wait()
         except TimeoutError as error:
@@ -209,8 +224,8 @@ class Supervisor:
         entry = Entry(spec, spec.process_id or new_process_id(), new_token(spec))
         folders.check_process_id(entry.process_id)
         self._table.add(entry)
-        entry.keeper = self._begin(self._life.keep(entry))
-        self._changed()
+        entry.keeper = self._begin(self._lifecycle.keep(entry))
+        self._on_change()
         return entry
 
     def _rivals(self, spec: ProcessSpec, beside: bool) -> list[Entry]:
@@ -264,11 +279,11 @@ class Supervisor:
             entry.stopping = asyncio.get_running_loop().create_future()
             if not entry.answer.done():
                 entry.failed(Conflict(f"{entry.key} was stopped while it started"))
-            self._changed()
-            grace = self._settings.grace_s if grace_s is None else grace_s
+            self._on_change()
+            grace = self._settings.backend_grace_s if grace_s is None else grace_s
             self._begin(self._carry_out_stop(entry, grace, free=was_ready and not force))
         elif force and entry.process is not None:
-            entry.process.stop(self._settings.grace_s if grace_s is None else grace_s)  # the earlier end counts
+            entry.process.stop(self._settings.backend_grace_s if grace_s is None else grace_s)  # the earlier end counts
         ending = entry.stopping
         await asyncio.wait([ending])
         return ending.result()
@@ -292,7 +307,7 @@ class Supervisor:
                 error = await self._free(entry) or ""
                 freed = not error
             process.stop(grace_s)
-            if await process.wait(grace_s + self._settings.kill_wait_s) is None:
+            if await process.wait(grace_s + self._settings.backend_kill_wait_s) is None:
                 return self._still_there(entry, address, freed)
         self._gone(entry)
         log.info("process stopped", key=entry.key, process=entry.process_id, freed=freed)
@@ -313,10 +328,10 @@ class Supervisor:
             self._gone(entry)
 
     def _gone(self, entry: Entry) -> None:
-        self._life.release(entry)
+        self._lifecycle.release(entry)
         entry.move(Happened.STOPPED)
         self._table.drop(entry)
-        self._changed()
+        self._on_change()
 
     async def free(self, process_id: str) -> str | None:
         """Ask exactly this process to release its memory; None, or why it did not."""
@@ -326,9 +341,9 @@ class Supervisor:
         return await self._free(entry) if entry.spec.protocol == GRPC else "an openai backend has no Free"
 
     async def _free(self, entry: Entry) -> str | None:
-        from corral.worker.supervisor.calls import free  # see there: memory
+        from corral.worker.supervisor.grpc_calls import free  # see there: memory
 
-        return await free(entry.address, entry.token, self._settings.free_timeout_s)
+        return await free(entry.address, entry.token, self._settings.backend_free_timeout_s)
 
     # -- adopting ----------------------------------------------------------------------------------------------------
 
@@ -337,8 +352,8 @@ class Supervisor:
         is ended: whoever ordered it will ask again, and nobody knows how far it came."""
         found = await asyncio.gather(
             *(
-                examine(folder, timeout_s=self._settings.shim_timeout_s)
-                for folder in await asyncio.to_thread(folders.list_folders, self._settings.folder)
+                examine(folder, timeout_s=self._settings.backend_shim_timeout_s)
+                for folder in await asyncio.to_thread(folders.list_folders, self._folder)
             )
         )
         await self._remember([each for each in found if isinstance(each, Over)])
@@ -347,7 +362,7 @@ class Supervisor:
                 log.warning("process not adopted", folder=str(each.folder), why=each.why)
         adopted = [self._take_over(each) for each in found if isinstance(each, Alive)]
         await asyncio.gather(*(self._stop(entry, 0.0, True) for entry in adopted if not entry.ready_at))
-        self._changed()
+        self._on_change()
         return self.serving()
 
     def _take_over(self, alive: Alive) -> Entry:
@@ -366,10 +381,10 @@ class Supervisor:
         )
         self._table.add(entry)
         self._ports.hold(record.port, entry.key)
-        self._life.watch(entry, alive.folder, alive.link)
+        self._lifecycle.watch(entry, alive.folder, alive.link)
         if alive.ready_at:
             entry.answered()
-            entry.keeper = self._begin(self._life.keep(entry, runs=True))
+            entry.keeper = self._begin(self._lifecycle.keep(entry, runs=True))
             log.info("process adopted", key=entry.key, process=entry.process_id, pid=alive.link.identity.pid)
         return entry
 
@@ -380,7 +395,7 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     lines = await asyncio.to_thread(LogTail(each.folder).read)
                     self.logs.append(each.record.process.key, lines)
-        await asyncio.to_thread(folders.sweep, self._settings.folder, self._settings.keep_ended)
+        await asyncio.to_thread(folders.sweep, self._folder, self._settings.backend_logs_kept)
 
 
 def _which(spec: ProcessSpec) -> str:

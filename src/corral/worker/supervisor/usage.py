@@ -1,27 +1,19 @@
 """How much memory a process has been seen to hold: what its successors are placed by. In RAM here; on accelerators as
-a `Gauge` tells, which knows the drivers (`worker/hardware`)."""
+`DeviceGauge` measures it, which knows the drivers (`worker/hardware`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from corral.contract.messages.replicas import ReplicaDevice
+from corral.worker.hardware.usage import DeviceGauge
 
 _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 _FINEST = 16 * 1024**2
-
-
-class Gauge(Protocol):
-    def held(
-        self, pids: Collection[int], devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice] = ()
-    ) -> tuple[int, ...]:
-        """By these processes together, on each of these devices; 0 where nobody measures it. `alone`: those on which
-        no other process of this worker's is."""
 
 
 def coarse(size_bytes: int) -> int:
@@ -39,7 +31,7 @@ def most_held(shim_pid: int) -> int:
 
 
 def held_now(
-    shim_pid: int, gauge: Gauge, devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice]
+    shim_pid: int, gauge: DeviceGauge, devices: Sequence[ReplicaDevice], alone: Collection[ReplicaDevice]
 ) -> tuple[int, ...]:
     """What the backend and its children hold on each device."""
     pids = {process.pid for process in _below(shim_pid)}

@@ -1,0 +1,1 @@
+"""Heartbeats: `loop.py` sends them, `reporter.py` collects their content."""

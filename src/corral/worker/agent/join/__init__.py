@@ -1,0 +1,1 @@
+"""Become a node of the cluster: identity, trust, registration, credentials of the bus. Read `registrar.py` first."""

@@ -1,0 +1,60 @@
+"""The subjects that a worker serves (docs/reference/wire/subjects.md#subject-list). A new subject is one line here and
+one handler in the module of its noun. The bus decodes, refuses what cannot be decoded, and replies. Subjects that only
+LocalAI controllers use are in `worker/localai/orders.py`.
+
+Installs and upgrades run in parallel; the installer serialises those of the same backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from corral.bus.api import Bus, Tokens
+from corral.contract.messages.backends import (
+    CANCEL_BACKEND,
+    DELETE_BACKEND,
+    INSTALL_BACKEND,
+    LIST_BACKENDS,
+    UPGRADE_BACKEND,
+    VERIFY_BACKEND,
+)
+from corral.contract.messages.models import KEEP_MODELS, KeepModels
+from corral.contract.messages.nodes import STOP_NODE
+from corral.contract.messages.replicas import START_REPLICA, STOP_REPLICA
+from corral.kit.log import get_log
+from corral.worker.agent.orders.backends import BackendOrders
+from corral.worker.agent.orders.replicas import ReplicaOrders
+from corral.worker.files.model_files import WorkerFiles
+
+log = get_log(__name__)
+
+MAX_PARALLEL = 256  # of orders that are answered when they are done
+
+
+class OrderSubscriptions:
+    def __init__(self, backends: BackendOrders, replicas: ReplicaOrders, files: WorkerFiles) -> None:
+        self._backends = backends
+        self._replicas = replicas
+        self._files = files
+
+    async def subscribe(self, bus: Bus, node: str, *, on_stop: Callable[[], None]) -> None:
+        """`on_stop` is called when the controller orders this node to leave."""
+        backends, replicas = self._backends, self._replicas
+
+        async def stop_node(_payload: bytes, _tokens: Tokens) -> None:
+            log.info("the controller orders this node to leave")
+            on_stop()
+
+        await bus.serve(INSTALL_BACKEND, backends.install, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(UPGRADE_BACKEND, backends.upgrade, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(DELETE_BACKEND, backends.delete, node=node)
+        await bus.serve(CANCEL_BACKEND, backends.cancel, node=node)
+        await bus.serve(LIST_BACKENDS, backends.list_backends, node=node)
+        await bus.serve(VERIFY_BACKEND, backends.verify, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(START_REPLICA, replicas.start, concurrency=MAX_PARALLEL, node=node)
+        await bus.serve(STOP_REPLICA, replicas.stop, concurrency=MAX_PARALLEL, node=node)
+        await bus.subscribe(KEEP_MODELS, self.keep_models, node=node)
+        await bus.subscribe_bytes(STOP_NODE, stop_node, node=node)
+
+    async def keep_models(self, event: KeepModels, _tokens: Tokens) -> None:
+        await self._files.keep_only(event.models)

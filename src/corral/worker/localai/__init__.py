@@ -1,0 +1,1 @@
+"""Everything that exists only for LocalAI controllers. A worker without this package serves Corral controllers."""

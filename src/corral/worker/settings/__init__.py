@@ -1,0 +1,29 @@
+"""Every setting of `corral worker` and `corral join`, one group for each part of the worker.
+
+The `LOCALAI_*` names of the contract are aliases: the environment of a LocalAI worker starts one of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.kit.settings import group, setting, valid_log_level
+from corral.worker.settings.install import InstallSettings
+from corral.worker.settings.network import BusSettings, IngressSettings, LocalAISettings
+from corral.worker.settings.node import HeartbeatSettings, NodeSettings, RegistrationSettings, ShutdownSettings
+from corral.worker.settings.processes import ProcessSettings
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    node: NodeSettings = group(NodeSettings)
+    ingress: IngressSettings = group(IngressSettings)
+    heartbeat: HeartbeatSettings = group(HeartbeatSettings)
+    registration: RegistrationSettings = group(RegistrationSettings)
+    shutdown: ShutdownSettings = group(ShutdownSettings)
+    localai: LocalAISettings = group(LocalAISettings)
+    bus: BusSettings = group(BusSettings)
+    log_level: str = setting("debug, info, warning or error", default="info", check=valid_log_level)
+    log_json: bool = setting("log lines as JSON", default=False)
+    processes: ProcessSettings = group(ProcessSettings)
+    install: InstallSettings = group(InstallSettings)

@@ -1,0 +1,1 @@
+"""What the operating system gives to backends: users, shared libraries, packages."""
