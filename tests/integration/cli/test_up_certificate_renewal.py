@@ -36,17 +36,17 @@ class LaterClock(SystemClock):
 
 
 async def test_renewed_when_it_nears_its_end_or_the_main_address_changed(tmp_path: Path) -> None:
-    folder, clock, told = DataFolder(tmp_path), LaterClock(), list[str]()
+    folder, clock, reported = DataFolder(tmp_path), LaterClock(), list[str]()
     prepare.make_folders(folder)
     prepare.make_certificates(folder, NAMES, clock.now())
     main = ["192.168.7.5"]
-    async with Supervisor(folder.logs, clock=clock, report=told.append) as supervisor:
+    async with Supervisor(folder.logs, clock=clock, report=reported.append) as supervisor:
         for name in ("bus", "gateway"):
             command = (sys.executable, "-I", "-c", LISTENER)
             supervisor.start(ChildSpec(name, command, {"PATH": os.environ["PATH"]}, 5.0))
         logs = [folder.logs / f"{name}.log" for name in ("bus", "gateway")]
         await until(lambda: all("here" in log.read_text() for log in logs))
-        renewal = CertificateRenewal(folder, lambda: NAMES, supervisor, clock, told.append, main=lambda: main[0])
+        renewal = CertificateRenewal(folder, lambda: NAMES, supervisor, clock, reported.append, main=lambda: main[0])
         assert renewal.run_once() is False
 
         clock.later = expires_at(folder.server_cert.read_text()) - datetime.now(UTC) - timedelta(days=29)
@@ -58,18 +58,20 @@ async def test_renewed_when_it_nears_its_end_or_the_main_address_changed(tmp_pat
         main[0] = "10.9.8.7"
         assert renewal.run_once() is True
         assert "10.9.8.7" in subject_names(folder.server_cert.read_text())
-    assert told.count("renewed the server certificate; the gateway restarts to use it") == 2
+    assert reported.count("renewed the server certificate; the gateway restarts to use it") == 2
     assert supervisor.children["bus"].starts == 1
 
 
 async def test_what_cannot_be_renewed_is_told_and_tried_again(tmp_path: Path) -> None:
-    folder, told = DataFolder(tmp_path), list[str]()
+    folder, reported = DataFolder(tmp_path), list[str]()
     prepare.make_folders(folder)
     prepare.make_certificates(folder, NAMES, datetime.now(UTC))
     folder.ca_key.unlink()
-    supervisor = Supervisor(folder.logs, clock=SystemClock(), report=told.append)
-    renewal = CertificateRenewal(folder, lambda: NAMES, supervisor, SystemClock(), told.append, main=lambda: "10.9.8.7")
+    supervisor = Supervisor(folder.logs, clock=SystemClock(), report=reported.append)
+    renewal = CertificateRenewal(
+        folder, lambda: NAMES, supervisor, SystemClock(), reported.append, main=lambda: "10.9.8.7"
+    )
     running = asyncio.create_task(renewal.run(0.01))
-    await until(lambda: len(told) >= 2)
+    await until(lambda: len(reported) >= 2)
     running.cancel()
-    assert "cannot renew" in told[0]
+    assert "cannot renew" in reported[0]

@@ -51,14 +51,14 @@ def lines_of(journal: Path) -> list[str]:
     return journal.read_text().splitlines() if journal.exists() else []
 
 
-def make(tmp_path: Path, told: list[str], **more: object) -> Supervisor:
+def make(tmp_path: Path, reported: list[str], **more: object) -> Supervisor:
     given: dict[str, Any] = {"timing": QUICK} | more
-    return Supervisor(tmp_path, clock=SystemClock(), report=told.append, **given)
+    return Supervisor(tmp_path, clock=SystemClock(), report=reported.append, **given)
 
 
 async def test_a_killed_child_is_started_again_and_the_others_are_left_alone(tmp_path: Path) -> None:
-    journal, told = tmp_path / "journal", list[str]()
-    async with make(tmp_path, told) as supervisor:
+    journal, reported = tmp_path / "journal", list[str]()
+    async with make(tmp_path, reported) as supervisor:
         one = supervisor.start(child("one", POLITE, journal))
         two = supervisor.start(child("two", POLITE, journal))
         await until(lambda: sorted(lines_of(journal)) == ["started one", "started two"])
@@ -69,7 +69,7 @@ async def test_a_killed_child_is_started_again_and_the_others_are_left_alone(tmp
         assert one.pid != first
         assert two.pid == untouched
         assert two.starts == 1
-    assert any("one ended (killed by SIGKILL)" in line for line in told)
+    assert any("one ended (killed by SIGKILL)" in line for line in reported)
 
 
 async def test_children_stop_in_the_given_order_each_before_the_next(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ async def test_children_stop_in_the_given_order_each_before_the_next(tmp_path: P
 
 
 async def test_one_that_does_not_stop_in_time_is_killed_and_that_is_told(tmp_path: Path) -> None:
-    journal, told = tmp_path / "journal", list[str]()
-    async with make(tmp_path, told) as supervisor:
+    journal, reported = tmp_path / "journal", list[str]()
+    async with make(tmp_path, reported) as supervisor:
         one = supervisor.start(child("stubborn", STUBBORN, journal, stop_timeout_s=0.2))
         await until(lambda: lines_of(journal))
         pid = one.pid
         assert pid is not None
-    assert told == ["stubborn did not stop within 0.2 s; killing it"]
+    assert reported == ["stubborn did not stop within 0.2 s; killing it"]
     assert not psutil.pid_exists(pid)
 
 
@@ -108,13 +108,13 @@ async def test_hurry_ends_everybody_at_once(tmp_path: Path) -> None:
 async def test_a_child_that_keeps_ending_is_tried_less_and_less_often_and_its_last_words_are_told(
     tmp_path: Path,
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     dying = ChildSpec("dying", (sys.executable, "-I", "-c", "raise SystemExit('the sky fell')"), ENV, 1.0)
-    async with make(tmp_path, told) as supervisor:
+    async with make(tmp_path, reported) as supervisor:
         one = supervisor.start(dying)
         await until(lambda: one.failed_starts >= 4)
-    assert "  the sky fell" in told
-    waits = [float(line.rpartition("in ")[2].removesuffix(" s")) for line in told if "restarting" in line]
+    assert "  the sky fell" in reported
+    waits = [float(line.rpartition("in ")[2].removesuffix(" s")) for line in reported if "restarting" in line]
     assert waits[0] < waits[3]
     assert "the sky fell" in (tmp_path / "dying.log").read_text()
 
@@ -141,11 +141,11 @@ if count > 2:
 
 
 async def test_a_command_that_does_not_exist_is_told_like_any_other_end(tmp_path: Path) -> None:
-    told: list[str] = []
-    async with make(tmp_path, told) as supervisor:
+    reported: list[str] = []
+    async with make(tmp_path, reported) as supervisor:
         one = supervisor.start(ChildSpec("ghost", ("/no/such/program",), ENV, 1.0))
         await until(lambda: one.failed_starts >= 3)
-    assert any("cannot start /no/such/program: No such file or directory" in line for line in told)
+    assert any("cannot start /no/such/program: No such file or directory" in line for line in reported)
 
 
 async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp_path: Path) -> None:
@@ -234,13 +234,13 @@ def test_the_guard_gives_its_command_ordinary_signals(tmp_path: Path) -> None:
 
 
 async def test_a_restart_is_in_order_and_no_crash(tmp_path: Path) -> None:
-    journal, told = tmp_path / "journal", list[str]()
-    async with make(tmp_path, told) as supervisor:
+    journal, reported = tmp_path / "journal", list[str]()
+    async with make(tmp_path, reported) as supervisor:
         one = supervisor.start(child("one", POLITE, journal))
         await until(lambda: lines_of(journal) == ["started one"])
         one.restart()
         await until(lambda: lines_of(journal) == ["started one", "stopped one", "started one"])
-        assert (one.failed_starts, told) == (0, [])
+        assert (one.failed_starts, reported) == (0, [])
 
 
 async def test_a_restart_ends_the_wait_of_one_that_crashed(tmp_path: Path) -> None:
@@ -291,11 +291,11 @@ async def kill(pid: int) -> None:
 
 
 async def test_a_child_that_was_ready_is_started_again_at_once_however_often_it_is_killed(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     slow = Timing(restart_first_s=300.0, restart_cap_s=300.0, steady_after_s=300.0, restart_every_s=0.01)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        async with make(tmp_path, told, timing=slow) as supervisor:
+        async with make(tmp_path, reported, timing=slow) as supervisor:
             one = supervisor.start(server(listener))
             for _ in range(10):
                 pid = await asyncio.to_thread(answer_of, port)
@@ -303,7 +303,7 @@ async def test_a_child_that_was_ready_is_started_again_at_once_however_often_it_
                 await kill(pid)
                 assert await asyncio.to_thread(answer_of, port) != pid  # it waited, and was not refused
             assert (one.starts, one.failed_starts) == (11, 0)
-    assert told == ["server ended (killed by SIGKILL); restarting now"] * 10
+    assert reported == ["server ended (killed by SIGKILL); restarting now"] * 10
 
 
 async def test_a_restart_with_sockets_starts_the_successor_before_the_old_one_has_ended(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where several fleets run on a machine, a command that takes something away names the fleet it would go to."""
+"""Where several fleets run on a machine, a destructive command names the fleet that it would change."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from corral.client import Endpoint
 CLI_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 CONNECTION = {"url", "key", "ca", "context"}
 
-# A command that reaches a fleet stands in one of these. Does it end, stop, overwrite or forget anything there? Then it
-# takes something away, and the words that do so are here.
-TAKE_AWAY = {
+# Every command that connects to a fleet is in one of these. A command is destructive if it stops, overwrites or deletes
+# something; its arguments here do that.
+DESTRUCTIVE = {
     "nodes drain": ("attic",),
     "nodes delete": ("attic",),
     "nodes replace": ("attic",),
@@ -40,7 +40,7 @@ TAKE_AWAY = {
     "ops withdraw": ("3f2a91c0",),
     "ops history": ("--clear",),
 }
-TAKE_NOTHING = {
+HARMLESS = {
     "nodes list",
     "nodes show",
     "nodes approve",
@@ -88,26 +88,26 @@ def remote_commands() -> dict[str, Any]:
     return {path: each for path, each in commands() if {given.name for given in each.params} >= CONNECTION}
 
 
-def test_of_every_command_it_is_known_whether_it_takes_something_away() -> None:
+def test_every_command_is_listed_as_destructive_or_harmless() -> None:
     found = remote_commands()
-    assert found.keys() == TAKE_AWAY.keys() | TAKE_NOTHING, "a new command belongs into one of the lists above"
-    assert {path for path, each in found.items() if hasattr(each.callback, IS_DESTRUCTIVE)} == TAKE_AWAY.keys()
+    assert found.keys() == DESTRUCTIVE.keys() | HARMLESS, "a new command belongs into one of the lists above"
+    assert {path for path, each in found.items() if hasattr(each.callback, IS_DESTRUCTIVE)} == DESTRUCTIVE.keys()
 
 
-@pytest.mark.parametrize("path", TAKE_AWAY)
-def test_it_does_nothing_before_the_fleet_is_named(
+@pytest.mark.parametrize("path", DESTRUCTIVE)
+def test_it_changes_nothing_before_the_fleet_is_named(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(corral.client, "find_endpoint", lambda **_: TWO_FLEETS)
-    monkeypatch.setattr(corral.client, "Client", None)  # nobody is called
-    assert main([*path.split(), *TAKE_AWAY[path]]) == 2
+    monkeypatch.setattr(corral.client, "Client", None)  # no request is sent
+    assert main([*path.split(), *DESTRUCTIVE[path]]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "this command would change the fleet 'a' (http://here:1, /data/a), not 'b' (http://here:2, /data/b)" in said
     assert "--context, or add --yes" in said
 
 
 @pytest.mark.parametrize("words", [("nodes", "label", "attic"), ("ops", "history"), ("models", "install", "m")])
-def test_the_same_command_without_what_takes_away_goes_on(words: tuple[str, ...], monkeypatch: Any) -> None:
+def test_the_same_command_without_its_destructive_option_continues(words: tuple[str, ...], monkeypatch: Any) -> None:
     class Called(Exception):
         pass
 
@@ -120,7 +120,7 @@ def test_the_same_command_without_what_takes_away_goes_on(words: tuple[str, ...]
         main(list(words))
 
 
-@pytest.mark.parametrize("path", TAKE_AWAY)
+@pytest.mark.parametrize("path", DESTRUCTIVE)
 def test_the_reference_names_it(path: str) -> None:
-    (told,) = [part for part in CLI_PAGE.read_text().split("\n\n") if part.startswith("Where several fleets run")]
-    assert path.rpartition(" ")[2] in told
+    (paragraph,) = [part for part in CLI_PAGE.read_text().split("\n\n") if part.startswith("Where several fleets run")]
+    assert path.rpartition(" ")[2] in paragraph

@@ -75,6 +75,6 @@ def test_foreign_text_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch)
     assert "[red]x[/red]" in out.getvalue()
 
 
-def test_every_line_of_a_complaint_says_who_complains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_of_an_error_has_the_prefix_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_error("first\nsecond\x07")
     assert capsys.readouterr().err == "corral: first\ncorral: second�\n"

@@ -12,8 +12,8 @@ import typer
 
 from corral.cli.main import root
 
-HOUSE = Path(__file__).parents[3]
-PAGES = (HOUSE / "README.md", *sorted((HOUSE / "docs" / "how-to").glob("*.md")))
+ROOT = Path(__file__).parents[3]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md")))
 _SHOWN = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*corral (?P<words>.+)$")
 _PATTERN = re.compile(r"[|…]")  # stands for several commands, or leaves something out
 
@@ -30,7 +30,7 @@ def shown(text: str) -> Iterator[str]:
                 yield words.strip()
 
 
-COMMANDS = sorted({(page.relative_to(HOUSE), words) for page in PAGES for words in shown(page.read_text())})
+COMMANDS = sorted({(page.relative_to(ROOT), words) for page in PAGES for words in shown(page.read_text())})
 
 
 def test_some_are_found() -> None:

@@ -65,8 +65,8 @@ def test_the_roles_read_back_what_was_meant() -> None:
     assert controller_settings(SITE)["blob_url"] == "http://127.0.0.1:8090"
     movable = dataclasses.replace(LAN, blob_port_moves=True)
     env = role_env(ControllerSettings, controller_settings(movable), {})
-    told = read_settings(ControllerSettings, flags={}, env=env)
-    assert (told.files.blob_port, told.files.blob_port_moves, told.files.blob_url) == (
+    reported = read_settings(ControllerSettings, flags={}, env=env)
+    assert (reported.files.blob_port, reported.files.blob_port_moves, reported.files.blob_url) == (
         8090,
         True,
         "https://{host}:{port}",
