@@ -21,7 +21,6 @@ COMMON_CLASS_NAMES: frozenset[str] = frozenset(
         "Model",
         "Origin",
         "Pace",
-        "Ready",
         "Refused",
     }
 )

@@ -1,7 +1,7 @@
-"""Our HTTP API as Python calls, for the CLI and the e2e tests. Knows nothing of terminals, folders of a fleet or roles.
+"""The HTTP API as Python calls, for the CLI and the e2e tests. Independent of terminals and of the fleet's processes.
 
-`find_endpoint` says where the fleet is and which key to show; `Client` talks to it; what comes back are the shapes of
-`contract/admin.py`, what goes wrong is one of `kit/errors.py`.
+`find_endpoint` finds the fleet's URL and key; `Client` calls it. Results are types of `contract/admin.py`, errors those
+of `kit/errors.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from corral.client.events import (
     NodeSeen,
     OperationRemoved,
     OperationSeen,
-    Ready,
     Restarted,
+    StateComplete,
 )
 
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
     "NodeSeen",
     "OperationRemoved",
     "OperationSeen",
-    "Ready",
     "Restarted",
+    "StateComplete",
     "find_endpoint",
     "local_file",
     "read_local",

@@ -29,7 +29,7 @@ class LocalFleet(Message, frozen=True):
     ca_file: str = ""  # PEM; empty = no TLS
     bus_url: str = ""
     pid: int = 0  # of `corral up`
-    started_at: float = 0.0  # seconds since 1970, of `corral up`
+    started_at: float = 0.0  # start of `corral up`, seconds since 1970
 
 
 def config_folder(env: Mapping[str, str]) -> Path:

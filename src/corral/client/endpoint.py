@@ -1,4 +1,5 @@
-"""Where the fleet is and what to show it: flags, else `CORRAL_*`, else the fleet that runs on this machine."""
+"""Finds the fleet's URL and key: from flags, otherwise from `CORRAL_*`, otherwise the fleet that runs on this
+machine."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ class Endpoint:
     url: str
     key: str = field(repr=False)
     ca: str = ""  # path of a PEM file, or `sha256:…` of the CA to pin; empty = the system's roots
-    source: str = ""  # in words, for messages: who said so
+    source: str = ""  # for messages: where the URL comes from
     data: str = ""  # folder of the fleet, where it is the one that runs on this machine
     context: str = ""  # its name, where it is a fleet of this machine
-    others: tuple[str, ...] = ()  # fleets the person may have meant instead, in words; empty where this one was named
-    # A worker's certificate is for its node id. Where that is not known yet, and no key is shown, the CA has to do.
+    others: tuple[str, ...] = ()  # other fleets that the user may have meant, as texts; empty if this one was named
+    # A worker's certificate is for its node id. Before that is known, and without a key, checking the CA must be
+    # enough.
     any_name: bool = False
 
 
@@ -39,25 +41,25 @@ def find_endpoint(
     context: str | None = None,
     env: Mapping[str, str],
 ) -> Endpoint:
-    """Raises `Invalid` with the line to show. A key is only ever sent to the place it was meant for: the key of a fleet
-    of this machine goes along only with that fleet's URL, and `CORRAL_KEY` goes with `CORRAL_URL` where that is set."""
+    """Raises `Invalid` with the message to show. A key is only sent to its own fleet: the key of a fleet of this
+    machine is used only with that fleet's URL, and `CORRAL_KEY` only with `CORRAL_URL` if that is set."""
     if url and context:
         raise Invalid("give --url or --context, not both: each says where the fleet is")
     if context:
         env = {name: value for name, value in env.items() if name not in _OF_THE_URL or "CORRAL_URL" not in env}
-    told_url = url or env.get("CORRAL_URL") or ""
-    told_key = key or env.get("CORRAL_KEY") or _read_key_file(env.get("CORRAL_KEY_FILE"))
-    told_ca = ca or env.get("CORRAL_CA") or ""
-    if told_url:
-        return _at_url(told_url, told_key, told_ca, env, source="--url" if url else "CORRAL_URL")
+    chosen_url = url or env.get("CORRAL_URL") or ""
+    chosen_key = key or env.get("CORRAL_KEY") or _read_key_file(env.get("CORRAL_KEY_FILE"))
+    chosen_ca = ca or env.get("CORRAL_CA") or ""
+    if chosen_url:
+        return _at_url(chosen_url, chosen_key, chosen_ca, env, source="--url" if url else "CORRAL_URL")
     choice = choose_context(env, context)
     if choice is None:
         raise Invalid(_NO_FLEET)
     local = choice.context.fleet
     return Endpoint(
         local.url,
-        told_key or _local_key(local),
-        told_ca or local.ca_file,
+        chosen_key or _local_key(local),
+        chosen_ca or local.ca_file,
         source=f"the fleet in {local.data}",
         data=local.data,
         context=choice.context.name,

@@ -1,4 +1,4 @@
-"""HTTP answers and broken connections back into the errors of the house, each with the line a person needs."""
+"""Turns HTTP answers and broken connections into CorralErrors, each with a message for the user."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _BY_STATUS: dict[int, type[CorralError]] = {
 }
 _KINDS: tuple[type[CorralError], ...] = (*_BY_STATUS.values(), NoCapacity, Unreachable)
 _BY_CODE = {kind.code: kind for kind in _KINDS}
-_LONGEST_TEXT = 300
-AWAY = (Unreachable, Unavailable, OutcomeUnknown)  # the fleet cannot say now; what it was asked for goes on
+_MAX_TEXT_CHARS = 300
+NO_ANSWER = (Unreachable, Unavailable, OutcomeUnknown)  # no answer now; the requested work goes on
 
 
 class _ErrorBody(Message, frozen=True):
@@ -51,11 +51,11 @@ class _ErrorBody(Message, frozen=True):
 
 class _Nested(Message, frozen=True):
     error: _ErrorBody | str = ""
-    code: str | int = ""  # beside an error that is only a sentence
+    code: str | int = ""  # beside an error that is only a text
 
 
 def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> CorralError:
-    """The error an answer stands for. `type` in the body is our own word and beats the status."""
+    """The error for an answer. `type` in the body is Corral's error code and wins over the status."""
     message, code = _read_body(body)
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status) or (Failed if status >= 400 else Invalid)
     text = message or f"HTTP {status} without a reason"
@@ -68,20 +68,20 @@ def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> Cor
 
 def _read_body(body: bytes) -> tuple[str, str]:
     try:
-        told = decode(_Nested, body)
+        envelope = decode(_Nested, body)
     except Undecodable:
-        # Not ours at all: another program on that port, or a proxy's own page.
+        # Not Corral's: another program on that port, or a proxy's error page.
         return _one_line(body), ""
-    if isinstance(told.error, str):
-        return told.error, str(told.code)
-    return told.error.message, told.error.type
+    if isinstance(envelope.error, str):
+        return envelope.error, str(envelope.code)
+    return envelope.error.message, envelope.error.type
 
 
 def _one_line(body: bytes) -> str:
-    text = " ".join(body[: 4 * _LONGEST_TEXT].decode("utf-8", errors="replace").split())
+    text = " ".join(body[: 4 * _MAX_TEXT_CHARS].decode("utf-8", errors="replace").split())
     if text.startswith("<"):
         return "something that is not Corral answered with a web page; check the URL"
-    return text[:_LONGEST_TEXT]
+    return text[:_MAX_TEXT_CHARS]
 
 
 def _seconds(text: str | None) -> float:
@@ -92,7 +92,7 @@ def _seconds(text: str | None) -> float:
 
 
 def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> CorralError:
-    """What to say when no answer came. Only a call that changes something leaves a doubt behind."""
+    """The error if no answer came. For calls that change something the outcome is unknown."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
         reason = getattr(getattr(error, "certificate_error", error), "verify_message", "") or str(error)
         return Unreachable(
@@ -105,7 +105,7 @@ def unreachable(url: str, error: BaseException, *, may_have_happened: bool) -> C
         reason = reason_of(error.os_error)
         return Unreachable(f"nothing answers at {url} ({reason}): is the fleet running? start it with `corral up`")
     if isinstance(error, aiohttp.ClientPayloadError):
-        # What aiohttp says of it is about the framing of bytes, and looks like a status.
+        # aiohttp's text is about the framing of bytes and would be misleading.
         text = f"the connection to {url} broke in the middle of the answer"
     elif isinstance(error, TimeoutError):
         text = f"{url} did not answer in time"

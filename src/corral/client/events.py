@@ -1,4 +1,4 @@
-"""Server-sent events: the parser (pure), and what each event of `GET /api/events` means."""
+"""Server-sent events: the parser, and the events of `GET /api/events`. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from corral.contract.admin import NodeView, OperationView
 from corral.contract.codec import Message, Undecodable, always, decode
 
-_LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+_MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Raw:
 
 @dataclass(frozen=True)
 class Restarted:
-    """A stream begins (again): every node follows, then `Ready`. What is not named until then is gone."""
+    """A stream begins (again): every node follows, then `StateComplete`. Nodes that are not named until then are
+    gone."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,14 @@ class NodeRemoved:
 
 @dataclass(frozen=True)
 class Changed:
-    """Something else of this kind changed: read it again if you show it."""
+    """Something else of this kind has changed: read it again."""
 
     kind: str
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Everything there was has been told; from here on only changes come."""
+class StateComplete:
+    """The initial state is complete; only changes follow."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,19 @@ class OperationSeen:
 
 @dataclass(frozen=True)
 class OperationRemoved:
-    """No longer told about: it ended a while ago, or was dismissed."""
+    """No longer reported: it ended a while ago, or was dismissed."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The stream broke; it is being opened again. Only `Client.follow` says so."""
+    """The stream broke and is being opened again. Only `Client.follow` yields it."""
 
     reason: str
 
 
-FleetEvent = Restarted | NodeSeen | NodeRemoved | OperationSeen | OperationRemoved | Changed | Ready | Lost
+FleetEvent = Restarted | NodeSeen | NodeRemoved | OperationSeen | OperationRemoved | Changed | StateComplete | Lost
 
 
 class _Removed(Message, frozen=True):
@@ -75,7 +76,7 @@ class _Kind(Message, frozen=True):
 
 
 class EventParser:
-    """Bytes in, whole events out, however the bytes were cut. Comments (pings) and fields we do not use are dropped."""
+    """Parses bytes, in pieces of any size, into events. Drops comments (pings) and unused fields."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -84,12 +85,12 @@ class EventParser:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[Raw]:
-        # A lone CR at the end may be half of a CRLF: it waits for its other half.
+        # A CR at the end may be the first half of a CRLF: it waits for the next byte.
         whole = self._rest + chunk
         held = b"\r" if whole.endswith(b"\r") else b""
         lines = whole.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop() + held
-        if len(self._rest) > _LARGEST_EVENT_BYTES:
+        if len(self._rest) > _MAX_EVENT_BYTES:
             raise Undecodable("an event has no end")
         for line in lines:
             yield from self._take(line.decode("utf-8", errors="replace"))
@@ -106,13 +107,13 @@ class EventParser:
             self._name = value
         elif name == "data":
             self._size += len(value)
-            if self._size > _LARGEST_EVENT_BYTES:
+            if self._size > _MAX_EVENT_BYTES:
                 raise Undecodable("an event is too large")
             self._data.append(value)
 
 
 def read_event(raw: Raw) -> FleetEvent | None:
-    """None for a kind of event this version does not know: newer controllers may send more."""
+    """None for an unknown kind of event: newer controllers may send more."""
     payload = raw.data.encode()
     match raw.name:
         case "node":
@@ -126,6 +127,6 @@ def read_event(raw: Raw) -> FleetEvent | None:
         case "changed":
             return Changed(decode(_Kind, payload).kind)
         case "ready":
-            return Ready()
+            return StateComplete()
         case _:
             return None

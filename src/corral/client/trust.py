@@ -1,4 +1,4 @@
-"""Whom the client believes over https: the system's roots, a CA file, or a CA known by its fingerprint.
+"""Certificates that the client trusts: the system's roots, a CA file, or a CA given by its fingerprint.
 
 The fingerprint is what a join line carries (`sha256:` of the certificate's DER). The certificate itself is fetched
 without verification, compared, and only then trusted; a man in the middle can hand us nothing that passes.
@@ -15,7 +15,7 @@ import aiohttp
 from corral.kit.errors import Denied, Invalid, Unreachable
 
 _PREFIX = "sha256:"
-_LARGEST_PEM_BYTES = 64 * 1024
+_MAX_PEM_BYTES = 64 * 1024
 
 
 def check_fingerprint(text: str) -> str:
@@ -27,7 +27,7 @@ def check_fingerprint(text: str) -> str:
 
 
 async def trust_of(url: str, ca: str, *, timeout_s: float, any_name: bool = False) -> ssl.SSLContext | None:
-    """The context to connect with; None for plain http. `any_name`: whoever the CA vouches for will do."""
+    """The TLS context; None for plain http. `any_name`: do not check the host name."""
     if not url.startswith("https://"):
         return None
     if not ca:
@@ -61,15 +61,15 @@ async def fetch_ca(url: str, expected: str, *, timeout_s: float) -> str:
     from corral.kit.certificates import fingerprint  # here: most commands never need it, and it takes 0.1 s to load
 
     wanted = check_fingerprint(expected)
-    blind = ssl.create_default_context()
-    blind.check_hostname = False
-    blind.verify_mode = ssl.CERT_NONE
+    unverified = ssl.create_default_context()
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.get(f"{url}/ca.pem", ssl=blind, allow_redirects=False) as answer,
+            session.get(f"{url}/ca.pem", ssl=unverified, allow_redirects=False) as answer,
         ):
-            body = await answer.content.read(_LARGEST_PEM_BYTES)
+            body = await answer.content.read(_MAX_PEM_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unreachable(f"no CA certificate at {url}/ca.pem: {error or 'no answer in time'}") from error
     if answer.status != 200:

@@ -1,6 +1,6 @@
-"""What a backend's author imports: a class to fill in, and `serve`. See docs/how-to/write-a-backend.md.
+"""The SDK for authors of backends: a base class and `serve`. See docs/how-to/write-a-backend.md.
 
-Nothing of the rest of the house comes along: a backend runs on machines of its own kind, under supervisors not ours.
+It imports nothing else of Corral except backend.proto: a backend also runs under other supervisors.
 """
 
 from corral.sdk.backend import (

@@ -1,4 +1,4 @@
-"""The class an author fills in. It knows no protocol: `grpc_server.py` and `http_server.py` speak for it."""
+"""The base class of backends. It is independent of the protocol: `grpc_server.py` and `http_server.py` serve it."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 
 
 class BackendError(Exception):
-    """Base of what a backend may raise on purpose; the servers turn each into its own answer."""
+    """Base of the errors that a backend may raise; the servers translate each into a status."""
 
     grpc_code = "INTERNAL"
     http_status = 500
 
 
 class BadRequest(BackendError):
-    """The request makes no sense to this backend."""
+    """The request is not valid for this backend."""
 
     grpc_code = "INVALID_ARGUMENT"
     http_status = 400
 
 
 class NotLoaded(BackendError):
-    """There is no model to answer with; the caller loads it again."""
+    """No model is loaded; the caller loads it again."""
 
     grpc_code = "FAILED_PRECONDITION"
     http_status = 503
 
 
 class Busy(BackendError):
-    """Not now."""
+    """The backend is busy; retry later."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 503
 
 
 class Unsupported(BackendError):
-    """This backend cannot do that, and never will."""
+    """This backend does not support the request."""
 
     grpc_code = "UNIMPLEMENTED"
     http_status = 501
@@ -47,7 +47,7 @@ class Unsupported(BackendError):
 
 @dataclass(frozen=True)
 class Model:
-    """What to load. `file` and `folder` are absolute; there may be nothing there, when `name` is a hub's name."""
+    """The model to load. `file` and `folder` are absolute; they may not exist if `name` is a name on the hub."""
 
     name: str
     file: str = ""
@@ -70,7 +70,7 @@ class ToolCall:
     name: str = ""
     arguments: str = ""  # JSON as text
     id: str = ""
-    index: int = 0  # which call, when there are several
+    index: int = 0  # of several calls
 
 
 Piece = str | ToolCall
@@ -78,40 +78,40 @@ Piece = str | ToolCall
 
 @dataclass(frozen=True)
 class Chat:
-    """One request for text. Either `messages`, or a `prompt` that somebody rendered already."""
+    """One request for text: either `messages`, or a rendered `prompt`."""
 
     messages: tuple[ChatMessage, ...] = ()
     prompt: str = ""
-    max_tokens: int = 0  # 0: as the backend likes
+    max_tokens: int = 0  # 0: the backend's default
     temperature: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()  # seen to: what you yield is cut there, and you are not asked for more
+    stop: tuple[str, ...] = ()  # handled by the SDK: the output is cut there, and generation ends
     tools: tuple[Mapping[str, Any], ...] = ()  # OpenAI's objects: {"type": "function", "function": {…}}
     raw: object = None  # the request as it came: a `PredictOptions`, or the JSON as a dict
 
     @property
     def text(self) -> str:
-        """What was said last."""
+        """The prompt, or the last message."""
         return self.prompt or (self.messages[-1].content if self.messages else "")
 
 
 class Backend:
-    """Override what your engine can do; what you leave is answered "not supported".
+    """Override the methods that your engine supports; the others answer "not supported".
 
-    Calls come side by side. A caller who leaves cancels `generate` where it waits: an `async def` is cancelled at its
-    `await`, a plain generator is closed after the piece it is at.
+    Calls run concurrently. When a client disconnects, `generate` is cancelled: an async generator at its `await`, a
+    plain generator after its current piece.
     """
 
-    model_name = ""  # what the model is called over HTTP; empty: as the command line says
+    model_name = ""  # the model's name over HTTP; empty: as on the command line
 
     async def load(self, model: Model) -> None:
-        """Called before anything else. What it raises is what the person who asked for the model reads."""
+        """Called first. The user who loads the model reads the message of an exception."""
 
     async def unload(self) -> None:
-        """Release the memory; the process stays."""
+        """Release the memory; the process keeps running."""
 
     def generate(self, chat: Chat) -> AsyncIterator[Piece] | Iterator[Piece]:
-        """Pieces as they come: an async generator, or a plain one, which then runs in a thread."""
+        """Yield pieces of the answer: as an async generator, or as a plain one, which runs in a thread."""
         raise Unsupported("this backend does not generate text")
 
     async def embed(self, text: str) -> Sequence[float]:
@@ -121,11 +121,11 @@ class Backend:
         raise Unsupported("this backend does not tokenize")
 
     async def rerank(self, query: str, documents: Sequence[str]) -> Sequence[float]:
-        """How well each document answers the query, in their order."""
+        """The relevance of each document for the query, in the order of the documents."""
         raise Unsupported("this backend does not rerank")
 
     async def transcribe(self, audio: Path, language: str) -> str:
-        """What is said in that file. `language` may be empty."""
+        """The text of the audio file. `language` may be empty."""
         raise Unsupported("this backend does not transcribe")
 
     async def speak(self, text: str, voice: str) -> bytes:
@@ -134,8 +134,8 @@ class Backend:
 
 
 async def pieces(backend: Backend, chat: Chat) -> AsyncGenerator[Piece, None]:
-    """What the backend generates, whichever way it does, up to the first stop word. Close it, and the backend's own
-    generator is closed."""
+    """The backend's pieces up to the first stop word, from any kind of generator. Closing this closes the backend's
+    generator."""
     async with contextlib.aclosing(_pieces(backend, chat)) as source:
         if not chat.stop:
             async for piece in source:
@@ -154,7 +154,7 @@ async def pieces(backend: Backend, chat: Chat) -> AsyncGenerator[Piece, None]:
 
 
 class StopWords:
-    """Cuts a text at the first of some words, which may come in pieces."""
+    """Cuts a streamed text at the first stop word, which may be split over pieces."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = tuple(word for word in words if word)
@@ -162,16 +162,16 @@ class StopWords:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """What may be said by now: the end of it stays here while it may be the beginning of a stop word."""
+        """The text that can be sent now; an end that may be the start of a stop word is held back."""
         self._held += text
-        places = [place for word in self._words if (place := self._held.find(word)) >= 0]
-        if places:
+        positions = [position for word in self._words if (position := self._held.find(word)) >= 0]
+        if positions:
             self.found = True
-            return self._held[: min(places)]
+            return self._held[: min(positions)]
         unclear = max((self._overlap(word) for word in self._words), default=0)
-        said = self._held[: len(self._held) - unclear]
-        self._held = self._held[len(said) :]
-        return said
+        ready = self._held[: len(self._held) - unclear]
+        self._held = self._held[len(ready) :]
+        return ready
 
     def rest(self) -> str:
         return "" if self.found else self._held
@@ -191,12 +191,12 @@ async def _pieces(backend: Backend, chat: Chat) -> AsyncGenerator[Piece, None]:
         async for piece in source:
             yield piece
     else:
-        async with contextlib.aclosing(_in_a_thread(source)) as threaded:
+        async with contextlib.aclosing(_run_in_thread(source)) as threaded:
             async for piece in threaded:
                 yield piece
 
 
-async def _in_a_thread(source: Iterator[Piece]) -> AsyncGenerator[Piece, None]:
+async def _run_in_thread(source: Iterator[Piece]) -> AsyncGenerator[Piece, None]:
     def step() -> Piece | None:
         return next(source, None)
 
@@ -205,5 +205,5 @@ async def _in_a_thread(source: Iterator[Piece]) -> AsyncGenerator[Piece, None]:
             yield piece
     finally:
         if isinstance(source, Generator):
-            with contextlib.suppress(ValueError):  # a thread is at a piece nobody waits for: the last it makes
+            with contextlib.suppress(ValueError):  # a thread still computes a piece, which is its last one
                 source.close()

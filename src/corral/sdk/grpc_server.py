@@ -1,5 +1,5 @@
-"""A `Backend` behind LocalAI's gRPC (docs/reference/wire/grpc.md). Token and model identity are checked before any RPC
-runs."""
+"""Serves a `Backend` over LocalAI's gRPC (docs/reference/wire/grpc.md). Checks the token and the model identity before
+any RPC."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from corral.sdk.backend import (
     pieces,
 )
 
-LARGEST = 50 * 1024 * 1024
+MAX_MESSAGE_BYTES = 50 * 1024 * 1024
 STOP_GRACE_S = 5.0
 _OPTIONS = (
-    ("grpc.max_send_message_length", LARGEST),
-    ("grpc.max_receive_message_length", LARGEST),
-    ("grpc.so_reuseport", 0),  # or a second process on the same port would silently share its calls
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # otherwise a second process on this port would silently receive some of the calls
 )
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcService(BackendServicer):
-    """Subclass it to add an RPC the plain `Backend` has no method for, and hand it to `serve(service=…)`."""
+    """Subclass it to add an RPC for which `Backend` has no method, and pass it to `serve(service=…)`."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -56,7 +56,7 @@ class GrpcService(BackendServicer):
     async def LoadModel(self, request: pb.ModelOptions, context: Context) -> pb.Result:
         try:
             await self.backend.load(_model(request))
-        except Exception as error:  # whatever an engine raises is the reason somebody reads
+        except Exception as error:  # any error of an engine is reported as the reason
             return pb.Result(success=False, message=str(error) or type(error).__name__)
         self.identity, self.loaded = request.Model, True
         return pb.Result(success=True, message="loaded")
@@ -130,7 +130,7 @@ class GrpcService(BackendServicer):
 
     @contextlib.asynccontextmanager
     async def answering(self, context: Context) -> AsyncIterator[None]:
-        """Around work that needs the model: counts it, and turns the backend's own errors into gRPC's."""
+        """Around work that needs the model: counts it, and translates the backend's errors into gRPC's."""
         self.busy += 1
         try:
             if not self.loaded:
@@ -146,8 +146,8 @@ class GrpcService(BackendServicer):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """First the token, then the identity, for every RPC alike. One interceptor: two that wrap each other are how a
-    refusal gets lost."""
+    """Checks first the token, then the identity, for every RPC. It is one interceptor, because a refusal of two nested
+    ones can get lost."""
 
     def __init__(self, service: GrpcService, token: str) -> None:
         self._service = service
@@ -166,14 +166,14 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def checked(handler: Any, service: GrpcService, refused: str | None) -> Any:
-    """The handler, looking before it runs."""
+    """The handler, with the checks before it runs."""
 
     async def check(request: Any, context: Context) -> None:
         if refused is not None:
             await abort(context, grpc.StatusCode.UNAUTHENTICATED, refused)
-        asked = getattr(request, "ModelIdentity", "")
-        if asked and service.identity and asked != service.identity:
-            words = f"model identity mismatch: loaded {service.identity!r}, requested {asked!r}"
+        requested = getattr(request, "ModelIdentity", "")
+        if requested and service.identity and requested != service.identity:
+            words = f"model identity mismatch: loaded {service.identity!r}, requested {requested!r}"
             await abort(context, grpc.StatusCode.NOT_FOUND, words)
 
     async def once(request: Any, context: Context) -> Any:
@@ -197,7 +197,7 @@ def checked(handler: Any, service: GrpcService, refused: str | None) -> Any:
 
 
 def why_refused(token: str, metadata: dict[str, str | bytes]) -> str | None:
-    """None for a caller who may. An empty token asks for none."""
+    """None if the caller is authorized. An empty token means that none is required."""
     if not token:
         return None
     shown = metadata.get("authorization")
@@ -239,10 +239,10 @@ def chat_of(request: pb.PredictOptions) -> Chat:
 
 def _tools(text: str) -> tuple[dict[str, Any], ...]:
     try:
-        told = json.loads(text) if text else []
+        tools = json.loads(text) if text else []
     except ValueError as error:
-        raise BadRequest(f"Tools are no JSON: {error}") from error
-    return tuple(tool for tool in told if isinstance(tool, dict)) if isinstance(told, list) else ()
+        raise BadRequest(f"Tools is not JSON: {error}") from error
+    return tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
 
 
 def _call(piece: ToolCall) -> pb.ToolCallDelta:
@@ -250,7 +250,7 @@ def _call(piece: ToolCall) -> pb.ToolCallDelta:
 
 
 def _whole_calls(parts: Iterable[Piece]) -> list[pb.ToolCallDelta]:
-    """Each call with all its arguments."""
+    """Each call with its complete arguments."""
     calls: dict[int, pb.ToolCallDelta] = {}
     for piece in parts:
         if isinstance(piece, ToolCall):

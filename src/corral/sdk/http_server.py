@@ -1,4 +1,5 @@
-"""A `Backend` behind OpenAI's HTTP: health, models, chat and text completions with server-sent events, and the rest."""
+"""Serves a `Backend` over OpenAI's HTTP: health, models, chat, completions with server-sent events, and other
+routes."""
 
 from __future__ import annotations
 
@@ -27,25 +28,25 @@ from corral.sdk.backend import (
     pieces,
 )
 
-LARGEST = 64 * 1024 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
 STOP_GRACE_S = 5.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpService:
-    """Listens before the model is loaded: `/health` says 503 until it is, as llama.cpp's server does."""
+    """Listens before the model is loaded: until then `/health` answers 503, like llama.cpp's server."""
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.backend = backend
         self.loaded = False
-        self._told = model
+        self._default_name = model
 
     @property
     def model(self) -> str:
-        return self.backend.model_name or self._told
+        return self.backend.model_name or self._default_name
 
     def app(self, token: str) -> web.Application:
-        app = web.Application(middlewares=[_guard(token), _errors], client_max_size=LARGEST)
+        app = web.Application(middlewares=[_guard(token), _errors], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
@@ -70,17 +71,17 @@ class HttpService:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise BadRequest("messages must be a list of objects")
-        told = tuple(ChatMessage(str(message.get("role", "")), _text(message.get("content"))) for message in messages)
-        return await self._answer(request, body, _chat(body, messages=told), _ChatShape(self.model))
+        parsed = tuple(ChatMessage(str(message.get("role", "")), _text(message.get("content"))) for message in messages)
+        return await self._answer(request, body, _chat(body, messages=parsed), _ChatFormat(self.model))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
-        return await self._answer(request, body, _chat(body, prompt=_text(body.get("prompt"))), _TextShape(self.model))
+        return await self._answer(request, body, _chat(body, prompt=_text(body.get("prompt"))), _TextFormat(self.model))
 
     async def embeddings(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        asked = body.get("input")
-        texts = asked if isinstance(asked, list) else [asked]
+        given = body.get("input")
+        texts = given if isinstance(given, list) else [given]
         vectors = [list(await self.backend.embed(_text(text))) for text in texts]
         rows = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
         count = sum(len(_text(text).split()) for text in texts)
@@ -93,10 +94,10 @@ class HttpService:
 
     async def rerank(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        told = body.get("documents")
-        if not isinstance(told, list):
+        given = body.get("documents")
+        if not isinstance(given, list):
             raise BadRequest("documents must be a list")
-        documents = [_text(each.get("text") if isinstance(each, dict) else each) for each in told]
+        documents = [_text(each.get("text") if isinstance(each, dict) else each) for each in given]
         scores = await self.backend.rerank(_text(body.get("query")), documents)
         ranked = sorted(range(len(documents)), key=lambda at: -scores[at])[: body.get("top_n") or None]
         rows = [{"index": at, "relevance_score": scores[at], "document": {"text": documents[at]}} for at in ranked]
@@ -128,23 +129,23 @@ class HttpService:
         try:
             body = await request.json()
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(f"the body is no JSON: {error}") from error
+            raise BadRequest(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise BadRequest("the body is no JSON object")
+            raise BadRequest("the body is not a JSON object")
         return body
 
     async def _answer(
-        self, request: web.Request, body: Mapping[str, Any], chat: Chat, shape: _Shape
+        self, request: web.Request, body: Mapping[str, Any], chat: Chat, answer_format: _Format
     ) -> web.StreamResponse:
         async with contextlib.aclosing(pieces(self.backend, chat)) as parts:
             if body.get("stream"):
-                return await _stream(request, parts, shape, _usage_wanted(body), chat)
-            told = [piece async for piece in parts]
-        return web.json_response(shape.whole(told, _usage(chat, len(told))))
+                return await _stream(request, parts, answer_format, _usage_wanted(body), chat)
+            output = [piece async for piece in parts]
+        return web.json_response(answer_format.whole(output, _usage(chat, len(output))))
 
 
-class _Shape:
-    """How OpenAI writes one kind of answer."""
+class _Format:
+    """OpenAI's format of one kind of answer."""
 
     prefix = ""
     kind = ""
@@ -173,7 +174,7 @@ class _Shape:
         raise NotImplementedError
 
 
-class _ChatShape(_Shape):
+class _ChatFormat(_Format):
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -194,14 +195,14 @@ class _ChatShape(_Shape):
         return {"message": message}
 
     def _call(self, piece: ToolCall) -> dict[str, Any]:
-        """Id, type and name once; then only more of the arguments."""
+        """Id, type and name once; then only further arguments."""
         if piece.index in self._begun:
             return {"index": piece.index, "function": {"arguments": piece.arguments}}
         self._begun.add(piece.index)
         return {"index": piece.index, **_whole_call([piece], piece.index)}
 
 
-class _TextShape(_Shape):
+class _TextFormat(_Format):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
@@ -220,9 +221,9 @@ def _whole_call(calls: Sequence[ToolCall], index: int) -> dict[str, Any]:
 
 
 async def _stream(
-    request: web.Request, parts: AsyncIterator[Piece], shape: _Shape, usage_wanted: bool, chat: Chat
+    request: web.Request, parts: AsyncIterator[Piece], answer_format: _Format, usage_wanted: bool, chat: Chat
 ) -> web.StreamResponse:
-    """The head goes out with the first piece, so that what fails before it is still an ordinary error."""
+    """The head is sent with the first piece, so that an earlier failure still gets an error status."""
     first = await anext(parts, None)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -231,11 +232,11 @@ async def _stream(
     while piece is not None:
         count += 1
         called = called or isinstance(piece, ToolCall)
-        await response.write(_event(shape.piece(piece, None)))
+        await response.write(_event(answer_format.piece(piece, None)))
         piece = await anext(parts, None)
-    await response.write(_event(shape.piece("", "tool_calls" if called else "stop")))
+    await response.write(_event(answer_format.piece("", "tool_calls" if called else "stop")))
     if usage_wanted:
-        await response.write(_event(shape.usage(_usage(chat, count))))
+        await response.write(_event(answer_format.usage(_usage(chat, count))))
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -245,8 +246,8 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 def _usage(chat: Chat, count: int) -> dict[str, int]:
-    asked = len(chat.text.split())
-    return {"prompt_tokens": asked, "completion_tokens": count, "total_tokens": asked + count}
+    prompt_tokens = len(chat.text.split())
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
 
 
 def _usage_wanted(body: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`serve`: from the command line to a running server, and out again on SIGTERM.
+"""`serve`: parses the command line, runs a server, and stops it on SIGTERM.
 
 backend.py --addr 127.0.0.1:50051      speaks gRPC; the model comes with LoadModel
 backend.py --http 127.0.0.1:8000 --model NAME [--model-file FILE]      speaks OpenAI's HTTP
@@ -31,7 +31,7 @@ Loader = Callable[[], Coroutine[Any, Any, None]]
 def serve(
     backend: Backend, argv: Sequence[str] | None = None, *, service: Callable[[Backend], GrpcService] | None = None
 ) -> None:
-    """Run until SIGTERM or SIGINT. Exits 0 after an orderly end, 1 with a line on stderr when it cannot serve."""
+    """Run until SIGTERM or SIGINT. Exits with 0, or with 1 and a line on stderr if it cannot serve."""
     options = _parse(argv)
     try:
         asyncio.run(_run(backend, options, service))
@@ -46,8 +46,8 @@ class LoadFailed(Exception):
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--addr", metavar="HOST:PORT", help="speak gRPC there")
-    where.add_argument("--http", metavar="HOST:PORT", help="speak OpenAI's HTTP there")
+    where.add_argument("--addr", metavar="HOST:PORT", help="serve gRPC on this address")
+    where.add_argument("--http", metavar="HOST:PORT", help="serve OpenAI's HTTP on this address")
     parser.add_argument("--model", default="", help="name of the model (HTTP)")
     parser.add_argument("--model-file", default="")
     parser.add_argument("--model-dir", default="")
@@ -101,7 +101,7 @@ async def _http(backend: Backend, options: argparse.Namespace, token: str) -> As
 
 
 async def _nothing_yet() -> None:
-    """LoadModel will come."""
+    """Nothing to load: LoadModel loads the model later."""
 
 
 async def _load(service: HttpService, options: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ async def _load(service: HttpService, options: argparse.Namespace) -> None:
 
 @contextlib.asynccontextmanager
 async def _watched_parent(stopped: asyncio.Event) -> AsyncIterator[None]:
-    """A backend ends with whoever started it: nobody else would ever end it
+    """Stop the backend when its parent process ends: no other process would stop it
     (docs/reference/wire/grpc.md#starting-a-process)."""
     parent = os.getppid()
     if parent == 1 or os.environ.get(PARENT_WATCH, "").lower() in _OFF:
@@ -123,7 +123,7 @@ async def _watched_parent(stopped: asyncio.Event) -> AsyncIterator[None]:
         return
 
     async def watch() -> None:
-        while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells a process that it was orphaned
+        while os.getppid() == parent:  # noqa: ASYNC110 - there is no event for an orphaned process
             await asyncio.sleep(_PARENT_S)
         stopped.set()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from corral.client import Changed, Client, Endpoint, Lost, NodeRemoved, NodeSeen, Ready, Restarted
+from corral.client import Changed, Client, Endpoint, Lost, NodeRemoved, NodeSeen, Restarted, StateComplete
 from corral.contract.admin import CreateJoinToken, CreateKey
 from corral.kit import errors
 from corral.kit.certificates import Ca, make_ca
@@ -99,7 +99,7 @@ async def test_tokens_and_keys(fleet: ScriptedFleet) -> None:
         (web.Response(status=401, text='{"error":"registration token required"}'), errors.Unauthenticated, "--key"),
         (web.Response(status=502, text="<html>Bad gateway</html>"), errors.Failed, "not Corral"),
         (web.Response(status=302, headers={"Location": "http://elsewhere/"}), errors.CorralError, "HTTP 302"),
-        (web.Response(status=200, text="[1, 2"), errors.Failed, "not Corral's"),
+        (web.Response(status=200, text="[1, 2"), errors.Failed, "did not answer like Corral"),
     ],
 )
 async def test_every_refusal_becomes_an_error_of_the_house(
@@ -125,11 +125,11 @@ async def test_nobody_there_is_told_apart_from_no_answer() -> None:
         async with Client(Endpoint(url, KEY), timeout_s=30) as client:
             with pytest.raises(errors.Unreachable, match="is the fleet running"):
                 await client.nodes.drain("attic")
-        async with Client(Endpoint(url, KEY), is_minded=lambda: True, restart_s=0.3) as client:
+        async with Client(Endpoint(url, KEY), is_supervised=lambda: True, restart_s=0.3) as client:
             with pytest.raises(errors.Unreachable, match="though `corral up` runs: see `corral doctor`"):
                 await client.nodes.drain("attic")
         minded = iter((True, True, False))  # somebody stops it meanwhile
-        async with Client(Endpoint(url, KEY), is_minded=lambda: next(minded), restart_s=60) as client:
+        async with Client(Endpoint(url, KEY), is_supervised=lambda: next(minded), restart_s=60) as client:
             with pytest.raises(errors.Unreachable, match="is the fleet running"):
                 await client.nodes.drain("attic")
 
@@ -228,13 +228,13 @@ async def test_events_come_typed_and_a_broken_stream_is_opened_again(fleet: Scri
     async with asyncio.timeout(20), client_of(fleet) as client, aclosing(client.follow(first_s=0.01)) as events:
         async for each in events:
             seen.append(each.node.name if isinstance(each, NodeSeen) else each)
-            if seen.count(Ready()) == 3:
+            if seen.count(StateComplete()) == 3:
                 break
     assert seen == [
-        *(Restarted(), "attic", Ready(), Lost(f"{fleet.url} ended the stream of events")),
-        *(Restarted(), Ready(), NodeRemoved("id-attic"), Changed("keys")),
+        *(Restarted(), "attic", StateComplete(), Lost(f"{fleet.url} ended the stream of events")),
+        *(Restarted(), StateComplete(), NodeRemoved("id-attic"), Changed("keys")),
         Lost(f"{fleet.url} ended the stream of events"),
-        *(Restarted(), Ready()),
+        *(Restarted(), StateComplete()),
     ]
 
 

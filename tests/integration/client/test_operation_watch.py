@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corral.client import Client, Endpoint
-from corral.client.operation_watch import Following
+from corral.client.operation_watch import OperationWatch
 from corral.contract.admin import OperationBody, OperationView
 from corral.kit import errors
 from tests.support.scripted_fleet import KEY, ScriptedFleet, event, refused, scripted_fleet
@@ -57,7 +57,7 @@ async def follow(
     fleet: ScriptedFleet, seen: Seen, *ids: str, key: str = KEY, read_every_s: float = 30.0
 ) -> list[tuple[str, str]]:
     async with asyncio.timeout(20), Client(Endpoint(fleet.url, key)) as client:
-        following = Following(
+        following = OperationWatch(
             client, ids or ("op-1",), seen, read_every_s=read_every_s, retry_first_s=0.02, retry_cap_s=0.05
         )
         return [(view.job_id, view.state) for view in await following.run()]

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from corral.cli.nodes import text as node_text
-from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Ready, Restarted
+from corral.client.events import Changed, FleetEvent, NodeRemoved, NodeSeen, Restarted, StateComplete
 from corral.contract.admin import NodeView
 from corral.contract.hardware import Device
 
@@ -94,7 +94,7 @@ def test_the_board_tells_who_came_changed_and_went() -> None:
         Restarted(),
         NodeSeen(view("a")),
         NodeSeen(view("b", "pending")),
-        Ready(),
+        StateComplete(),
         NodeSeen(view("a", available_ram=5)),  # nothing a person would call a change
         NodeSeen(view("b")),
         Changed("keys"),
@@ -112,14 +112,18 @@ def test_the_board_tells_who_came_changed_and_went() -> None:
 
 def test_who_is_not_told_again_after_a_broken_stream_is_gone() -> None:
     board = node_text.NodeBoard()
-    for event in (Restarted(), NodeSeen(view("a")), NodeSeen(view("b")), Ready()):
+    for event in (Restarted(), NodeSeen(view("a")), NodeSeen(view("b")), StateComplete()):
         board.changes(event)
-    told = [change.line() for event in (Restarted(), NodeSeen(view("b")), Ready()) for change in board.changes(event)]
+    told = [
+        change.line()
+        for event in (Restarted(), NodeSeen(view("b")), StateComplete())
+        for change in board.changes(event)
+    ]
     assert told == ["a: deleted"]
     assert [node.name for node in board.nodes()] == ["b"]
 
 
 def test_the_screen_is_not_drawn_while_everything_is_being_told() -> None:
     board = node_text.NodeBoard()
-    drawn = [board.apply(event) for event in (Restarted(), NodeSeen(view("a")), Ready(), NodeSeen(view("a")))]
+    drawn = [board.apply(event) for event in (Restarted(), NodeSeen(view("a")), StateComplete(), NodeSeen(view("a")))]
     assert drawn == [False, False, True, True]

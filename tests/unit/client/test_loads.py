@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from corral.client.caller import Caller
+from corral.client.connection import ApiConnection
 from corral.client.resources.loads import Loads
 from corral.contract.loads import LoadStatus
 from corral.kit.errors import CorralError, NotFound, Unavailable, Unreachable
@@ -24,7 +24,7 @@ class ScriptedCaller:
 
 
 def loads_of(caller: ScriptedCaller) -> Loads:
-    return Loads(cast(Caller, caller), retry_s=(0.0, 0.0))
+    return Loads(cast(ApiConnection, caller), retry_s=(0.0, 0.0))
 
 
 BEGUN = LoadStatus(model="tiny", state="loading", message="it is starting on barn", version=4)

@@ -87,7 +87,7 @@ def _command(
         before(endpoint, given)
 
         async def talk() -> int | None:
-            async with Client(endpoint, is_minded=partial(_is_supervised, endpoint.data)) as client:
+            async with Client(endpoint, is_supervised=partial(_is_supervised, endpoint.data)) as client:
                 return await work(client, **given)  # type: ignore[call-arg]
 
         return asyncio.run(talk()) or 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
     from corral.client import Client
-    from corral.client.chat import Said
+    from corral.client.chat import ChatPiece
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _NODE_HEADERS = ("x-corral-node", "x-localai-node")
@@ -159,7 +159,7 @@ class _Conversation:
             return False
         return True
 
-    async def _answer(self, head: list[tuple[str, str]]) -> AsyncGenerator[Said, None]:
+    async def _answer(self, head: list[tuple[str, str]]) -> AsyncGenerator[ChatPiece, None]:
         """Stream the answer. A request that the gateway could not hold until the model was loaded is sent again."""
         from corral.client.chat import chat as stream
 
@@ -191,13 +191,13 @@ class _Conversation:
         return latest
 
     async def ask(self, question: str, *, as_json: bool = False) -> int:
-        from corral.client.chat import Said
+        from corral.client.chat import ChatPiece
 
         self._messages.append({"role": "user", "content": question})
         head: list[tuple[str, str]] = []
         answer: list[str] = []
         began, first = time.monotonic(), 0.0
-        last = Said()
+        last = ChatPiece()
         try:
             async for said in self._answer(head):
                 first = first or time.monotonic() - began

@@ -179,12 +179,12 @@ class NodeBoard:
 
     def apply(self, event: FleetEvent) -> bool:
         """Apply an event. True if the table must be drawn again; never during a full report, to avoid flicker."""
-        changed = list(self.changes(event)) or event.__class__.__name__ in ("NodeSeen", "Ready")
+        changed = list(self.changes(event)) or event.__class__.__name__ in ("NodeSeen", "StateComplete")
         return bool(changed) and self._reported is None
 
     def changes(self, event: FleetEvent) -> list[NodeChange]:
         """The changes worth showing: a new node, a deleted node, another status or reason."""
-        from corral.client.events import NodeRemoved, NodeSeen, Ready, Restarted
+        from corral.client.events import NodeRemoved, NodeSeen, Restarted, StateComplete
 
         match event:
             case Restarted():
@@ -198,7 +198,7 @@ class NodeBoard:
                     return [NodeChange(node.name, before.status if before else None, node.status, note(node), node)]
             case NodeRemoved(id=gone):
                 return self._remove([gone])
-            case Ready():
+            case StateComplete():
                 left = set(self._nodes) - (self._reported or set()) if self._reported is not None else set()
                 self._reported = None
                 return self._remove(sorted(left))

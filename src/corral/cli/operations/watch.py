@@ -71,11 +71,11 @@ async def _follow(
     client: Client, ids: Sequence[str], watcher: Watcher, *, until_ended: bool
 ) -> list[OperationView] | None:
     """The last views, or None after Ctrl-C."""
-    from corral.client.operation_watch import Following
+    from corral.client.operation_watch import OperationWatch
 
     over = (lambda view: view.state == "done") if until_ended else (lambda view: view.settled)
     try:
-        return await Following(client, ids, watcher, over=over).run()
+        return await OperationWatch(client, ids, watcher, over=over).run()
     except asyncio.CancelledError:
         return None
 

@@ -1,13 +1,13 @@
-"""Backends of the fleet (docs/reference/wire/http-backends.md): what there is, what is installed where, what is newer.
+"""BackendsApi of the fleet (docs/reference/wire/http-backends.md): available, installed, and newer ones.
 
-Asking for a change is an operation: see `operations.py`.
+Changes are operations: see `operations.py`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from corral.client.caller import Caller, segment
+from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import BackendBody, BackendMatrix, BackendVerified
 from corral.contract.codec import Message, always
 from corral.contract.messages.backends import UpgradeInfo
@@ -21,7 +21,7 @@ class GalleryName(Message, frozen=True):
 
 
 class AvailableBackend(Message, frozen=True):
-    """An entry of a gallery (docs/reference/wire/gallery.md#backend-entry), as far as people are shown it."""
+    """An entry of a gallery (docs/reference/wire/gallery.md#backend-entry), with the fields that users see."""
 
     name: str = always(str)
     id: str = always(str)  # gallery@name
@@ -38,28 +38,28 @@ class AvailableBackend(Message, frozen=True):
     installed: bool = False
 
 
-class Backends:
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+class BackendsApi:
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
 
     async def available(self) -> tuple[AvailableBackend, ...]:
-        """What the galleries have that a node of the fleet could use."""
-        return await self._caller.call("GET", "/backends/available", tuple[AvailableBackend, ...])
+        """Entries of galleries that suit a node of the fleet."""
+        return await self._api.call("GET", "/backends/available", tuple[AvailableBackend, ...])
 
     async def matrix(self) -> BackendMatrix:
-        """What is installed where, and what is still to be done."""
-        return await self._caller.call("GET", "/api/backends/matrix", BackendMatrix)
+        """Installed backends per node, and pending changes."""
+        return await self._api.call("GET", "/api/backends/matrix", BackendMatrix)
 
     async def upgrades(self) -> dict[str, UpgradeInfo]:
-        """What is newer in the galleries, as last looked up."""
-        return await self._caller.call("GET", "/backends/upgrades", dict[str, UpgradeInfo])
+        """Newer builds in the galleries, as of the last check."""
+        return await self._api.call("GET", "/backends/upgrades", dict[str, UpgradeInfo])
 
     async def check_upgrades(self) -> dict[str, UpgradeInfo]:
-        """The same, the galleries asked anew."""
-        return await self._caller.call("POST", "/api/backends/upgrades/check?wait=true", dict[str, UpgradeInfo])
+        """The same, after a new check."""
+        return await self._api.call("POST", "/api/backends/upgrades/check?wait=true", dict[str, UpgradeInfo])
 
     async def verify(self, node: str, backend: str) -> BackendVerified:
-        """The node reads every file of it again, which takes its time."""
+        """The node reads every file of the backend again, which takes long."""
         path = f"/api/nodes/{segment(node)}/backends/verify"
-        asked = BackendBody(backend=backend)
-        return await self._caller.call("POST", path, BackendVerified, asked, timeout_s=_VERIFY_S)
+        request = BackendBody(backend=backend)
+        return await self._api.call("POST", path, BackendVerified, request, timeout_s=_VERIFY_S)

@@ -1,12 +1,11 @@
-"""What backends wrote, read through the controller from the nodes they run on
+"""Logs of backends, read from their nodes through the controller
 (docs/reference/wire/files.md#backend-logs)."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
 
-from corral.client.caller import Caller, segment
+from corral.client.connection import ApiConnection, segment
 from corral.contract.codec import Message, Undecodable, decode
 from corral.kit.errors import Failed
 
@@ -17,31 +16,26 @@ class LogLine(Message, frozen=True):
     text: str = ""
 
 
-class Reader(Caller, Protocol):
-    def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
-        """A GET's answer line by line, for as long as it goes on."""
-
-
 class Logs:
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
 
     async def names(self, node: str) -> tuple[str, ...]:
-        """Models and backends that wrote something there."""
-        return await self._reader.call("GET", f"/api/nodes/{segment(node)}/backend-logs", tuple[str, ...])
+        """Models and backends with logs on the node."""
+        return await self._api.call("GET", f"/api/nodes/{segment(node)}/backend-logs", tuple[str, ...])
 
     async def last(self, node: str, name: str, tail: int) -> tuple[LogLine, ...]:
-        return await self._reader.call("GET", f"{_door(node, name)}?tail={tail}", tuple[LogLine, ...])
+        return await self._api.call("GET", f"{_path(node, name)}?tail={tail}", tuple[LogLine, ...])
 
     async def follow(self, node: str, name: str, tail: int) -> AsyncGenerator[LogLine, None]:
-        """The last lines, then each new one. Ends when the other side does."""
-        async for line in self._reader.read_lines(f"{_door(node, name)}?tail={tail}&follow=true"):
+        """The last lines, then each new line, until the server closes the stream."""
+        async for line in self._api.read_lines(f"{_path(node, name)}?tail={tail}&follow=true"):
             if line.strip():
                 try:
                     yield decode(LogLine, line)
                 except Undecodable as error:
-                    raise Failed(f"{node} sent something that is not a log: {error}") from error
+                    raise Failed(f"{node} sent a line that is not a log record: {error}") from error
 
 
-def _door(node: str, name: str) -> str:
+def _path(node: str, name: str) -> str:
     return f"/api/nodes/{segment(node)}/backend-logs/{segment(name)}"

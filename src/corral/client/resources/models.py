@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from corral.client.caller import Caller, segment
+from corral.client.connection import ApiConnection, segment
 from corral.contract.catalogue import (
     AvailableModel,
     EditModel,
@@ -15,54 +15,54 @@ from corral.contract.catalogue import (
     ScheduleView,
 )
 
-GALLERIES_S = 120.0  # as long as the gateway waits for the controller: galleries may be slow the first time
+GALLERIES_S = 120.0  # the gateway's timeout for the controller: galleries may be slow the first time
 
 
 class Models:
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
 
     async def list(self) -> tuple[ModelView, ...]:
         """In the order of their names."""
-        return await self._caller.call("GET", "/api/models", tuple[ModelView, ...])
+        return await self._api.call("GET", "/api/models", tuple[ModelView, ...])
 
     async def get(self, model: str) -> ModelView:
         """With its whole definition."""
-        return await self._caller.call("GET", f"/api/models/{segment(model)}", ModelView)
+        return await self._api.call("GET", f"/api/models/{segment(model)}", ModelView)
 
     async def available(self, term: str = "") -> tuple[AvailableModel, ...]:
-        """What the galleries have, with all these words in name, description or tags."""
+        """Entries of galleries with all these words in their name, description or tags."""
         path = "/api/models/available" + (f"?term={quote(term, safe='')}" if term else "")
-        return await self._caller.call("GET", path, tuple[AvailableModel, ...], timeout_s=GALLERIES_S)
+        return await self._api.call("GET", path, tuple[AvailableModel, ...], timeout_s=GALLERIES_S)
 
     async def get_available(self, model: str) -> AvailableModel:
         """One entry of a gallery, with the definition that installing it would give."""
         path = f"/api/models/available/{segment(model)}"
-        return await self._caller.call("GET", path, AvailableModel, timeout_s=GALLERIES_S)
+        return await self._api.call("GET", path, AvailableModel, timeout_s=GALLERIES_S)
 
-    async def install(self, asked: InstallModel) -> ModelChanged:
-        return await self._caller.call("POST", "/api/models", ModelChanged, asked, timeout_s=GALLERIES_S)
+    async def install(self, request: InstallModel) -> ModelChanged:
+        return await self._api.call("POST", "/api/models", ModelChanged, request, timeout_s=GALLERIES_S)
 
-    async def replace(self, model: str, asked: EditModel) -> ModelChanged:
-        """Exactly this definition."""
-        return await self._caller.call("PUT", f"/api/models/{segment(model)}", ModelChanged, asked)
+    async def replace(self, model: str, request: EditModel) -> ModelChanged:
+        """Replace the whole definition."""
+        return await self._api.call("PUT", f"/api/models/{segment(model)}", ModelChanged, request)
 
-    async def change(self, model: str, asked: EditModel) -> ModelChanged:
-        """Some keys of it."""
-        return await self._caller.call("PATCH", f"/api/models/{segment(model)}", ModelChanged, asked)
+    async def change(self, model: str, request: EditModel) -> ModelChanged:
+        """Change some keys of the definition."""
+        return await self._api.call("PATCH", f"/api/models/{segment(model)}", ModelChanged, request)
 
     async def delete(self, model: str, *, force: bool = False) -> ModelChanged:
         path = f"/api/models/{segment(model)}" + ("?force=true" if force else "")
-        return await self._caller.call("DELETE", path, ModelChanged)
+        return await self._api.call("DELETE", path, ModelChanged)
 
     async def schedules(self) -> tuple[ScheduleView, ...]:
-        return await self._caller.call("GET", "/api/nodes/scheduling", tuple[ScheduleView, ...])
+        return await self._api.call("GET", "/api/nodes/scheduling", tuple[ScheduleView, ...])
 
     async def schedule(self, model: str) -> ScheduleView:
-        return await self._caller.call("GET", f"/api/nodes/scheduling/{segment(model)}", ScheduleView)
+        return await self._api.call("GET", f"/api/nodes/scheduling/{segment(model)}", ScheduleView)
 
-    async def set_schedule(self, asked: ScheduleBody) -> ScheduleView:
-        return await self._caller.call("POST", "/api/nodes/scheduling", ScheduleView, asked)
+    async def set_schedule(self, request: ScheduleBody) -> ScheduleView:
+        return await self._api.call("POST", "/api/nodes/scheduling", ScheduleView, request)
 
     async def delete_schedule(self, model: str) -> None:
-        await self._caller.call_raw("DELETE", f"/api/nodes/scheduling/{segment(model)}")
+        await self._api.call_raw("DELETE", f"/api/nodes/scheduling/{segment(model)}")

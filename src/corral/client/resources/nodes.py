@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from corral.client.caller import Caller, segment
+from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import BudgetBody, MaxReplicasBody, NodeView
 from corral.contract.codec import Message, always
 
 
 class Approved(Message, frozen=True):
-    """The contract's answer also carries the node's credentials; nobody here needs them, so they are not read."""
+    """The answer also contains the node's credentials, which are not needed here and not read."""
 
     id: str = always(str)
     name: str = always(str)
@@ -19,51 +19,51 @@ class Approved(Message, frozen=True):
 
 
 class Nodes:
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
 
     async def list(self) -> tuple[NodeView, ...]:
         """In the order of their names."""
-        return await self._caller.call("GET", "/api/nodes", tuple[NodeView, ...])
+        return await self._api.call("GET", "/api/nodes", tuple[NodeView, ...])
 
     async def get(self, node: str) -> NodeView:
-        return await self._caller.call("GET", f"/api/nodes/{segment(node)}", NodeView)
+        return await self._api.call("GET", f"/api/nodes/{segment(node)}", NodeView)
 
     async def approve(self, node: str) -> Approved:
-        return await self._caller.call("POST", f"/api/nodes/{segment(node)}/approve", Approved)
+        return await self._api.call("POST", f"/api/nodes/{segment(node)}/approve", Approved)
 
     async def drain(self, node: str) -> None:
-        await self._caller.call_raw("POST", f"/api/nodes/{segment(node)}/drain")
+        await self._api.call_raw("POST", f"/api/nodes/{segment(node)}/drain")
 
     async def resume(self, node: str) -> None:
-        await self._caller.call_raw("POST", f"/api/nodes/{segment(node)}/resume")
+        await self._api.call_raw("POST", f"/api/nodes/{segment(node)}/resume")
 
     async def delete(self, node: str) -> None:
-        await self._caller.call_raw("DELETE", f"/api/nodes/{segment(node)}")
+        await self._api.call_raw("DELETE", f"/api/nodes/{segment(node)}")
 
     async def replace(self, node: str) -> None:
         """The next machine that registers under this name takes its place."""
-        await self._caller.call_raw("POST", f"/api/nodes/{segment(node)}/replace")
+        await self._api.call_raw("POST", f"/api/nodes/{segment(node)}/replace")
 
     async def labels(self, node: str) -> dict[str, str]:
-        return await self._caller.call("GET", f"/api/nodes/{segment(node)}/labels", dict[str, str])
+        return await self._api.call("GET", f"/api/nodes/{segment(node)}/labels", dict[str, str])
 
     async def merge_labels(self, node: str, labels: Mapping[str, str]) -> None:
-        await self._caller.call_raw("PATCH", f"/api/nodes/{segment(node)}/labels", dict(labels))
+        await self._api.call_raw("PATCH", f"/api/nodes/{segment(node)}/labels", dict(labels))
 
     async def remove_label(self, node: str, key: str) -> None:
-        await self._caller.call_raw("DELETE", f"/api/nodes/{segment(node)}/labels/{segment(key)}")
+        await self._api.call_raw("DELETE", f"/api/nodes/{segment(node)}/labels/{segment(key)}")
 
     async def set_budget(self, node: str, value: str) -> None:
-        await self._caller.call_raw("PUT", f"/api/nodes/{segment(node)}/vram-budget", BudgetBody(value=value))
+        await self._api.call_raw("PUT", f"/api/nodes/{segment(node)}/vram-budget", BudgetBody(value=value))
 
     async def reset_budget(self, node: str) -> None:
-        """Back to what the worker itself says."""
-        await self._caller.call_raw("DELETE", f"/api/nodes/{segment(node)}/vram-budget")
+        """Back to the worker's own value."""
+        await self._api.call_raw("DELETE", f"/api/nodes/{segment(node)}/vram-budget")
 
     async def set_max_replicas(self, node: str, value: int) -> None:
         path = f"/api/nodes/{segment(node)}/max-replicas-per-model"
-        await self._caller.call_raw("PUT", path, MaxReplicasBody(value=value))
+        await self._api.call_raw("PUT", path, MaxReplicasBody(value=value))
 
     async def reset_max_replicas(self, node: str) -> None:
-        await self._caller.call_raw("DELETE", f"/api/nodes/{segment(node)}/max-replicas-per-model")
+        await self._api.call_raw("DELETE", f"/api/nodes/{segment(node)}/max-replicas-per-model")

@@ -1,11 +1,11 @@
-"""Operations: what people asked of backends, how far each node is, and how to steer it
+"""Operations: requested changes of backends, their progress per node, and how to control them
 (docs/reference/wire/operations.md)."""
 
 from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from corral.client.caller import Caller, segment
+from corral.client.connection import ApiConnection, segment
 from corral.contract.admin import (
     JobAccepted,
     OperationBody,
@@ -18,68 +18,69 @@ from corral.contract.admin import (
 )
 
 _PAGE = 50  # operations of a thousand nodes, in one answer
-_MOST = 1000
+_MAX_LIMIT = 1000
 
 
 class Operations:
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
 
     async def list(self, *, everything: bool = False, rows: bool = True) -> tuple[OperationView, ...]:
-        """Those that are not done; or also those that are, newest first. Without `rows` not node by node, but quick."""
-        asked = {"limit": str(_PAGE if everything and rows else _MOST)} | ({} if rows else {"rows": "false"})
+        """Active operations; with `everything` also ended ones, newest first. Without `rows`, faster and without
+        details per node."""
+        request = {"limit": str(_PAGE if everything and rows else _MAX_LIMIT)} | ({} if rows else {"rows": "false"})
         if not everything:
-            return await self._list(asked)
+            return await self._list(request)
         found: tuple[OperationView, ...] = ()
-        while page := await self._list({"all": "true"} | asked | ({"after": found[-1].job_id} if found else {})):
+        while page := await self._list({"all": "true"} | request | ({"after": found[-1].job_id} if found else {})):
             found += page
-            if len(page) < int(asked["limit"]):
+            if len(page) < int(request["limit"]):
                 break
         return found
 
-    async def _list(self, asked: dict[str, str]) -> tuple[OperationView, ...]:
-        return (await self._caller.call("GET", f"/api/operations?{urlencode(asked)}", OperationList)).operations
+    async def _list(self, request: dict[str, str]) -> tuple[OperationView, ...]:
+        return (await self._api.call("GET", f"/api/operations?{urlencode(request)}", OperationList)).operations
 
     async def get(self, operation_id: str) -> OperationView:
-        return await self._caller.call("GET", f"/api/operations/{segment(operation_id)}", OperationView)
+        return await self._api.call("GET", f"/api/operations/{segment(operation_id)}", OperationView)
 
-    async def ask(self, wanted: OperationBody) -> JobAccepted:
-        """Accepted is not done: follow the operation it names."""
-        return await self._caller.call("POST", "/api/operations", JobAccepted, wanted)
+    async def ask(self, request: OperationBody) -> JobAccepted:
+        """Accepted does not mean done: watch the returned operation."""
+        return await self._api.call("POST", "/api/operations", JobAccepted, request)
 
-    async def plan(self, wanted: OperationBody) -> PlanView:
-        """What `ask` would do. Nothing is stored, nothing is sent."""
-        return await self._caller.call("POST", "/api/operations?plan=true", PlanView, wanted)
+    async def plan(self, request: OperationBody) -> PlanView:
+        """What `ask` would do, without doing it."""
+        return await self._api.call("POST", "/api/operations?plan=true", PlanView, request)
 
     async def cancel(self, operation_id: str, *, node: str = "") -> Steered:
-        """Take back what was asked and stop the bytes; on one node only where it is named."""
-        return await self._caller.call("POST", _door(operation_id, "cancel", node), Steered)
+        """Withdraw the request and stop transfers; only on one node if it is given."""
+        return await self._api.call("POST", _path(operation_id, "cancel", node), Steered)
 
     async def withdraw(self, operation_id: str) -> Steered:
-        """Take back what was asked; what runs may end."""
-        return await self._caller.call("POST", _door(operation_id, "withdraw"), Steered)
+        """Withdraw the request; running work continues."""
+        return await self._api.call("POST", _path(operation_id, "withdraw"), Steered)
 
     async def retry(self, operation_id: str, *, node: str = "") -> Steered:
-        """Try again now. One that was taken back is asked for anew, and has another id then."""
-        return await self._caller.call("POST", _door(operation_id, "retry", node), Steered)
+        """Retry now. A withdrawn operation is requested again and gets another id."""
+        return await self._api.call("POST", _path(operation_id, "retry", node), Steered)
 
     async def dismiss(self, operation_id: str) -> Steered:
-        """Out of the list; what it asked for goes on."""
-        return await self._caller.call("POST", _door(operation_id, "dismiss"), Steered)
+        """Remove it from the list; the operation itself goes on."""
+        return await self._api.call("POST", _path(operation_id, "dismiss"), Steered)
 
     async def history(self) -> tuple[OperationRecord, ...]:
-        """Those that ended, newest first."""
-        return (await self._caller.call("GET", "/api/operations/history", OperationHistory)).operations
+        """Ended operations, newest first."""
+        return (await self._api.call("GET", "/api/operations/history", OperationHistory)).operations
 
     async def clear_history(self) -> None:
-        await self._caller.call_raw("DELETE", "/api/operations/history")
+        await self._api.call_raw("DELETE", "/api/operations/history")
 
 
 def events_of(operation_id: str) -> str:
-    """Where one operation is followed: for `Client.follow`."""
+    """The event path of one operation, for `Client.follow`."""
     return f"/api/operations/{segment(operation_id)}/events"
 
 
-def _door(operation_id: str, what: str, node: str = "") -> str:
+def _path(operation_id: str, what: str, node: str = "") -> str:
     query = "?" + urlencode({"node": node}) if node else ""
     return f"/api/operations/{segment(operation_id)}/{what}{query}"

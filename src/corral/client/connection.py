@@ -1,0 +1,234 @@
+"""One connection pool to the HTTP API: calls, streams and events, with the errors of `errors.py`.
+
+`Client` adds a class per resource. Redirects are never followed: the key must not be sent to another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from corral.client.endpoint import Endpoint
+from corral.client.errors import error_of, unreachable
+from corral.client.events import EventParser, FleetEvent, Lost, Restarted, read_event
+from corral.client.trust import trust_of
+from corral.contract.codec import Undecodable, decode, encode
+from corral.kit.backoff import Backoff
+from corral.kit.clock import Clock, SystemClock
+from corral.kit.errors import Failed, Invalid, Unavailable, Unreachable
+
+T = TypeVar("T")
+ALL_EVENTS = "/api/events"
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
+_RETRY_S = 0.2
+
+
+def segment(text: str) -> str:
+    """A name or id as one segment of a path. An empty one would make another path with another meaning."""
+    if not text.strip():
+        raise Invalid("the name is empty: give a name or an id")
+    # `.` and `..` would be taken for folders by every proxy; `quote` does not escape them.
+    return quote(text, safe="") if text not in (".", "..") else "%2E" * len(text)
+
+
+class ApiConnection:
+    """`idle_s` limits the silence of an event stream: the controller pings more often, so a longer silence means that
+    the server is gone. `is_supervised` tells whether a supervisor restarts the fleet's processes: calls then wait up to
+    `restart_s` for a gateway that is being started."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 30.0,
+        idle_s: float = 60.0,
+        restart_s: float = 10.0,
+        is_supervised: Callable[[], bool] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._restart_s = restart_s
+        self._is_supervised = is_supervised
+        self._clock = clock or SystemClock()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        place = self.endpoint
+        trust = await trust_of(place.url, place.ca, timeout_s=self._timeout_s, any_name=place.any_name)
+        self._session = aiohttp.ClientSession(
+            # True: aiohttp's default, for plain http.
+            connector=aiohttp.TCPConnector(ssl=trust if trust is not None else True),
+            headers={"Authorization": f"Bearer {self.endpoint.key}", "Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def server_time(self) -> datetime | None:
+        """The controller's clock, to the second, from the Date header."""
+        _, _, date = await self._get("/api/me")
+        try:
+            return parsedate_to_datetime(date)
+        except ValueError:
+            return None
+
+    async def call(
+        self, method: str, path: str, kind: type[T], body: object = None, *, timeout_s: float | None = None
+    ) -> T:
+        """One call of the API; returns the decoded answer. Raises a CorralError."""
+        payload = await self.call_raw(method, path, body, timeout_s=timeout_s)
+        try:
+            return decode(kind, payload)
+        except Undecodable as error:
+            raise Failed(f"{self.endpoint.url}{path} did not answer like Corral: {error}") from error
+
+    async def call_raw(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None) -> bytes:
+        """`timeout_s`: for calls that take longer."""
+        data = None if body is None else encode(body)
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        try:
+            async with await self._request(method, path, data=data, headers=headers, timeout=timeout) as answer:
+                payload = await answer.read()
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=method != "GET") from error
+        if 200 <= answer.status < 300:
+            return payload
+        raise error_of(answer.status, payload, retry_after=answer.headers.get("Retry-After"))
+
+    async def stream(
+        self, path: str, body: object, *, head: list[tuple[str, str]] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The streamed answer to a POST, without a total timeout. `head` is filled with the response headers."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s)
+        try:
+            async with await self._request(
+                "POST",
+                path,
+                data=encode(body),
+                headers={"Content-Type": "application/json", "Accept": "*/*"},
+                timeout=timeout,
+            ) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read(), retry_after=answer.headers.get("Retry-After"))
+                if head is not None:
+                    head.extend(answer.headers.items())
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def _request(self, method: str, path: str, **options: Any) -> aiohttp.ClientResponse:
+        """Send a request. A refused connection is retried, whatever the method: the request was not sent."""
+        until = self._clock.monotonic() + self._restart_s
+        while True:
+            try:
+                # Never follow a redirect: the key must not be sent to another host.
+                return await self._open.request(method, self._url(path), allow_redirects=False, **options)
+            except aiohttp.ClientSSLError:
+                raise  # a server answered
+            except aiohttp.ClientConnectorError as error:
+                if self._is_supervised is None or not self._is_supervised():
+                    raise
+                if self._clock.monotonic() >= until:
+                    url = self.endpoint.url
+                    raise Unreachable(
+                        f"nothing answers at {url}, though `corral up` runs: see `corral doctor`"
+                    ) from error
+            await self._clock.sleep(_RETRY_S)
+
+    async def read_lines(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The answer to a GET line by line, until it ends; the server must send something within `idle_s`."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        try:
+            async with self._open.get(self._url(path), timeout=timeout, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read())
+                waiting = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, waiting = (waiting + chunk).split(b"\n")
+                    for line in lines:
+                        yield line
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def status_of(self, path: str) -> tuple[int, bytes]:
+        """A probe (`/readyz`): returns any status instead of raising."""
+        status, body, _ = await self._get(path)
+        return status, body
+
+    async def _get(self, path: str) -> tuple[int, bytes, str]:
+        try:
+            async with self._open.get(self._url(path), allow_redirects=False) as answer:
+                return answer.status, await answer.read(), answer.headers.get("Date", "")
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+
+    async def events(self, path: str = ALL_EVENTS) -> AsyncGenerator[FleetEvent, None]:
+        """One event stream, until it ends. Always ends with `Unreachable`, even if the server closes it regularly."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._idle_s)
+        parser = EventParser()
+        try:
+            async with self._open.get(
+                self._url(path),
+                timeout=timeout,
+                headers={"Accept": "text/event-stream"},
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    raise error_of(answer.status, await answer.read())
+                yield Restarted()
+                async for chunk in answer.content.iter_any():
+                    for raw in parser.feed(chunk):
+                        if (event := read_event(raw)) is not None:
+                            yield event
+        except _BROKEN as error:
+            raise unreachable(self.endpoint.url, error, may_have_happened=False) from error
+        except Undecodable as error:
+            raise Failed(f"{self.endpoint.url}{path} sent an event that is not Corral's: {error}") from error
+        raise Unreachable(f"{self.endpoint.url} ended the stream of events")
+
+    async def follow(
+        self, path: str = ALL_EVENTS, *, first_s: float = 0.5, cap_s: float = 10.0, reached: bool = False
+    ) -> AsyncGenerator[FleetEvent, None]:
+        """Events for ever: a broken stream gives `Lost`, is opened again, and begins with `Restarted` and the whole
+        state. Errors that a retry cannot fix (a wrong key) are raised. So is Unreachable before the first event, unless
+        `reached` tells that another call has reached the fleet."""
+        backoff = Backoff(first_s=first_s, cap_s=cap_s)
+        while True:
+            try:
+                async with aclosing(self.events(path)) as stream:
+                    async for event in stream:
+                        reached = True
+                        backoff.reset()
+                        yield event
+            except (Unreachable, Unavailable) as error:
+                if not reached:
+                    raise
+                yield Lost(error.message)
+            await self._clock.sleep(backoff.next_s())
+
+    def _url(self, path: str) -> URL:
+        # Already encoded: encoding again would split names with slashes or dots into segments.
+        return URL(self.endpoint.url + path, encoded=True)
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("use the client with `async with`")
+        return self._session
