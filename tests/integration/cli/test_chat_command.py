@@ -129,7 +129,7 @@ def test_a_model_that_is_there_answers_while_the_controller_is_away(corral: Corr
     [
         (answer(chunk("A fence")), "the answer broke off"),
         (answer(chunk("A fence") + 'data: {"error": {"message": "the engine died"}}\n\n'), "the engine died"),
-        (answer("data: not json\n\n"), "the answer is not OpenAI's"),
+        (answer("data: not json\n\n"), "the answer is not in OpenAI's format"),
         (refused(503, "the model is loading", "model_loading"), "the model is loading"),
     ],
 )
