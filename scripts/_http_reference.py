@@ -43,7 +43,7 @@ SERVICES = (
     "access",
     "catalogue",
     "controller_metrics",
-    "door",
+    "sign_in_service",
     "fetches",
     "fleet_files",
     "gallery_status",

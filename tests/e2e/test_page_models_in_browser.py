@@ -14,7 +14,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from corral.contract.receipts import Receipt, Receipts
-from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptService
 from tests.support.chromium import Watched, new_person, open_signed_in
 from tests.support.page import PageApp, open_model_page, served
 from tests.support.processes import free_port
@@ -151,7 +151,7 @@ async def _tell(corral: Corral, *receipts: dict[str, Any]) -> None:
     now = datetime.now(UTC).timestamp()
     usual: dict[str, Any] = {"at": now, "key_id": "k-1", "model": "m", "path": "/v1/chat/completions", "status": 200}
     told = tuple(Receipt(**(usual | {"id": f"r-{number}"} | each)) for number, each in enumerate(receipts))
-    await ReceiptBook(corral.app.store, corral.fleet.fleet.clock).take(Receipts(receipts=told))
+    await ReceiptService(corral.app.store, corral.fleet.fleet.clock).take(Receipts(receipts=told))
 
 
 @pytest.mark.long

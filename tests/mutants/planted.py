@@ -234,8 +234,8 @@ PLANTED = (
     PlantedFault(
         "judge-after-own-outage",
         f"{_CONTROLLER}.health.classify",
-        "judge",
-        "listening_s < stale_after_s",
+        "classify",
+        "observed_s < stale_after_s",
         "False",
         "nodes go offline because the controller could not hear or write (invariant 7)",
         simulated=False,  # `is_still_true` asks again before anything is written
@@ -244,7 +244,7 @@ PLANTED = (
         "carry-out-after-own-outage",
         f"{_CONTROLLER}.health.classify",
         "is_still_true",
-        "listening_s >= stale_after_s",
+        "observed_s >= stale_after_s",
         "True",
         "a verdict from before an outage of the controller's own is carried out after it (invariant 7)",
         simulated=False,  # `judge` asks first
@@ -277,7 +277,7 @@ PLANTED = (
     PlantedFault(
         "http-bus-down-ignored",
         f"{_CONTROLLER}.registry.heartbeats",
-        "Heartbeats.heard_http",
+        "Heartbeats.receive_http",
         "beat.bus == 'down'",
         "False",
         "a node that says its bus is down still gets orders",

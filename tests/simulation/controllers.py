@@ -12,8 +12,8 @@ from corral.bus.local import LocalBus
 from corral.controller.backends.catalogue import Catalogue
 from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
-from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
@@ -149,7 +149,7 @@ class Controller:
         self.backends = Backends(store, self.bus, around.catalogue, leadership, self.changes, self.feed, clock, OPTIONS)
         needs = Needs(Known(store), around.files, around.catalogue, self.backends.acceptor, self.changes)
         self.replicas = Replicas(store, self.bus, leadership, self.feed, clock, needs, REPLICAS)
-        listening = Listening(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
+        listening = ObservationWindow(self.bus, clock, longest_gap_s=STALE_AFTER_S / 2)
         self.health = HealthMonitor(
             store,
             self.changes,

@@ -144,7 +144,7 @@ class Simulation:
     def http_beat(self, worker: Worker, beat: HttpHeartbeat) -> None:
         controller = self.some_controller()
         if controller is not None and not worker.silent:
-            controller.heartbeats.heard_http(worker.node_id, beat)
+            controller.heartbeats.receive_http(worker.node_id, beat)
 
     def is_load_known(self) -> bool:
         """Whether what ingresses have told for a minute has arrived wherever somebody listened."""
@@ -274,7 +274,7 @@ class Simulation:
                 await nodes.insert(tx, Node(worker.node_id, worker.name, **(columns | told | known_columns)))
                 await node_labels.merge(tx, worker.node_id, labels, origin="worker")
             await revisions.bump(tx, "nodes")
-        controller.changes.told(worker.node_id)
+        controller.changes.notify(worker.node_id)
         return True
 
     # Watching.

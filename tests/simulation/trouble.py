@@ -305,7 +305,7 @@ class People:
         node = self._node()
         self.house.note("person", "drains", node)
         self.house.spawn(self._resumes(node, self.chance.uniform(5, 60)))
-        await controller.changes.apply(node, NodeEvent.DRAIN_ASKED)
+        await controller.changes.apply(node, NodeEvent.DRAIN_REQUESTED)
 
     async def _resumes(self, node: str, after_s: float) -> None:
         """Until somebody has heard it."""
@@ -318,7 +318,7 @@ class People:
 
     async def _resumed(self, controller: Controller, node: str) -> bool:
         try:
-            await controller.asked(lambda: controller.changes.apply(node, NodeEvent.RESUME_ASKED))
+            await controller.asked(lambda: controller.changes.apply(node, NodeEvent.RESUME_REQUESTED))
         except Died:
             return False
         except CorralError as error:
@@ -331,7 +331,7 @@ class People:
         async with controller.store.write() as tx:
             if await nodes.delete(tx, node):
                 await revisions.bump(tx, "nodes")
-        controller.changes.told(node)
+        controller.changes.notify(node)
 
     async def _labels(self, controller: Controller) -> None:
         node, zone = self._node(), self.chance.choice("ab")
@@ -341,7 +341,7 @@ class People:
             await node_labels.merge(tx, node, {"zone": zone}, origin="admin")
             await controller.changes.write(tx, found, {})
             await revisions.bump(tx, "nodes")
-        controller.changes.told(node)
+        controller.changes.notify(node)
 
     def _node(self) -> str:
         return self.house.workers[self.chance.choice(sorted(self.house.workers))].node_id

@@ -23,8 +23,8 @@ from corral.bus.local import LocalHub
 from corral.contract.admin import OperationNodeView, OperationView
 from corral.controller.backends.reconcile import ReconcileIntervals
 from corral.controller.health.classify import Guard
-from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.operations.requests import OperationKind, OperationRequest, parse_request
 from corral.controller.orders.backend_calls import CallTimeouts
 from corral.controller.orders.dispatch import CallLimits
@@ -123,7 +123,7 @@ class Fleet:
         changes = NodeChanges(store, feed)
         leadership = Leadership(store, f"{name}/{uuid.uuid4().hex[:6]}", ttl_s=lease_s)
         backends = Backends(store, bus, self.catalogue, leadership, changes, feed, self.clock, options)
-        listening = Listening(bus, self.clock, longest_gap_s=3600)
+        listening = ObservationWindow(bus, self.clock, longest_gap_s=3600)
         health = HealthMonitor(
             store,
             changes,
@@ -140,10 +140,10 @@ class Fleet:
             bus,
             self.clock,
             flush_s=0.02,
-            recorded=listening.recorded,
-            not_recorded=listening.not_recorded,
-            back=health.wake.set,
-            told=backends.inventories.on_heartbeat,
+            on_recorded=listening.recorded,
+            on_not_recorded=listening.not_recorded,
+            on_return=health.wake.set,
+            on_heartbeat=backends.inventories.on_heartbeat,
         )
         made = Controller(name, store, bus, feed, leadership, changes, heartbeats, health, backends)
         self.controllers.append(made)

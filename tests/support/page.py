@@ -24,17 +24,17 @@ from corral.bus.jwt import KeyKind, new_seed
 from corral.bus.local import LocalHub
 from corral.contract.admin import CreateKey
 from corral.contract.hardware import Device
-from corral.controller.access.bus_issuer import BusIssuer, BusPlace
+from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.keys import Access
 from corral.controller.access.revocations import Revocations
 from corral.controller.api.overview import Overview
 from corral.controller.api.server import serve_app
 from corral.controller.backends.gallery_status import GalleryStatus
-from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.health.classify import Guard
-from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.inventory.activity import ActivityTracker
 from corral.controller.models.schedules import Schedules
 from corral.controller.registry.changes import NodeChanges
@@ -111,7 +111,7 @@ async def open_page_app(
         health = HealthMonitor(
             store,
             changes,
-            Listening(bus, clock, longest_gap_s=300),
+            ObservationWindow(bus, clock, longest_gap_s=300),
             leadership,
             clock,
             interval_s=60,
@@ -166,7 +166,7 @@ def _page_app(
 ) -> PageApp:
     """`more`: services by the names their doors know them by."""
     issuer = BusIssuer(
-        BusPlace(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
+        BusEndpoint(()), clock, account_seed=new_seed(KeyKind.ACCOUNT, os.urandom), ttl_s=60, install_timeout_s=60
     )
     revoked = Revocations(store, bus, clock, keys=None, urls=(), tls=None, ttl_s=60)
     access = Access(store, feed, clock, session_ttl_s=session_ttl_s)
@@ -178,7 +178,7 @@ def _page_app(
     services |= {"fetches": NothingToFetch(), "gallery_status": GalleryStatus({})}
     services |= {"upgrades": backends.upgrades, "catalogue": backends.catalogue, "preparing": backends.resolver}
     models = models_of(store, feed)
-    services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptBook(store, clock)}
+    services |= {"models": models, "schedules": Schedules(store, feed), "receipts": ReceiptService(store, clock)}
     services |= {
         "loads": Loads(store, models, feed, clock),
         "replica_rows": ReplicaRows(store, ActivityTracker(bus, clock)),

@@ -17,11 +17,11 @@ from corral.bus.auth import BusKeys
 from corral.bus.local import LocalBus, LocalHub
 from corral.contract.admin import CreateJoinToken
 from corral.contract.messages.nodes import IngressOffer, NodeRegistered, RegisterNode
-from corral.controller.access.bus_issuer import BusIssuer, BusPlace
+from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer
 from corral.controller.access.join_tokens import JoinTokens
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens, open_ingress_tokens
-from corral.controller.registry.admission import AdmissionRules, Caller, NodeApi
+from corral.controller.registry.admission import AdmissionRules, NodeApi, NodeCaller
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
@@ -66,8 +66,8 @@ class Registry:
         return await self.register(name, await self.token(pre_approved=pre_approved), **more)
 
 
-def caller(bearer: str, seen_from: str = SEEN_FROM) -> Caller:
-    return Caller(bearer=bearer, seen_from=seen_from, reached_us_at="fleet:8080")
+def caller(bearer: str, seen_from: str = SEEN_FROM) -> NodeCaller:
+    return NodeCaller(bearer=bearer, seen_from=seen_from, reached_us_at="fleet:8080")
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +88,7 @@ async def open_registry(
         feed = ChangeFeed(store, bus, clock, interval_s=0.05)
         changes = NodeChanges(store, feed)
         issuer = BusIssuer(
-            BusPlace(("nats://bus:4222",)), clock, account_seed=keys.account_seed, ttl_s=3600, install_timeout_s=900
+            BusEndpoint(("nats://bus:4222",)), clock, account_seed=keys.account_seed, ttl_s=3600, install_timeout_s=900
         )
         revocations = Revocations(store, bus, clock, keys=keys, urls=("nats://bus:4222",), tls=None, ttl_s=3600)
         heartbeats = Heartbeats(
@@ -96,9 +96,9 @@ async def open_registry(
             bus,
             clock,
             flush_s=0.05,
-            recorded=lambda *_: recordings.append("recorded"),
-            not_recorded=lambda: recordings.append("not recorded"),
-            back=lambda: recordings.append("back"),
+            on_recorded=lambda *_: recordings.append("recorded"),
+            on_not_recorded=lambda: recordings.append("not recorded"),
+            on_return=lambda: recordings.append("back"),
         )
         tokens = await open_ingress_tokens(store, clock)
         yield Registry(

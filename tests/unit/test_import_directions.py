@@ -36,7 +36,7 @@ LAZY = {
 PURE = [
     "controller/registry/transitions.py",
     "controller/registry/identity.py",
-    "controller/registry/offers.py",
+    "controller/registry/registration.py",
     "controller/health/classify.py",
     "controller/access/principal.py",
     "controller/backends/rules.py",

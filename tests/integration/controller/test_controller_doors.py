@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corral.controller.api.server import serve_app
-from corral.controller.runtime.store_wait import open_store_when_there
+from corral.controller.runtime.database import open_store_when_there
 from corral.controller.settings import ControllerSettings, ListenSettings
 from corral.kit.errors import Invalid
 from corral.kit.settings import BadSettings, read_settings

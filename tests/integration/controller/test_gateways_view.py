@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from corral.controller.gateways.view import Views
+from corral.controller.gateways.view import FleetViews
 from tests.support.manual_clock import ManualClock
 from tests.support.registry import Registry, open_registry
 
 
-def views_of(registry: Registry) -> Views:
-    return Views(registry.store, registry.issuer, registry.ingress_tokens, registry.clock)
+def views_of(registry: Registry) -> FleetViews:
+    return FleetViews(registry.store, registry.issuer, registry.ingress_tokens, registry.clock)
 
 
 def claims(token: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from corral.bus.local import LocalHub
 from corral.controller.health.classify import Guard
-from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import Presence
 from corral.kit.clock import SystemClock
@@ -21,7 +21,7 @@ from tests.support.registry import Registry, open_registry
 SILENT_S = 600.0
 
 
-class OpenEars(Listening):
+class OpenEars(ObservationWindow):
     """Has been listening for as long as the test likes; tells the test when it is asked."""
 
     def __init__(self, registry: Registry) -> None:
@@ -36,7 +36,7 @@ class OpenEars(Listening):
         return self.told_s
 
 
-def monitor(registry: Registry, ears: Listening) -> HealthMonitor:
+def monitor(registry: Registry, ears: ObservationWindow) -> HealthMonitor:
     return HealthMonitor(
         registry.store,
         registry.changes,
@@ -67,11 +67,11 @@ async def test_a_silent_node_goes_offline_and_comes_back(tmp_path: Path) -> None
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         node_id = await silent_node(registry)
         health = monitor(registry, OpenEars(registry))
-        await health.look()
+        await health.run_once()
         assert await status(registry, node_id) == "offline"
         async with registry.store.write() as tx:
             await nodes.record_heartbeats(tx, [Heartbeat(node_id=node_id)])
-        await health.look()
+        await health.run_once()
         assert await status(registry, node_id) == "healthy"
 
 
@@ -84,7 +84,7 @@ async def test_a_controller_stopped_between_verdict_and_deed_does_nothing(tmp_pa
             ears.told_s = 10_000.0 if times == 1 else 0.0
 
         ears.asked = fall_asleep
-        await monitor(registry, ears).look()
+        await monitor(registry, ears).run_once()
         assert ears.times == 2
         assert await status(registry, node_id) == "healthy"
 
@@ -101,7 +101,7 @@ async def test_what_another_controller_heard_meanwhile_counts(tmp_path: Path) ->
             return await apply(*arguments, **options)  # type: ignore[arg-type]
 
         registry.changes.apply = later  # type: ignore[method-assign, assignment]
-        await health.look()
+        await health.run_once()
         assert await status(registry, node_id) == "healthy"
 
 
@@ -118,21 +118,21 @@ async def test_a_leader_that_was_replaced_meanwhile_writes_nothing(tmp_path: Pat
             return await apply(*arguments, **options)  # type: ignore[arg-type]
 
         registry.changes.apply = later  # type: ignore[method-assign, assignment]
-        await health.look()
+        await health.run_once()
         assert await status(registry, node_id) == "healthy"
 
 
 async def test_a_leader_that_hears_nothing_makes_way_for_one_that_does(tmp_path: Path) -> None:
     hub = LocalHub(SystemClock())
     async with open_registry(f"sqlite:///{tmp_path}/corral.db", hub=hub) as registry:
-        health = monitor(registry, Listening(registry.bus, registry.clock, longest_gap_s=30))
+        health = monitor(registry, ObservationWindow(registry.bus, registry.clock, longest_gap_s=30))
         other = Leadership(registry.store, "other", ttl_s=60)
         presence = [Presence(registry.store, name, registry.clock, interval_s=5) for name in ("one", "two")]
         await presence[0].tell()
-        await health.look()
+        await health.run_once()
         hub.cut("controller")
-        await health.look()
+        await health.run_once()
         assert not await other.lead("health"), "alone it stays: nodes that are back over HTTP are still let in"
         await presence[1].tell()
-        await health.look()
+        await health.run_once()
         assert await other.lead("health")

@@ -37,12 +37,12 @@ async def test_who_cannot_write_leaves_the_hearing_to_others(tmp_path: Path, mon
 
         monkeypatch.setattr(nodes, "record_heartbeats", record_if_possible)
         heartbeats = registry.heartbeats
-        heartbeats.heard_http("x", HttpHeartbeat())
+        heartbeats.receive_http("x", HttpHeartbeat())
         await heartbeats.flush()
-        heard = heartbeats.heard
+        heard = heartbeats.received
 
         cut_off = True
-        heartbeats.heard_http("x", HttpHeartbeat())
+        heartbeats.receive_http("x", HttpHeartbeat())
         with pytest.raises(Unavailable):
             await heartbeats.flush()
         assert registry.recordings[-1] == "not recorded"
@@ -52,7 +52,7 @@ async def test_who_cannot_write_leaves_the_hearing_to_others(tmp_path: Path, mon
         await heartbeats.flush()
         assert registry.recordings[-1] == "recorded"
         await node.publish(NODE_HEARTBEAT, BusHeartbeat(), node="x")
-        await until(lambda: heartbeats.heard == heard + 2, "beat heard again")
+        await until(lambda: heartbeats.received == heard + 2, "beat heard again")
 
 
 async def test_what_can_never_be_stored_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ async def test_what_can_never_be_stored_is_not_tried_for_ever(tmp_path: Path, mo
         monkeypatch.setattr(nodes, "record_heartbeats", record_plain)
         before = (await stored(registry, one.id)).last_heartbeat
         assert before is not None
-        registry.heartbeats.heard_http(one.id, HttpHeartbeat(gpu_vendor="poison"))
+        registry.heartbeats.receive_http(one.id, HttpHeartbeat(gpu_vendor="poison"))
         with pytest.raises(Invalid):
             await registry.heartbeats.flush()
         await registry.heartbeats.flush()
@@ -84,7 +84,7 @@ async def test_a_mistake_of_ours_is_no_silence_of_theirs(tmp_path: Path, monkeyp
             raise ZeroDivisionError
 
         monkeypatch.setattr(nodes, "record_heartbeats", break_down)
-        registry.heartbeats.heard_http("x", HttpHeartbeat())
+        registry.heartbeats.receive_http("x", HttpHeartbeat())
         with pytest.raises(ZeroDivisionError):
             await registry.heartbeats.flush()
         assert registry.recordings == ["not recorded"]
@@ -95,7 +95,7 @@ async def test_a_nodes_nonsense_is_cut_to_size(tmp_path: Path) -> None:
         told = await registry.join("barn", pre_approved=True)
         devices = tuple(Device(index=10**40, vendor="\x1b[2J", name="n" * 10_000) for _ in range(5000))
         beat = BusHeartbeat(devices=devices, gpu_vendor="v" * 100_000, available_ram=-5, boot_id="\n")
-        await registry.heartbeats._heard_bus(beat, {"node": told.id})
+        await registry.heartbeats._on_bus_heartbeat(beat, {"node": told.id})
         await registry.heartbeats.flush()
         node = await stored(registry, told.id)
         assert len(node.devices) == 128
@@ -118,11 +118,11 @@ async def test_what_could_not_be_written_comes_with_the_next_batch(
             raise Unavailable("the database is away")
 
         monkeypatch.setattr(nodes, "record_heartbeats", away)
-        registry.heartbeats.heard_http(one.id, HttpHeartbeat(available_ram=1, boot_id="old"))
-        registry.heartbeats.heard_http(other.id, HttpHeartbeat(available_ram=2))
+        registry.heartbeats.receive_http(one.id, HttpHeartbeat(available_ram=1, boot_id="old"))
+        registry.heartbeats.receive_http(other.id, HttpHeartbeat(available_ram=2))
         with pytest.raises(Unavailable):
             await registry.heartbeats.flush()
-        registry.heartbeats.heard_http(one.id, HttpHeartbeat(available_ram=3))
+        registry.heartbeats.receive_http(one.id, HttpHeartbeat(available_ram=3))
         monkeypatch.setattr(nodes, "record_heartbeats", record)
         await registry.heartbeats.flush()
         found = [await stored(registry, node.id) for node in (one, other)]
@@ -134,9 +134,9 @@ async def test_what_could_not_be_written_comes_with_the_next_batch(
 async def test_a_node_tells_by_http_whether_its_bus_is_down(tmp_path: Path, bus: str, down: bool) -> None:
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         one = await registry.join("one", pre_approved=True)
-        registry.heartbeats.heard_http(one.id, HttpHeartbeat(bus=bus))
+        registry.heartbeats.receive_http(one.id, HttpHeartbeat(bus=bus))
         await registry.heartbeats.flush()
         assert (await stored(registry, one.id)).bus_down is down
-        registry.heartbeats.heard_http(one.id, HttpHeartbeat())
+        registry.heartbeats.receive_http(one.id, HttpHeartbeat())
         await registry.heartbeats.flush()
         assert (await stored(registry, one.id)).bus_down is down, "a beat that does not say keeps what is known"

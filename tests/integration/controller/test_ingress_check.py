@@ -65,7 +65,7 @@ async def checked(registry: Registry, port: int, *, timeout_s: float = 5.0) -> s
     told = await registry.join(
         "barn", pre_approved=True, ingress=IngressOffer(port=port, advertise=f"127.0.0.1:{port}")
     )
-    await check_of(registry, timeout_s=timeout_s).look()
+    await check_of(registry, timeout_s=timeout_s).run_once()
     return await error_of(registry, told.id)
 
 
@@ -181,7 +181,7 @@ async def test_another_nodes_certificate_does_not_pass_for_this_one(tmp_path: Pa
                     told.node_token,
                     ingress=IngressOffer(port=port, advertise=f"127.0.0.1:{port}", tls=True),
                 )
-                await check.look()
+                await check.run_once()
                 return await error_of(registry, told.id)
 
         assert "certificate is not this node's" in await look_at("127.0.0.1")
@@ -203,10 +203,10 @@ async def test_a_worker_that_was_killed_is_said_not_to_run(tmp_path: Path) -> No
         async with answering(hello) as port:
             where = IngressOffer(port=port, advertise=f"127.0.0.1:{port}")
             node_id = (await registry.join("barn", pre_approved=True, ingress=where)).id
-            await check.look()
+            await check.run_once()
             assert (await registry.admin.view("barn")).status == "healthy"
         for each_check in (check, check, check_of(registry)):
-            await each_check.look()
+            await each_check.run_once()
             view = await registry.admin.view("barn")
             assert view.ingress_error.startswith("its worker seems not to be running")
             assert "open its port" not in view.ingress_error
@@ -233,7 +233,7 @@ def test_a_closed_port_and_a_worker_that_does_not_run_are_told_apart(
     node = a_node(ingress_ok=was_ok, last_heartbeat=now - timedelta(seconds=heard_s_ago), created_at=now - LONG_AGO)
     fault = ingress_check.Fault(ingress_check.Kind(kind), "open its port")
     since = now - timedelta(seconds=8)
-    judged = ingress_check.judge(node, fault, since=since, now=now, silent_after=timedelta(seconds=30))
+    judged = ingress_check.classify_fault(node, fault, since=since, now=now, silent_after=timedelta(seconds=30))
     assert judged.kind.value == verdict
 
 
@@ -253,7 +253,7 @@ async def test_a_controller_that_lost_the_lease_meanwhile_writes_nothing(tmp_pat
             assert await registry.leadership.lead("ingress-check")
             held = registry.leadership._held["ingress-check"]
             with pytest.raises(Conflict, match="another controller"):
-                await check_of(registry).look()
+                await check_of(registry).run_once()
         assert await error_of(registry, told.id) == ""
 
 

@@ -56,10 +56,10 @@ async def delete_node(registry: Registry, name: str) -> str:
 async def test_another_controller_tells_what_the_dead_one_could_not(tmp_path: Path, server: Server) -> None:
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         other = another_controller(registry)
-        await other.look()
+        await other.run_once()
         assert server.knows == set()
         gone = await delete_node(registry, "barn")  # and the controller that did it dies here
-        await other.look()
+        await other.run_once()
         assert server.knows == {gone}
 
 
@@ -67,7 +67,7 @@ async def test_nothing_is_pushed_while_nothing_changes(tmp_path: Path, server: S
     async with open_registry(f"sqlite:///{tmp_path}/corral.db") as registry:
         await delete_node(registry, "barn")
         for _ in range(5):
-            await registry.revocations.look()
+            await registry.revocations.run_once()
         assert len(server.pushes) == 1
 
 
@@ -79,14 +79,14 @@ async def test_an_older_list_that_arrives_last_is_mended_by_its_sender(tmp_path:
         async def meanwhile() -> None:
             nonlocal gone
             gone = await delete_node(registry, "barn")
-            await registry.revocations.look()
+            await registry.revocations.run_once()
             assert server.knows == {gone}
 
         server.before = meanwhile
-        await slow.look()
+        await slow.run_once()
         assert server.knows == set(), "the older list came last"
         assert await slow._wake.wait(0.01), "it has noticed"
-        await slow.look()
+        await slow.run_once()
         assert server.knows == {gone}
 
 
@@ -94,11 +94,11 @@ async def test_a_bus_that_was_away_is_told_when_it_is_back(tmp_path: Path, serve
     hub = LocalHub(SystemClock())
     async with open_registry(f"sqlite:///{tmp_path}/corral.db", hub=hub) as registry:
         registry.bus.on_change(registry.revocations._connection_changed)
-        await registry.revocations.look()
+        await registry.revocations.run_once()
         hub.cut("controller")
         await delete_node(registry, "barn")
-        await registry.revocations.look()
+        await registry.revocations.run_once()
         assert len(server.pushes) == 1
         hub.heal("controller")
-        await registry.revocations.look()
+        await registry.revocations.run_once()
         assert len(server.knows) == 1

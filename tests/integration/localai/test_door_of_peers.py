@@ -14,10 +14,10 @@ from corral.bus.local import LocalHub
 from corral.contract.access import Scope
 from corral.controller.access.signing import IngressTokens
 from corral.controller.localai.bridges import Bridges
-from corral.controller.localai.calls import PeerTimes, WorkerCalls
+from corral.controller.localai.calls import PeerCalls, PeerTimes
 from corral.controller.localai.file_server import FileServers
 from corral.controller.localai.load import PeerLoads
-from corral.controller.localai.replica_routes import PeerDoor
+from corral.controller.localai.replica_routes import ReplicaRoutes
 from corral.controller.localai.request_files import RequestFiles
 from corral.controller.localai.table import PeerTable
 from corral.controller.runtime.change_feed import ChangeFeed
@@ -82,13 +82,13 @@ async def house(store: Store, tmp_path: Path) -> AsyncIterator[House]:
         bus = await stack.enter_async_context(LocalHub(CLOCK).join("c"))
         feed = ChangeFeed(store, bus, CLOCK, interval_s=1)
         table = PeerTable(store, Leadership(store, "c", ttl_s=10), feed, CLOCK, lease="replicas")
-        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
+        calls = PeerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         servers = await stack.enter_async_context(FileServers("shared", CLOCK))
         files = await stack.enter_async_context(RequestFiles(servers, calls, CLOCK, tmp_path / "requests"))
         bridges = Bridges(store, files, "shared", table.known)
         stack.push_async_callback(bridges.close)
         loads = PeerLoads(bus, CLOCK, "c", leads=lambda: True, node_of=lambda _: None)
-        door = PeerDoor(table, bridges, loads, CLOCK, TOKENS.public_key, doubt=doubts.append)
+        door = ReplicaRoutes(table, bridges, loads, CLOCK, TOKENS.public_key, doubt=doubts.append)
         yield House(door.around(inner), node, doubts)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.controller.localai.file_server import FileServers, Place, TransferTimes
+from corral.controller.localai.file_server import FileServerAddress, FileServers, TransferTimes
 from corral.kit.clock import SystemClock
 from corral.kit.errors import Failed, NotFound, Unreachable
 from tests.compat.localai_files import LocalAIFiles
@@ -41,8 +41,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def at(worker: LocalAIFiles) -> Place:
-    return Place("w1", f"http://127.0.0.1:{worker.port}")
+def at(worker: LocalAIFiles) -> FileServerAddress:
+    return FileServerAddress("w1", f"http://127.0.0.1:{worker.port}")
 
 
 async def test_sent_once_and_verified_there(worker: LocalAIFiles, servers: FileServers, file: Path) -> None:
@@ -108,7 +108,7 @@ async def test_what_is_not_what_it_should_be_is_not_sent_for_ever(
 async def test_a_worker_that_is_not_there_or_does_not_know_us(
     worker: LocalAIFiles, servers: FileServers, file: Path, tmp_path: Path
 ) -> None:
-    nowhere = Place("w2", f"http://127.0.0.1:{free_port()}")
+    nowhere = FileServerAddress("w2", f"http://127.0.0.1:{free_port()}")
     async with FileServers(TOKEN, SystemClock(), TransferTimes(retry_first_s=0.01, budget_s=0.1)) as hasty:
         with pytest.raises(Unreachable, match="w2 cannot be reached"):
             await hasty.ensure(nowhere, "models/w.bin", file, DIGEST, lambda _: None)

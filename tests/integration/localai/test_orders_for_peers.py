@@ -15,9 +15,9 @@ from corral.bus.local import LocalHub
 from corral.contract.messages.backends import INSTALL_BACKEND, STOP_BACKEND, InstallBackend, InstallReply, StopBackend
 from corral.contract.messages.models import LIST_RUNNING_MODELS, ListRunningModels, RunningModels
 from corral.contract.messages.replicas import START_REPLICA_RESULT, ReplicaResult, StartReplica, StopReplica
-from corral.controller.localai.calls import PeerTimes, WorkerCalls
+from corral.controller.localai.calls import PeerCalls, PeerTimes
 from corral.controller.localai.orders import PeerOrders
-from corral.controller.localai.start import Starting
+from corral.controller.localai.start import PeerStarter
 from corral.controller.localai.table import PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderNotSent, ReplicaObservation
 from corral.controller.orders.order import OrderId
@@ -95,11 +95,11 @@ async def house(store: Store) -> AsyncIterator[House]:
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(house.hub.join("c"))
         await bus.subscribe(START_REPLICA_RESULT, house.heard)
-        calls = WorkerCalls(bus, CLOCK, TIMES, galleries_with=no_galleries)
+        calls = PeerCalls(bus, CLOCK, TIMES, galleries_with=no_galleries)
         leadership, feed = Leadership(store, "c", ttl_s=10), ChangeFeed(store, bus, CLOCK, interval_s=1)
         table = PeerTable(store, leadership, feed, CLOCK, lease="replicas")
         rest: Any = Nothing()
-        starting = Starting(calls, rest, rest, table, rest, CLOCK, "shared")
+        starting = PeerStarter(calls, rest, rest, table, rest, CLOCK, "shared")
         house.orders = PeerOrders(
             *(house.own, store, bus, calls, starting, table, rest, CLOCK),
             token="shared",

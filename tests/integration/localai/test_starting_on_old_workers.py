@@ -1,4 +1,4 @@
-"""Starting a replica on a LocalAI worker that does what none should: people are told of it."""
+"""PeerStarter a replica on a LocalAI worker that does what none should: people are told of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from corral.bus.local import LocalHub
 from corral.contract.messages.replicas import START_REPLICA_RESULT, ReplicaResult, StartReplica
-from corral.controller.localai.calls import PeerTimes, WorkerCalls
+from corral.controller.localai.calls import PeerCalls, PeerTimes
 from corral.controller.localai.orders import PeerOrders
-from corral.controller.localai.start import Starting
+from corral.controller.localai.start import PeerStarter
 from corral.kit.clock import SystemClock
 from corral.store import open_store
 from corral.store.tables import nodes
@@ -22,7 +22,7 @@ CLOCK = SystemClock()
 WHERE = "barn.test:50051"
 
 
-class OneProcessForAll(WorkerCalls):
+class OneProcessForAll(PeerCalls):
     """Of a worker from before models had processes of their own: whatever it is asked for, it names the one it has."""
 
     async def stop_key(self, *_: Any, **__: Any) -> bool | None:
@@ -56,7 +56,7 @@ async def test_a_worker_that_names_the_process_of_another_model_is_told_of(tmp_p
         await bus.subscribe(START_REPLICA_RESULT, heard)
         calls = OneProcessForAll(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         made: Any = (calls, unused, unused, table, unused, CLOCK, "token")
-        given: Any = (unused, store, bus, calls, Starting(*made), table, unused, CLOCK)
+        given: Any = (unused, store, bus, calls, PeerStarter(*made), table, unused, CLOCK)
         async with PeerOrders(*given, token="token") as orders:
             await orders.start(node.id, order)
             await until(lambda: told, "an outcome")

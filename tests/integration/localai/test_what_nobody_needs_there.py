@@ -12,9 +12,9 @@ from corral.bus.local import LocalHub
 from corral.contract.messages.models import DELETE_MODEL, DeleteModel, DoneReply
 from corral.contract.messages.replicas import ReplicaFile
 from corral.contract.models import Definition
-from corral.controller.localai.calls import PeerTimes, WorkerCalls
-from corral.controller.localai.cleanup import Sweeping, unwanted_sets
-from corral.controller.localai.file_server import FileServers, Place
+from corral.controller.localai.calls import PeerCalls, PeerTimes
+from corral.controller.localai.cleanup import PeerCleanup, unwanted_sets
+from corral.controller.localai.file_server import FileServerAddress, FileServers
 from corral.controller.localai.request_files import RequestFiles
 from corral.controller.localai.table import PeerTable
 from corral.controller.runtime.change_feed import ChangeFeed
@@ -86,18 +86,18 @@ async def test_two_looks_and_it_is_gone(store: Store, worker: LocalAIFiles, tmp_
     hub = LocalHub(CLOCK)
     async with hub.join("worker") as theirs, hub.join("c") as bus, FileServers("shared", CLOCK) as servers:
         await theirs.serve(DELETE_MODEL, delete, node=node.id)
-        place = Place(node.name, node.ingress_url)
+        place = FileServerAddress(node.name, node.ingress_url)
         for folder in (NEW, OLD, GONE, RUNS, ".corral-requests/1000-ffff"):
             await servers.put(place, f"models/{folder}/w.bin", file, digest, 1)
-        calls = WorkerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
+        calls = PeerCalls(bus, CLOCK, PeerTimes(), galleries_with=no_galleries)
         leadership = Leadership(store, "c", ttl_s=10)
         table = PeerTable(store, leadership, ChangeFeed(store, bus, CLOCK, interval_s=1), CLOCK, lease="replicas")
         async with RequestFiles(servers, calls, CLOCK, tmp_path / "requests") as requests:
-            sweeping = Sweeping(store, calls, servers, Files(), requests, table, CLOCK)
-            await sweeping.look()
+            sweeping = PeerCleanup(store, calls, servers, Files(), requests, table, CLOCK)
+            await sweeping.run_once()
             assert deleted == [], "another controller leads"
             assert await leadership.lead("replicas")
-            await sweeping.look()
+            await sweeping.run_once()
             await until(lambda: deleted == [".corral-requests/1000-ffff"], "end of an old request's files")
-            await sweeping.look()
+            await sweeping.run_once()
             assert sorted(set(deleted)) == [".corral-requests/1000-ffff", GONE, OLD]

@@ -8,7 +8,7 @@ import pytest
 
 from corral.contract.ids import NodeId
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.health.classify import Guard, Pulse, Verdict, is_still_true, judge
+from corral.controller.health.classify import Guard, Pulse, Verdict, classify, is_still_true
 from corral.controller.registry.transitions import NodeEvent
 
 STALE_S = 60.0
@@ -20,8 +20,8 @@ def pulse(
     return Pulse(NodeId(name), NodeStatus(status), since, heard, left)
 
 
-def judged(pulses: Iterable[Pulse], listening_s: float = 1000.0) -> Verdict:
-    return judge(list(pulses), listening_s=listening_s, stale_after_s=STALE_S, guard=Guard(share_percent=40, floor=3))
+def judged(pulses: Iterable[Pulse], observed_s: float = 1000.0) -> Verdict:
+    return classify(list(pulses), observed_s=observed_s, stale_after_s=STALE_S, guard=Guard(share_percent=40, floor=3))
 
 
 @pytest.mark.parametrize("status", ["healthy", "unhealthy", "draining"])
@@ -37,14 +37,14 @@ def test_a_node_that_is_not_in_service_cannot_fall_silent(status: str) -> None:
 
 def test_our_own_outage_is_not_theirs() -> None:
     silent = [pulse("a", heard=500.0)]
-    assert judged(silent, listening_s=59.9).events == ()
-    assert judged(silent, listening_s=60.0).events == (("a", "went_silent"),)
+    assert judged(silent, observed_s=59.9).events == ()
+    assert judged(silent, observed_s=60.0).events == (("a", "went_silent"),)
 
 
 @pytest.mark.parametrize("status", ["offline", "unhealthy"])
 def test_a_heartbeat_younger_than_the_verdict_brings_a_node_back(status: str) -> None:
     assert judged([pulse("a", status, 2.0, since=10.0)]).events == (("a", "came_back"),)
-    assert judged([pulse("a", status, 2.0, since=10.0)], listening_s=0.0).events == (("a", "came_back"),)
+    assert judged([pulse("a", status, 2.0, since=10.0)], observed_s=0.0).events == (("a", "came_back"),)
 
 
 def test_an_older_heartbeat_does_not_overturn_the_verdict() -> None:
@@ -101,7 +101,7 @@ def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "seen", "listening_s", "expected"),
+    ("event", "seen", "observed_s", "expected"),
     [
         (NodeEvent.WENT_SILENT, pulse("a", heard=60.0), 60.0, True),
         (NodeEvent.WENT_SILENT, pulse("a", heard=1.0), 1000.0, False),  # it was heard meanwhile
@@ -115,6 +115,6 @@ def test_nodes_offline_since_long_do_not_count_against_the_rest() -> None:
     ],
 )
 def test_a_verdict_is_looked_at_again_before_it_is_written(
-    event: NodeEvent, seen: Pulse, listening_s: float, expected: bool
+    event: NodeEvent, seen: Pulse, observed_s: float, expected: bool
 ) -> None:
-    assert is_still_true(seen, event, listening_s=listening_s, stale_after_s=STALE_S) is expected
+    assert is_still_true(seen, event, observed_s=observed_s, stale_after_s=STALE_S) is expected

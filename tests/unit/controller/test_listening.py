@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from corral.bus.local import LocalBus, LocalHub
-from corral.controller.health.listening import Listening
+from corral.controller.health.observation_window import ObservationWindow
 from tests.support.manual_clock import ManualClock
 
 GAP_S = 30.0
@@ -20,7 +20,7 @@ class Ears:
         self.hub = hub
         self.clock = clock
         self.database_ahead_s = 0.0
-        self.listening = Listening(bus, clock, longest_gap_s=GAP_S)
+        self.listening = ObservationWindow(bus, clock, longest_gap_s=GAP_S)
 
     @property
     def database_now(self) -> datetime:

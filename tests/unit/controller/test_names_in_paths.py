@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from corral.controller.api.segments import keep_segments, whole_name
+from corral.controller.api.path_segments import keep_segments, whole_name
 
 
 @pytest.mark.parametrize("name", ["m", "org/m", "a%2Fb", "a%2Fb/c", "50%", "q?x#y", "\u00fcn\u00ef/c\u00f6d\u00e9"])

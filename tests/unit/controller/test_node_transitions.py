@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, new_node, next_state
+from corral.controller.registry.transitions import (
+    Moved,
+    NodeEvent,
+    NodeState,
+    Stays,
+    TransitionRefused,
+    new_node,
+    next_state,
+)
 
 PENDING = NodeState(NodeStatus.PENDING, approved=False)
 HEALTHY = NodeState(NodeStatus.HEALTHY, approved=True)
@@ -81,7 +89,7 @@ def test_each_cell(state: NodeState, event: str, expected: str) -> None:
             assert reason
         case Stays():
             assert expected == STAY
-        case Refused(why):
+        case TransitionRefused(why):
             assert expected == NO
             assert why
 
@@ -101,7 +109,7 @@ def test_nothing_but_approval_gets_a_node_past_the_door(events: list[NodeEvent])
     assert not state.approved
 
 
-@given(st.lists(st.sampled_from([event for event in NodeEvent if event is not NodeEvent.RESUME_ASKED])))
+@given(st.lists(st.sampled_from([event for event in NodeEvent if event is not NodeEvent.RESUME_REQUESTED])))
 def test_only_a_person_takes_a_drain_back(events: list[NodeEvent]) -> None:
     state = DRAINED
     for event in events:

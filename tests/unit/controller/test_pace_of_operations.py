@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corral.contract.admin import OperationView
-from corral.controller.api.events import Pace
+from corral.controller.api.events import StreamPace
 from corral.controller.runtime.change_feed import Change
 
 
@@ -18,7 +18,7 @@ def told(changes: list[Change]) -> list[tuple[str, int]]:
 
 
 def test_the_first_is_told_at_once_and_the_rest_wait_for_their_turn() -> None:
-    pace = Pace(0.25)
+    pace = StreamPace(0.25)
     assert told(pace.put(operation("a", 1), 10.0)) == [("a", 1)]
     assert pace.put(operation("a", 2), 10.01) == []
     assert pace.put(operation("b", 1), 10.02) == []
@@ -31,14 +31,14 @@ def test_the_first_is_told_at_once_and_the_rest_wait_for_their_turn() -> None:
 
 
 def test_what_happens_between_two_turns_is_told_when_something_else_arrives_too() -> None:
-    pace = Pace(0.25)
+    pace = StreamPace(0.25)
     pace.put(operation("a", 1), 0.0)
     pace.put(operation("a", 2), 0.1)
     assert told(pace.put(operation("b", 1), 0.3)) == [("a", 2), ("b", 1)]
 
 
 def test_nodes_never_wait_and_the_present_state_is_whole_before_ready() -> None:
-    pace = Pace(0.25)
+    pace = StreamPace(0.25)
     node, ready = Change("node", {"id": "n"}), Change("ready", {"nodes": 1})
     pace.put(operation("a", 1), 0.0)
     assert pace.put(operation("b", 1), 0.0) == []
@@ -49,7 +49,7 @@ def test_nodes_never_wait_and_the_present_state_is_whole_before_ready() -> None:
 
 
 def test_one_that_is_gone_is_not_told_afterwards() -> None:
-    pace = Pace(0.25)
+    pace = StreamPace(0.25)
     pace.put(operation("a", 1), 0.0)
     pace.put(operation("a", 2), 0.1)
     removed = Change("operation-removed", {"id": "a"})

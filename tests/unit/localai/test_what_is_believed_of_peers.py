@@ -8,7 +8,13 @@ import pytest
 
 from corral.contract.messages.models import RunningModel
 from corral.controller.localai.keys import port_of, process_key, reachable_address
-from corral.controller.localai.process_state import IsGone, IsUseless, Judgement, Stays, judge
+from corral.controller.localai.process_state import (
+    Judgement,
+    ProcessGone,
+    ProcessStays,
+    ProcessUseless,
+    classify_process,
+)
 from corral.inference.backend_process import ProcessHealth
 from corral.kit.errors import Failed
 from corral.store.tables.peer_processes import PeerProcess
@@ -62,24 +68,24 @@ def test_keys_and_ports() -> None:
 @pytest.mark.parametrize(
     ("running", "pulse", "misses", "judged"),
     [
-        (LISTED, ProcessHealth.ALIVE, 2, Stays(0)),
-        (LISTED, ProcessHealth.BUSY, 2, Stays(0)),  # for as long as it likes
-        (LISTED, ProcessHealth.UNREACHABLE, 0, Stays(1)),
-        (LISTED, ProcessHealth.UNREACHABLE, 2, IsUseless("…")),
-        ({}, ProcessHealth.ALIVE, 0, IsGone("…")),  # its worker has the last word
-        ({("m", 0): RunningModel("m", 0)}, ProcessHealth.BUSY, 0, IsGone("…")),
-        ({("m", 1): RunningModel("m", 1, "127.0.0.1:50099")}, ProcessHealth.ALIVE, 0, IsGone("…")),
-        ({("m", 1): RunningModel("m", 1)}, ProcessHealth.ALIVE, 0, Stays(0)),  # older workers tell no address
-        (None, ProcessHealth.BUSY, 2, Stays(0)),
-        (None, ProcessHealth.UNREACHABLE, 1, Stays(2)),
-        (None, ProcessHealth.UNREACHABLE, 2, IsGone("…")),
+        (LISTED, ProcessHealth.ALIVE, 2, ProcessStays(0)),
+        (LISTED, ProcessHealth.BUSY, 2, ProcessStays(0)),  # for as long as it likes
+        (LISTED, ProcessHealth.UNREACHABLE, 0, ProcessStays(1)),
+        (LISTED, ProcessHealth.UNREACHABLE, 2, ProcessUseless("…")),
+        ({}, ProcessHealth.ALIVE, 0, ProcessGone("…")),  # its worker has the last word
+        ({("m", 0): RunningModel("m", 0)}, ProcessHealth.BUSY, 0, ProcessGone("…")),
+        ({("m", 1): RunningModel("m", 1, "127.0.0.1:50099")}, ProcessHealth.ALIVE, 0, ProcessGone("…")),
+        ({("m", 1): RunningModel("m", 1)}, ProcessHealth.ALIVE, 0, ProcessStays(0)),  # older workers tell no address
+        (None, ProcessHealth.BUSY, 2, ProcessStays(0)),
+        (None, ProcessHealth.UNREACHABLE, 1, ProcessStays(2)),
+        (None, ProcessHealth.UNREACHABLE, 2, ProcessGone("…")),
     ],
 )
 def test_a_process_is_gone_when_its_worker_says_so_and_never_for_being_busy(
     running: dict[tuple[str, int], RunningModel] | None, pulse: ProcessHealth, misses: int, judged: Judgement
 ) -> None:
-    assert isinstance(judge(PROCESS, running, pulse, misses, is_another=True), IsGone | IsUseless)
-    found = judge(PROCESS, running, pulse, misses)
+    assert isinstance(classify_process(PROCESS, running, pulse, misses, is_another=True), ProcessGone | ProcessUseless)
+    found = classify_process(PROCESS, running, pulse, misses)
     assert type(found) is type(judged)
-    if isinstance(judged, Stays):
+    if isinstance(judged, ProcessStays):
         assert found == judged

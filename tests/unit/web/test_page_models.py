@@ -11,9 +11,9 @@ import pytest
 from corral.contract.catalogue import ModelView, ScheduleView
 from corral.contract.loads import LoadStatus
 from corral.contract.receipts import RequestView
-from corral.controller.web.looks import Look
+from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.models import catalogue_of, line_of, wanted
-from corral.controller.web.requests import RequestLook, request_lines
+from corral.controller.web.requests import RequestFilter, request_lines
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 REVISION = "0123456789abcdef"
@@ -148,14 +148,14 @@ def test_how_many_are_wanted(known: dict[str, Any], words: str) -> None:
 
 def test_of_many_models_some_are_shown_and_found() -> None:
     many = [model(f"m-{number:03}", tags=("even",) if number % 2 == 0 else ()) for number in range(120)]
-    shown = catalogue_of(many, [LoadStatus("m-007", "failed", error="x")], [], Look(at=50), NOW)
+    shown = catalogue_of(many, [LoadStatus("m-007", "failed", error="x")], [], ListFilter(at=50), NOW)
     assert (len(shown.lines), shown.lines[0].id, shown.range) == (50, "m-050", "Models 51–100 of 120")
     assert (shown.previous, shown.next) == ("", "?at=100")
     assert [(chip.only, chip.count) for chip in shown.chips if chip.count] == [("", 120), ("failed", 1), ("cold", 119)]
-    assert [line.id for line in catalogue_of(many, [], [], Look(find="EVEN 004"), NOW).lines] == ["m-004"]
-    failed = catalogue_of(many, [LoadStatus("m-007", "failed", error="x")], [], Look(only="failed"), NOW)
+    assert [line.id for line in catalogue_of(many, [], [], ListFilter(find="EVEN 004"), NOW).lines] == ["m-004"]
+    failed = catalogue_of(many, [LoadStatus("m-007", "failed", error="x")], [], ListFilter(only="failed"), NOW)
     assert ([line.id for line in failed.lines], failed.range) == (["m-007"], "1 of 120 models")
-    assert catalogue_of([], [], [], Look(only="nonsense"), NOW).lines == ()
+    assert catalogue_of([], [], [], ListFilter(only="nonsense"), NOW).lines == ()
 
 
 def test_a_request_in_one_line() -> None:
@@ -188,7 +188,7 @@ def test_a_request_in_one_line() -> None:
     [line] = request_lines((view,), NOW)
     assert (line.when, line.who, line.queued, line.loaded, line.first) == ("10 s ago", "k-1", "", "12.3 s", "34 ms")
     assert (line.tokens, line.remark, line.failed) == ("7 → ~20", "the replica broke off, 2 tries", True)
-    asked = RequestLook("a b", True, "x~y")
+    asked = RequestFilter("a b", True, "x~y")
     assert asked.query() == "?model=a+b&failed=true&before=x~y"
     assert asked.query(failed=False, before="") == "?model=a+b"
-    assert RequestLook().query() == ""
+    assert RequestFilter().query() == ""

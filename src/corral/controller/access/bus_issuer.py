@@ -17,7 +17,7 @@ _REPLY_SLACK_S = 300.0
 
 
 @dataclass(frozen=True)
-class BusPlace:
+class BusEndpoint:
     """Where others reach the bus. `{host}` in a URL stands for the host they used to reach us."""
 
     urls: tuple[str, ...]
@@ -33,7 +33,7 @@ class SharedUser:
 class BusIssuer:
     def __init__(
         self,
-        place: BusPlace,
+        place: BusEndpoint,
         clock: Clock,
         *,
         account_seed: str = "",

@@ -28,19 +28,19 @@ class JoinTokens:
         self._public_url = public_url
         self._ca = ca
 
-    async def create(self, asked: CreateJoinToken, *, created_by: str) -> JoinTokenCreated:
-        _check(asked)
+    async def create(self, request: CreateJoinToken, *, created_by: str) -> JoinTokenCreated:
+        _check(request)
         secret = new_secret(JOIN_TOKEN)
         async with self._store.write() as tx:
             now = await tx.now()
             token = JoinToken(
                 id=str(uuid.uuid4()),
-                name=asked.name,
+                name=request.name,
                 secret_hash=digest(secret),
-                uses_left=asked.uses,
+                uses_left=request.uses,
                 uses=0,
-                expires_at=None if asked.ttl_s is None else now + timedelta(seconds=asked.ttl_s),
-                pre_approved=asked.pre_approved,
+                expires_at=None if request.ttl_s is None else now + timedelta(seconds=request.ttl_s),
+                pre_approved=request.pre_approved,
                 created_by=created_by,
                 created_at=now,
             )
@@ -105,12 +105,12 @@ def _state(token: JoinToken, now: datetime) -> str:
     return "used" if token.uses_left == 0 else "active"
 
 
-def _check(asked: CreateJoinToken) -> None:
-    if asked.uses is not None and not 0 < asked.uses <= 1_000_000:
+def _check(request: CreateJoinToken) -> None:
+    if request.uses is not None and not 0 < request.uses <= 1_000_000:
         raise Invalid("uses must be between 1 and 1000000, or null for no limit")
-    if asked.ttl_s is not None and not 0 < asked.ttl_s <= _LONGEST_S:
+    if request.ttl_s is not None and not 0 < request.ttl_s <= _LONGEST_S:
         raise Invalid("ttl_s must be more than 0 and at most ten years, or null for never")
-    if len(asked.name) > 255:
+    if len(request.name) > 255:
         raise Invalid("name is longer than 255 characters")
 
 

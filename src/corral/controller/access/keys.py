@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from corral.contract.admin import CreateKey, KeyCreated, KeyView
 from corral.contract.view import KeyLimits
-from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.principal import Principal, Role
 from corral.controller.runtime.change_feed import ChangeFeed
+from corral.controller.runtime.database import hide_database_errors
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.clock import Clock
 from corral.kit.errors import Conflict, Invalid, NotFound, Unauthenticated, Unavailable
@@ -36,7 +36,7 @@ class Access:
         self._use_noted: dict[str, float] = {}  # bounded by the number of keys
 
     async def by_key(self, secret: str) -> Principal:
-        with before_we_know_who_asks():
+        with hide_database_errors():
             async with self._store.read() as tx:
                 key = await api_keys.find_by_hash(tx, digest(secret))
                 now = await tx.now()
@@ -47,7 +47,7 @@ class Access:
         return Principal(key.id, key.name, Role(key.role), models=key.models)
 
     async def by_session(self, secret: str) -> Principal:
-        with before_we_know_who_asks():
+        with hide_database_errors():
             async with self._store.read() as tx:
                 session = await web_sessions.find(tx, digest(secret))
                 key = await api_keys.find(tx, session.key_id) if session else None
@@ -95,9 +95,9 @@ class Access:
         async with self._store.write() as tx:
             await web_sessions.delete(tx, principal.session)
 
-    async def create(self, asked: CreateKey) -> KeyCreated:
+    async def create(self, request: CreateKey) -> KeyCreated:
         secret = new_secret(API_KEY)
-        key = await self._insert(asked, secret)
+        key = await self._insert(request, secret)
         log.info("API key made", key=key.name, key_id=key.id, key_role=key.role)
         return KeyCreated(key=_view(key, key.created_at), secret=secret)
 
@@ -131,19 +131,19 @@ class Access:
         log.info("API key revoked", key=key.name, key_id=key.id, key_role=key.role)
         self._feed.notify("keys", key.id)
 
-    async def _insert(self, asked: CreateKey, secret: str) -> ApiKey:
-        _check(asked)
+    async def _insert(self, request: CreateKey, secret: str) -> ApiKey:
+        _check(request)
         async with self._store.write() as tx:
             now = await tx.now()
             key = ApiKey(
                 id=str(uuid.uuid4()),
-                name=asked.name or f"{asked.role} key",
+                name=request.name or f"{request.role} key",
                 secret_hash=digest(secret),
-                role=asked.role,
-                models=asked.models,
-                limits=asked.limits,
+                role=request.role,
+                models=request.models,
+                limits=request.limits,
                 created_at=now,
-                expires_at=None if asked.ttl_s is None else now + timedelta(seconds=asked.ttl_s),
+                expires_at=None if request.ttl_s is None else now + timedelta(seconds=request.ttl_s),
             )
             await api_keys.insert(tx, key)
             await revisions.bump(tx, "keys")
@@ -182,14 +182,14 @@ def _state(key: ApiKey, now: datetime) -> str:
     return "expired" if key.expires_at is not None and key.expires_at <= now else "active"
 
 
-def _check(asked: CreateKey) -> None:
-    if asked.role not in list(Role):
-        raise Invalid(f"unknown role {asked.role!r}: use admin, viewer, inference or gateway")
-    if len(asked.name) > 255:
+def _check(request: CreateKey) -> None:
+    if request.role not in list(Role):
+        raise Invalid(f"unknown role {request.role!r}: use admin, viewer, inference or gateway")
+    if len(request.name) > 255:
         raise Invalid("name is longer than 255 characters")
-    if asked.ttl_s is not None and not 0 < asked.ttl_s <= _LONGEST_S:
+    if request.ttl_s is not None and not 0 < request.ttl_s <= _LONGEST_S:
         raise Invalid("ttl_s must be more than 0 and at most ten years, or null for never")
-    for limit in _limits(asked.limits):
+    for limit in _limits(request.limits):
         if limit is not None and limit < 1:
             raise Invalid("limits must be at least 1, or null for none")
 

@@ -80,10 +80,10 @@ class Revocations:
             return
         self._bus.on_change(self._connection_changed)
         await run_every(
-            "bus revocations", self._interval_s, self.look, clock=self._clock, wake=self._wake, max_wait_s=2.0
+            "bus revocations", self._interval_s, self.run_once, clock=self._clock, wake=self._wake, max_wait_s=2.0
         )
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         """Tell the bus if it may not know."""
         if self._keys is None or not self._bus.connected:
             return  # the reconnect wakes us

@@ -77,12 +77,12 @@ def principal_of(connection: Connection) -> Principal:
 
 async def seen_from(connection: Connection, access: Access) -> str:
     """The address the caller came from. Only a gateway that shows its key is believed about it."""
-    told = connection.headers.get("x-corral-client", "")
+    address = connection.headers.get("x-corral-client", "")
     gateway_key = connection.headers.get("x-corral-gateway", "")
-    if told and gateway_key:
+    if address and gateway_key:
         try:
             require(await access.by_key(gateway_key), Role.GATEWAY)
         except (Unauthenticated, Denied):
             return ""
-        return told
+        return address
     return connection.client.host if connection.client else ""

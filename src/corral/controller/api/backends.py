@@ -54,7 +54,7 @@ Order = Annotated[str, Parameter(description="asc or desc")]
 Wait = Annotated[bool, Parameter(description="Answer when the galleries have been asked")]
 
 
-class BackendPages(Controller):
+class BackendRoutes(Controller):
     path = "/api/backends"
     tags = ("backends",)
     guards = (viewers,)

@@ -72,12 +72,12 @@ def operation_frames(operations: Operations, operation_id: str) -> Frames:
 
     async def made(feed: ChangeFeed, is_welcome: Welcome) -> AsyncIterator[bytes]:
         yield b"retry: 2000\n\n"
-        told = None
+        last = None
         async for change in _changes(feed, is_welcome, _PING_S):
             if change is None:
                 yield _PING
                 continue
-            if change.kind == "ready":  # what is shown to everybody has been told; ours may have ended long ago
+            if change.kind == "ready":  # the state that every caller sees has been sent; ours may have ended long ago
                 view: object = await operations.find_view(operation_id)
             elif change.kind == "operation" and getattr(change.data, "job_id", "") == operation_id:
                 view = change.data
@@ -85,8 +85,8 @@ def operation_frames(operations: Operations, operation_id: str) -> Frames:
                 continue
             if not isinstance(view, OperationView):
                 return
-            if view != told:
-                told = view
+            if view != last:
+                last = view
                 yield frame("operation", encode(view))
             if view.finished_at:
                 return
@@ -98,7 +98,7 @@ async def _changes(feed: ChangeFeed, is_welcome: Welcome, ping_s: float) -> Asyn
     """None: nothing happened for a while."""
     now = asyncio.get_running_loop().time
     check_at = now() + ping_s
-    pace = Pace(_TELL_S)
+    pace = StreamPace(_TELL_S)
     async with feed.subscribe() as subscription:
         while True:
             due = pace.due_in(now())
@@ -122,7 +122,7 @@ async def _changes(feed: ChangeFeed, is_welcome: Welcome, ping_s: float) -> Asyn
                 check_at = now() + ping_s
 
 
-class Pace:
+class StreamPace:
     """Operations move faster than anybody looks: a follower gets each one's latest, all together, so often at most."""
 
     def __init__(self, every_s: float) -> None:
@@ -132,7 +132,7 @@ class Pace:
 
     def put(self, change: Change, now: float) -> list[Change]:
         """What to tell now."""
-        if change.kind == "ready":  # the present state ends here, and is told whole
+        if change.kind == "ready":  # the present state ends here, and was sent completely
             return [*self._flush(now), change]
         if change.kind == "operation-removed" and isinstance(change.data, dict):
             self._held.pop(str(change.data.get("id")), None)

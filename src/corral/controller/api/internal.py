@@ -8,13 +8,13 @@ from litestar import Request, Response, get, post
 
 from corral.contract.codec import encode
 from corral.controller.api.auth import gateways, principal_of
-from corral.controller.gateways.view import Views
+from corral.controller.gateways.view import FleetViews
 
 AnyRequest = Request[Any, Any, Any]
 
 
 @get("/internal/view", guards=[gateways], include_in_schema=False)
-async def fleet_view(request: AnyRequest, views: Views) -> Response[bytes]:
+async def fleet_view(request: AnyRequest, views: FleetViews) -> Response[bytes]:
     """Whole, or 304 when the gateway has it already."""
     tag = f'"{await views.tag()}"'
     if request.headers.get("if-none-match") == tag:
@@ -24,7 +24,7 @@ async def fleet_view(request: AnyRequest, views: Views) -> Response[bytes]:
 
 
 @post("/internal/gateway/credentials", guards=[gateways], status_code=200, include_in_schema=False)
-async def gateway_credentials(request: AnyRequest, views: Views) -> Response[bytes]:
+async def gateway_credentials(request: AnyRequest, views: FleetViews) -> Response[bytes]:
     name = request.query_params.get("name") or principal_of(request).key_id
     host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
     return Response(encode(views.gateway_bus(name, host)), media_type="application/json")

@@ -10,7 +10,7 @@ from litestar.params import Parameter
 from corral.contract.codec import Message, encode
 from corral.contract.loads import AskForLoad, LoadState, LoadStatus
 from corral.controller.api.auth import admins, anybody_known, gateways, principal_of, viewers
-from corral.controller.api.segments import whole_name
+from corral.controller.api.path_segments import whole_name
 from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.listing import ReplicaRows

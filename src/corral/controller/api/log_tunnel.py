@@ -36,7 +36,7 @@ _PIECE = 64 * 1024
 _HANDSHAKE = (b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-protocol")
 
 
-class Asked(NamedTuple):
+class TunnelRequest(NamedTuple):
     """The upgrade request."""
 
     node: str
@@ -91,25 +91,25 @@ class LogTunnels:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = read_request(await reader.readuntil(b"\r\n\r\n"))
-        principal = await self._admit(asked)
-        node = await self._nodes.node(asked.node)
-        shown = [(name, value) for name, value in asked.headers if name in _HANDSHAKE]
-        async with self._ingresses.tunnel(node, f"{LOGS}/{asked.model}/ws", shown) as (head, from_node, to_node):
+        request = read_request(await reader.readuntil(b"\r\n\r\n"))
+        principal = await self._admit(request)
+        node = await self._nodes.node(request.node)
+        shown = [(name, value) for name, value in request.headers if name in _HANDSHAKE]
+        async with self._ingresses.tunnel(node, f"{LOGS}/{request.model}/ws", shown) as (head, from_node, to_node):
             writer.write(head)
             await _first_to_end(
                 _pass_on(reader, to_node), pass_redacted(from_node, writer), self._until_unwelcome(principal)
             )
 
-    async def _admit(self, asked: Asked) -> Principal:
+    async def _admit(self, request: TunnelRequest) -> Principal:
         if len(self._open) > self._most:
             raise Denied(f"{self._most} others follow logs already")
         # A browser sends its cookies with a WebSocket that any page opens, and says which page that was.
-        origin = asked.header(b"origin").decode(errors="replace")
-        hosts = {asked.header(name).decode(errors="replace") for name in (b"host", b"x-forwarded-host")}
+        origin = request.header(b"origin").decode(errors="replace")
+        hosts = {request.header(name).decode(errors="replace") for name in (b"host", b"x-forwarded-host")}
         if origin and urlsplit(origin).netloc not in hosts - {""}:
             raise Denied("the Origin is another host than this one")
-        scope: Any = {"type": "websocket", "path": "/", "headers": asked.headers, "query_string": b"", "state": {}}
+        scope: Any = {"type": "websocket", "path": "/", "headers": request.headers, "query_string": b"", "state": {}}
         principal = await authenticate(ASGIConnection(scope), self._access)
         require(principal, Role.VIEWER)
         return principal
@@ -122,7 +122,7 @@ class LogTunnels:
                 welcome = await self._access.is_welcome(principal)
 
 
-def read_request(head: bytes) -> Asked:
+def read_request(head: bytes) -> TunnelRequest:
     """Uvicorn has parsed it once already: names are in lower case, and it is an upgrade to WebSocket."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -132,10 +132,10 @@ def read_request(head: bytes) -> Asked:
         raise NotFound("there is no such WebSocket here")
     pairs = [line.partition(":") for line in lines if line]
     headers = [(name.strip().lower().encode("latin-1"), value.strip().encode("latin-1")) for name, _, value in pairs]
-    asked = Asked(unquote(parts[3]), "%2F".join(parts[5:]), headers)
-    if not asked.header(b"sec-websocket-key"):
+    request = TunnelRequest(unquote(parts[3]), "%2F".join(parts[5:]), headers)
+    if not request.header(b"sec-websocket-key"):
         raise Invalid("the WebSocket request has no key")
-    return asked
+    return request
 
 
 def _refuse(writer: asyncio.StreamWriter, status: int, error: CorralError) -> None:

@@ -1,4 +1,4 @@
-"""`/api/nodes/:id/backend-logs…`: what a node's backends wrote, asked of the node itself.
+"""`/api/nodes/:id/backend-logs…`: what a node's backends wrote, read from the node itself.
 
 See docs/reference/wire/http-nodes.md#backend-logs. A node nobody knows is 404; one that does not answer, or not with
 that, is 502.
@@ -28,7 +28,7 @@ Tail = Annotated[int | None, Parameter(ge=0, le=100_000, description="The last s
 Follow = Annotated[bool, Parameter(description="Go on with each new line, one JSON object per line")]
 
 
-class NodeLogs(Controller):
+class NodeLogRoutes(Controller):
     path = "/api/nodes/{node:str}/backend-logs"
     tags = ("backends of a node",)
     guards = (viewers,)
@@ -49,13 +49,13 @@ class NodeLogs(Controller):
         tail: Tail = None,
         follow: Follow = False,
     ) -> Response[bytes] | Stream:
-        asked = [f"tail={tail}"] if tail is not None else []
+        query = [f"tail={tail}"] if tail is not None else []
         path = path_of(model)
         if follow:
-            lines = await ingresses.follow(await nodes.node(node), "?".join([path, "&".join([*asked, "follow=true"])]))
-            told = _while_welcome(lines, access, principal_of(request))
-            return Stream(told, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
-        read = await ingresses.logs(await nodes.node(node), "?".join([path, *asked]))
+            lines = await ingresses.follow(await nodes.node(node), "?".join([path, "&".join([*query, "follow=true"])]))
+            stream = _while_welcome(lines, access, principal_of(request))
+            return Stream(stream, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"})
+        read = await ingresses.logs(await nodes.node(node), "?".join([path, *query]))
         return Response(read, media_type="application/json")
 
 

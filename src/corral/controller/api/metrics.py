@@ -36,8 +36,8 @@ class ControllerMetrics:
     async def refresh(self) -> None:
         self._bus_up.set(self._bus.connected)
         self._held.set(self._health.held)
-        self._beats.inc(self._heartbeats.heard - self._counted)
-        self._counted = self._heartbeats.heard
+        self._beats.inc(self._heartbeats.received - self._counted)
+        self._counted = self._heartbeats.received
         try:
             async with self._store.read() as tx:
                 by_status = Counter(row.status for row in await nodes.list_pulses(tx))

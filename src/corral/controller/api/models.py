@@ -21,7 +21,7 @@ from corral.contract.catalogue import (
     ScheduleView,
 )
 from corral.controller.api.auth import admins, principal_of, viewers
-from corral.controller.api.segments import whole_name
+from corral.controller.api.path_segments import whole_name
 from corral.controller.files.fetches import Fetches
 from corral.controller.models.schedules import Schedules
 from corral.controller.models.service import Models
@@ -32,7 +32,7 @@ Term = Annotated[str, Parameter(max_length=200, description="Only with these wor
 Force = Annotated[bool, Parameter(description="Though other models stand for it, or a file defines it")]
 
 
-class ModelsDoor(Controller):
+class ModelRoutes(Controller):
     path = "/api/models"
     tags = ("models",)
     guards = (viewers,)
@@ -78,7 +78,7 @@ class ModelsDoor(Controller):
         return await models.delete(whole_name(model), force=force)
 
 
-class Scheduling(Controller):
+class ScheduleRoutes(Controller):
     path = "/api/nodes/scheduling"
     tags = ("models",)
     guards = (viewers,)

@@ -11,7 +11,7 @@ from corral.contract.codec import Message, Undecodable, decode, encode
 from corral.contract.messages.nodes import HttpHeartbeat, RegisterNode
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import bearer_of, seen_from
-from corral.controller.registry.admission import Caller, NodeApi
+from corral.controller.registry.admission import NodeApi, NodeCaller
 from corral.controller.replicas.listing import ReplicaRows
 from corral.kit.errors import Invalid, Unauthenticated
 
@@ -23,7 +23,7 @@ class RefreshCredentials(Message, frozen=True):
     csr: str = ""
 
 
-class NodeSelfService(Controller):
+class NodeApiRoutes(Controller):
     """Guarded by the node's own token, not by API keys; registration by a join token."""
 
     path = "/api/node"
@@ -43,8 +43,8 @@ class NodeSelfService(Controller):
         self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access
     ) -> Response[bytes]:
         caller = await _caller(request, access)
-        asked = await _body(request, RefreshCredentials)
-        return _json(await node_api.refresh(node_id, asked.csr, caller))
+        request_body = await _body(request, RefreshCredentials)
+        return _json(await node_api.refresh(node_id, request_body.csr, caller))
 
     @post("/{node_id:str}/heartbeat", summary="I am alive", status_code=200)
     async def heartbeat(self, request: AnyRequest, node_id: str, node_api: NodeApi, access: Access) -> Response[bytes]:
@@ -80,12 +80,12 @@ class NodeSelfService(Controller):
         return await replica_rows.list_(node_id=node_id)
 
 
-async def _caller(request: AnyRequest, access: Access) -> Caller:
+async def _caller(request: AnyRequest, access: Access) -> NodeCaller:
     bearer = bearer_of(request)
     if bearer is None:
         raise Unauthenticated("registration token required")
     host = request.headers.get("x-forwarded-host") or request.headers.get("host") or ""
-    return Caller(bearer=bearer, seen_from=await seen_from(request, access), reached_us_at=host)
+    return NodeCaller(bearer=bearer, seen_from=await seen_from(request, access), reached_us_at=host)
 
 
 async def _body(request: AnyRequest, kind: type[T]) -> T:

@@ -17,7 +17,7 @@ from corral.controller.operations.service import Operations
 from corral.controller.operations.verify import BackendVerifier
 
 
-class NodeBackends(Controller):
+class NodeBackendRoutes(Controller):
     path = "/api/nodes/{node:str}/backends"
     tags = ("backends of a node",)
     guards = (viewers,)

@@ -18,7 +18,7 @@ Limit = Annotated[int | None, Parameter(ge=1, le=10_000, description="At most so
 After = Annotated[str | None, Parameter(description="Only names after this one: the last of the page before")]
 
 
-class Nodes(Controller):
+class NodeRoutes(Controller):
     path = "/api/nodes"
     tags = ("nodes",)
     guards = (viewers,)

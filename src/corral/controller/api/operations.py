@@ -36,7 +36,7 @@ After = Annotated[str, Parameter(description="With `all`: only those before this
 Rows = Annotated[bool, Parameter(description="false: only how many nodes are at what; quick, however many there are")]
 
 
-class OperationsDoor(Controller):
+class OperationRoutes(Controller):
     path = "/api/operations"
     tags = ("operations",)
     guards = (viewers,)

@@ -10,7 +10,7 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from corral.controller.api.segments import whole_name
+from corral.controller.api.path_segments import whole_name
 from corral.kit.log import get_log
 
 log = get_log(__name__)

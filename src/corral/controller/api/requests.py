@@ -12,7 +12,7 @@ from corral.contract.codec import Undecodable, decode
 from corral.contract.receipts import Receipts, RequestList
 from corral.controller.api.asking import AnyRequest
 from corral.controller.api.auth import gateways, viewers
-from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptService
 from corral.kit.errors import Invalid
 
 Limit = Annotated[int, Parameter(ge=1, le=1000, description="At most so many")]
@@ -26,7 +26,7 @@ Failed = Annotated[bool, Parameter(description="Only those answered with 400 or 
 
 @get("/api/requests", guards=[viewers], tags=["requests"], summary="What became of requests, the newest first")
 async def list_requests(
-    receipts: ReceiptBook,
+    receipts: ReceiptService,
     limit: Limit = 50,
     before: Before = "",
     since: Since = None,
@@ -43,7 +43,7 @@ async def list_requests(
 
 
 @post("/internal/receipts", guards=[gateways], status_code=202, include_in_schema=False)
-async def take_receipts(request: AnyRequest, receipts: ReceiptBook) -> None:
+async def take_receipts(request: AnyRequest, receipts: ReceiptService) -> None:
     try:
         batch = decode(Receipts, await request.body())
     except Undecodable as error:

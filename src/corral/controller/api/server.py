@@ -52,27 +52,29 @@ async def serve_app(
 ) -> AsyncIterator[list[str]]:
     """Yields the places it is served at once they answer; on leaving, open streams are closed within two seconds.
     `upgrades` serves whoever asks for a WebSocket."""
-    doors: list[tuple[str, socket.socket, bool]] = []
+    listeners: list[tuple[str, socket.socket, bool]] = []
     if settings.socket is not None:
-        doors.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
+        listeners.append((f"unix:{settings.socket}", _unix_socket(settings.socket), False))
     if settings.port:
         secure = settings.tls_cert is not None
         if not secure and not is_loopback(settings.host):
             log.warning("served without TLS beyond this machine: keys can be read on the network", host=settings.host)
         scheme = "https" if secure else "http"
-        doors.append((f"{scheme}://{settings.host}:{settings.port}", _tcp_socket(settings.host, settings.port), secure))
-    if not doors:
+        listeners.append(
+            (f"{scheme}://{settings.host}:{settings.port}", _tcp_socket(settings.host, settings.port), secure)
+        )
+    if not listeners:
         raise BadSettings(["the controller needs somewhere to serve: --socket, or --port"])
     ours = _inode(settings.socket)
     servers = [
         (_server(app, settings, upgrades, secure=secure, local=sock.family is socket.AF_UNIX), sock)
-        for _, sock, secure in doors
+        for _, sock, secure in listeners
     ]
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(server.serve(sockets=[sock]), name="http") for server, sock in servers]
         await _started([server for server, _ in servers], running)
         try:
-            yield [place for place, _, _ in doors]
+            yield [place for place, _, _ in listeners]
         finally:
             for server, _ in servers:
                 server.stop()
@@ -130,26 +132,26 @@ def _unix_socket(path: Path) -> socket.socket:
     # Bound aside and renamed: a successor takes the place without a moment in which nobody is there.
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
-        door.bind(str(aside))
+        listener.bind(str(aside))
         os.chmod(aside, 0o600)
         os.replace(aside, path)
     except OSError as error:
-        door.close()
+        listener.close()
         raise BadSettings([f"--socket: {path}: {error.strerror}"]) from error
-    return door
+    return listener
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        door.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        door.close()
+        listener.close()
         raise BadSettings(
             [f"--port: {host}:{port} cannot be used: {error.strerror}; choose another with --port"]
         ) from error
-    return door
+    return listener

@@ -6,13 +6,13 @@ from litestar import Controller, get
 
 from corral.contract.why import WhyModel, WhyNode
 from corral.controller.api.auth import viewers
-from corral.controller.api.segments import whole_name
+from corral.controller.api.path_segments import whole_name
 from corral.controller.models.service import Models
 from corral.controller.registry.nodes import NodeAdmin
 from corral.controller.replicas.why import Why
 
 
-class WhyDoor(Controller):
+class WhyRoutes(Controller):
     path = "/api/why"
     tags = ("why",)
     guards = (viewers,)

@@ -19,13 +19,13 @@ from corral.store.tables.receipts import NamedReceipt, ReceiptRow
 log = get_log(__name__)
 
 _NOTE_EVERY_S = 60.0
-_MOST_NOTED = 10_000
+MAX_RECEIPTS = 10_000
 _LONGEST = 512  # of a text in a receipt
 _LARGEST = 2**53
 _LATEST_S = 2.0**33
 
 
-class ReceiptBook:
+class ReceiptService:
     def __init__(self, store: Store, clock: Clock, demand: Demand | None = None) -> None:
         self._store = store
         self._demand = demand
@@ -69,7 +69,7 @@ class ReceiptBook:
         now = self._clock.monotonic()
         used = sorted({receipt.key_id for receipt in batch.receipts})
         due = [key_id for key_id in used if now - self._noted.get(key_id, -_NOTE_EVERY_S) >= _NOTE_EVERY_S]
-        if len(self._noted) > _MOST_NOTED:
+        if len(self._noted) > MAX_RECEIPTS:
             self._noted.clear()
         self._noted.update(dict.fromkeys(due, now))
         return due
@@ -85,43 +85,43 @@ def _read_place(text: str) -> tuple[datetime, str]:
     return at, request_id
 
 
-def rows_of(told: Iterable[Receipt]) -> list[ReceiptRow]:
+def rows_of(reported: Iterable[Receipt]) -> list[ReceiptRow]:
     """As the store takes them: what a gateway says is made to fit, never refused."""
     # Most receipts of a batch differ in few texts: those that are the same in many are looked at once.
     seen: dict[tuple[str, ...], tuple[str, ...]] = {}
-    return [_row(receipt, seen) for receipt in told]
+    return [_row(receipt, seen) for receipt in reported]
 
 
-def _row(told: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> ReceiptRow:
+def _row(receipt: Receipt, seen: dict[tuple[str, ...], tuple[str, ...]]) -> ReceiptRow:
     texts = (
-        told.key_id,
-        told.model,
-        told.path,
-        told.served_by,
-        told.node_id,
-        told.process_id,
-        told.revision,
-        told.digest,
-        told.ending,
+        receipt.key_id,
+        receipt.model,
+        receipt.path,
+        receipt.served_by,
+        receipt.node_id,
+        receipt.process_id,
+        receipt.revision,
+        receipt.digest,
+        receipt.ending,
     )
     clean = seen.get(texts)
     if clean is None:
         clean = seen[texts] = tuple(map(_text, texts))
     numbers: tuple[int, ...] = (
-        told.status,
-        told.replica,
-        round(told.queue_ms * 1000) if told.queue_ms else 0,
-        round(told.load_ms * 1000) if told.load_ms else 0,
-        round(told.first_byte_ms * 1000) if told.first_byte_ms else 0,
-        round(told.total_ms * 1000),
-        told.prompt_tokens,
-        told.completion_tokens,
-        told.tries,
+        receipt.status,
+        receipt.replica,
+        round(receipt.queue_ms * 1000) if receipt.queue_ms else 0,
+        round(receipt.load_ms * 1000) if receipt.load_ms else 0,
+        round(receipt.first_byte_ms * 1000) if receipt.first_byte_ms else 0,
+        round(receipt.total_ms * 1000),
+        receipt.prompt_tokens,
+        receipt.completion_tokens,
+        receipt.tries,
     )
     if min(numbers) < 0 or max(numbers) > _LARGEST:
         numbers = tuple(min(max(number, 0), _LARGEST) for number in numbers)
-    at_us = round(min(max(told.at, 0.0), _LATEST_S) * 1_000_000)
-    return (at_us, _text(told.id), *clean, *numbers, told.estimated, told.streamed)
+    at_us = round(min(max(receipt.at, 0.0), _LATEST_S) * 1_000_000)
+    return (at_us, _text(receipt.id), *clean, *numbers, receipt.estimated, receipt.streamed)
 
 
 def _text(value: str) -> str:

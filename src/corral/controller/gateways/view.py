@@ -25,7 +25,7 @@ _TOKEN_ROLLS_S = 900.0  # ingress tokens live an hour; every quarter the view co
 _SIGNED_AT_ONCE = 256  # some milliseconds' worth
 
 
-class Views:
+class FleetViews:
     def __init__(self, store: Store, issuer: BusIssuer, tokens: IngressTokens, clock: Clock) -> None:
         self._store = store
         self._issuer = issuer
@@ -48,7 +48,7 @@ class Views:
             schedules = {row.model: row for row in await model_schedules.list_(tx)}
             replicas, answering = await read_routing(tx)
         # After an edit the former revision answers until the present one can: to gateways it is the model's until then.
-        told = [
+        found = [
             msgspec.structs.replace(model, revision=answering.get(model.id, model.revision))
             for model in view_models(defined, schedules)
         ]
@@ -56,7 +56,7 @@ class Views:
             revision=revision,
             keys=tuple(_view_key(key) for key in keys if key.revoked_at is None and key.role != Role.GATEWAY),
             nodes=await self._nodes([row for row in rows if row.approved]),
-            models=tuple(told),
+            models=tuple(found),
             replicas=replicas,
             server_time=self._clock.now().timestamp(),
         )
@@ -66,13 +66,13 @@ class Views:
         all the others to it."""
         if self._quarter() != self._signed_in:
             self._signed, self._signed_in = {}, self._quarter()
-        told = []
+        found = []
         for row in rows:
             if row.id not in self._signed:
                 self._signed[row.id] = self._tokens.sign("gateway", [Scope.REPLICAS], aud=row.id)
                 if len(self._signed) % _SIGNED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-            told.append(
+            found.append(
                 ViewNode(
                     id=row.id,
                     name=row.name,
@@ -83,7 +83,7 @@ class Views:
                     ingress_token=self._signed[row.id],
                 )
             )
-        return tuple(told)
+        return tuple(found)
 
     def gateway_bus(self, name: str, reached_us_at: str) -> GatewayBus:
         minted = self._issuer.for_gateway(name)

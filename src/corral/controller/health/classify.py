@@ -40,10 +40,10 @@ class Verdict:
     held: int  # how many silent nodes the guard left alone
 
 
-def judge(pulses: Sequence[Pulse], *, listening_s: float, stale_after_s: float, guard: Guard) -> Verdict:
-    """`listening_s`: for how long this controller has been able to receive and record without a gap."""
+def classify(pulses: Sequence[Pulse], *, observed_s: float, stale_after_s: float, guard: Guard) -> Verdict:
+    """`observed_s`: for how long this controller has been able to receive and record without a gap."""
     back = tuple((p.node, NodeEvent.CAME_BACK) for p in pulses if _is_back(p, stale_after_s))
-    if listening_s < stale_after_s:
+    if observed_s < stale_after_s:
         return Verdict(back, 0)
     silent = [p.node for p in pulses if _is_silent(p, stale_after_s)]
     held = _is_mass_outage(pulses, len(silent), stale_after_s, guard)
@@ -51,12 +51,12 @@ def judge(pulses: Sequence[Pulse], *, listening_s: float, stale_after_s: float, 
     return Verdict((*back, *((node, event) for node in silent)), len(silent) if held else 0)
 
 
-def is_still_true(pulse: Pulse, event: NodeEvent, *, listening_s: float, stale_after_s: float) -> bool:
+def is_still_true(pulse: Pulse, event: NodeEvent, *, observed_s: float, stale_after_s: float) -> bool:
     """Asked again of one node at the moment of writing: between a verdict and its execution anything may have happened,
     to the node or to us."""
     if event is NodeEvent.CAME_BACK:
         return _is_back(pulse, stale_after_s)
-    return listening_s >= stale_after_s and _is_silent(pulse, stale_after_s)
+    return observed_s >= stale_after_s and _is_silent(pulse, stale_after_s)
 
 
 _LATE = 0.75  # of the limit; with defaults that is four heartbeats missed

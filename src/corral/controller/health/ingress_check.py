@@ -88,9 +88,9 @@ class IngressCheck:
         self.wake = Wake()
 
     async def run(self) -> None:
-        await run_every("ingress check", self._interval_s, self.look, clock=self._clock, wake=self.wake)
+        await run_every("ingress check", self._interval_s, self.run_once, clock=self._clock, wake=self.wake)
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         if not await self._lead():
             return
         async with self._store.read() as tx:
@@ -114,8 +114,8 @@ class IngressCheck:
 
     async def _check(self, http: aiohttp.ClientSession, due: Sequence[Node], now: datetime) -> None:
         found = await asyncio.gather(*(self._try(http, node) for node in due))
-        faults = [self._judge(node, fault, now) for node, fault in zip(due, found, strict=True)]
-        changed = [(node, fault) for node, fault in zip(due, faults, strict=True) if self._is_news(node, fault)]
+        faults = [self._classify(node, fault, now) for node, fault in zip(due, found, strict=True)]
+        changed = [(node, fault) for node, fault in zip(due, faults, strict=True) if self._has_changed(node, fault)]
         if not changed:
             return
         async with self._store.write() as tx:
@@ -130,14 +130,14 @@ class IngressCheck:
                         await self._changes.write(tx, node, columns)
             await revisions.bump(tx, "nodes")
         for node, _ in changed:
-            self._changes.told(node.id)
+            self._changes.notify(node.id)
 
-    def _judge(self, node: Node, fault: Fault, now: datetime) -> Fault:
+    def _classify(self, node: Node, fault: Fault, now: datetime) -> Fault:
         if fault.kind not in (Kind.REFUSED, Kind.SILENT):
             self._failing_since.pop(node.id, None)
             return fault
         since = self._failing_since.setdefault(node.id, now)
-        return judge(node, fault, since=since, now=now, silent_after=self._silent_after)
+        return classify_fault(node, fault, since=since, now=now, silent_after=self._silent_after)
 
     async def _try(self, http: aiohttp.ClientSession, node: Node) -> Fault:
         try:
@@ -157,18 +157,18 @@ class IngressCheck:
             return Fault(Kind.WRONG, f"{node.ingress_url} could not be checked; the controller's log has the details")
 
     async def _ask(self, http: aiohttp.ClientSession, node: Node) -> str:
-        status, told = await self._ingresses.get(http, node, "/corral/hello", Scope.PROBE, largest=_LARGEST_ANSWER)
+        status, body = await self._ingresses.get(http, node, "/corral/hello", Scope.PROBE, largest=_LARGEST_ANSWER)
         if status != 200:
             return f"{node.ingress_url} answered {status}: is another program or another node there?"
         try:
-            hello = decode(Hello, told)
+            hello = decode(Hello, body)
         except Undecodable:
             return f"{node.ingress_url} is answered by something else than a worker; set --advertise on {node.name}"
         if hello.node_id != node.id:
             return f"{node.ingress_url} is answered by another node; set --advertise on {node.name}"
         return ""
 
-    def _is_news(self, node: Node, fault: Fault) -> bool:
+    def _has_changed(self, node: Node, fault: Fault) -> bool:
         """Good news at once; bad news when it is sure."""
         if not fault.text:
             self._failures.pop(node.id, None)
@@ -183,17 +183,17 @@ class IngressCheck:
         return True
 
 
-def judge(node: Node, fault: Fault, *, since: datetime, now: datetime, silent_after: timedelta) -> Fault:
+def classify_fault(node: Node, fault: Fault, *, since: datetime, now: datetime, silent_after: timedelta) -> Fault:
     """Decide whether the port of a node is closed or its worker does not run. A running worker has sent heartbeats
     since its port stopped answering, and a worker that the controller has reached before did not lose its port by
     accident."""
-    heard_at = node.last_heartbeat or node.created_at
+    last_heartbeat_at = node.last_heartbeat or node.created_at
     missing = _not_running(node)
-    if now - heard_at >= silent_after:
+    if now - last_heartbeat_at >= silent_after:
         return missing
     # The verdict clears `ingress_ok`: without this the next check would ask people to open the port after all.
     was_reached = node.ingress_ok or node.ingress_error == missing.text
-    if was_reached and heard_at <= since + _HEARTBEATS_ARE_WRITTEN:
+    if was_reached and last_heartbeat_at <= since + _HEARTBEATS_ARE_WRITTEN:
         return missing if fault.kind is Kind.REFUSED else Fault(Kind.UNDECIDED, fault.text)
     return fault
 

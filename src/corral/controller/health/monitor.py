@@ -6,8 +6,8 @@ from datetime import datetime
 
 from corral.contract.ids import NodeId
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.health.classify import Guard, Pulse, is_still_true, judge
-from corral.controller.health.listening import Listening
+from corral.controller.health.classify import Guard, Pulse, classify, is_still_true
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.registry.transitions import NodeEvent
 from corral.controller.runtime.leadership import Leadership
@@ -31,7 +31,7 @@ class HealthMonitor:
         self,
         store: Store,
         changes: NodeChanges,
-        listening: Listening,
+        window: ObservationWindow,
         leadership: Leadership,
         clock: Clock,
         *,
@@ -43,7 +43,7 @@ class HealthMonitor:
         """`live_for_s`: a controller not seen for so long is no successor."""
         self._store = store
         self._changes = changes
-        self._listening = listening
+        self._window = window
         self._leadership = leadership
         self._clock = clock
         self._interval_s = interval_s
@@ -54,9 +54,9 @@ class HealthMonitor:
         self.held = 0  # silent nodes the guard leaves alone; the page tells people
 
     async def run(self) -> None:
-        await run_every("health", self._interval_s, self.look, clock=self._clock, wake=self.wake, max_wait_s=10.0)
+        await run_every("health", self._interval_s, self.run_once, clock=self._clock, wake=self.wake, max_wait_s=10.0)
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         if not await self._leadership.lead(_LEASE, every_s=self._interval_s):
             self.held = 0
             return
@@ -64,9 +64,9 @@ class HealthMonitor:
             now = await tx.now()
             pulses = [_pulse(row, now) for row in await nodes.list_pulses(tx)]
             others = len(await controllers.list_live(tx, within_s=self._live_for_s)) > 1
-        verdict = judge(
+        verdict = classify(
             pulses,
-            listening_s=self._listening.seconds(now),
+            observed_s=self._window.seconds(now),
             stale_after_s=self._stale_after_s,
             guard=self._guard,
         )
@@ -75,7 +75,7 @@ class HealthMonitor:
         self.held = verdict.held
         for node, event in verdict.events:
             await self._carry_out(node, event)
-        if others and self._listening.is_deaf:  # who cannot hear must not stand in the way of who can
+        if others and self._window.is_deaf:  # who cannot hear must not stand in the way of who can
             await self._leadership.resign(_LEASE)
 
     async def _carry_out(self, node_id: NodeId, event: NodeEvent) -> None:
@@ -86,7 +86,7 @@ class HealthMonitor:
             return is_still_true(
                 _pulse(node, now),
                 event,
-                listening_s=self._listening.seconds(now),
+                observed_s=self._window.seconds(now),
                 stale_after_s=self._stale_after_s,
             )
 

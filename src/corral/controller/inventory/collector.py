@@ -19,7 +19,7 @@ from corral.controller.inventory.routable import routing_facts
 from corral.controller.inventory.routing import forget_previous_revisions
 from corral.controller.orders.backend_calls import BackendCalls
 from corral.controller.orders.observations import InventoryRead
-from corral.controller.registry.reports import tame_text
+from corral.controller.registry.sanitize import sanitize_text
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.controller.runtime.counters import INVENTORY, REPLICAS
 from corral.controller.runtime.leadership import Leadership
@@ -76,7 +76,7 @@ class InventoryCollector:
         """The last of each node counts."""
         if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
             return
-        boot_id, seq = tame_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
+        boot_id, seq = sanitize_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
         inventories = Inventory(
             node_id=node_id,
             boot_id=boot_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from corral.controller.localai.file_server import Place
+from corral.controller.localai.file_server import FileServerAddress
 from corral.controller.localai.request_files import RequestFiles
 from corral.inference.backend_process import BackendProcess
 from corral.inference.bridge import Bridge
@@ -35,7 +35,7 @@ class Bridges:
             node = await nodes.get(tx, process.node_id)
         if (found := self._find(process)) is not None:  # somebody else asked for it meanwhile
             return found
-        where = Place(node.name, node.ingress_url)
+        where = FileServerAddress(node.name, node.ingress_url)
         bridge = Bridge(
             BackendProcess(
                 address=process.address,

@@ -1,4 +1,4 @@
-"""What a LocalAI worker is asked over the bus about its processes
+"""Requests over the bus to a LocalAI worker about its processes
 (docs/reference/wire/backends.md#loads-of-localai)."""
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class PeerTimes:
     look_s: float = 0.5
 
 
-class NobodyListens(Unreachable):
+class PeerUnreachable(Unreachable):
     """Twice: the worker is not on the bus."""
 
 
-class WorkerCalls:
+class PeerCalls:
     def __init__(
         self, bus: Bus, clock: Clock, times: PeerTimes, *, galleries_with: Callable[[str], Awaitable[str]]
     ) -> None:
@@ -70,8 +70,8 @@ class WorkerCalls:
 
     async def install(self, node_id: str, backend: str, model: str, replica: int, op_id: str) -> str:
         """The address of a process for the model; the backend is fetched first where it is not there. Raises Failed
-        with the worker's words, NobodyListens, OutcomeUnknown."""
-        asked = InstallBackend(
+        with the worker's words, PeerUnreachable, OutcomeUnknown."""
+        request = InstallBackend(
             backend=backend,
             model_id=model,
             backend_galleries=await self._galleries_with(backend),
@@ -80,10 +80,10 @@ class WorkerCalls:
         )
         try:
             reply = await self._retried(
-                lambda: self._bus.call(INSTALL_BACKEND, asked, timeout_s=self.times.install_s, node=node_id)
+                lambda: self._bus.call(INSTALL_BACKEND, request, timeout_s=self.times.install_s, node=node_id)
             )
         except Unreachable as error:
-            raise NobodyListens("nobody listens on the node") from error
+            raise PeerUnreachable("nobody listens on the node") from error
         if not reply.success:
             raise Failed(reply.error or "its worker gave no reason")
         return reply.address
@@ -92,10 +92,10 @@ class WorkerCalls:
     async def progress(self, node_id: str, op_id: str, tell: Callable[[InstallProgress], None]) -> AsyncIterator[None]:
         """How far the fetching of the backend is, while the block runs."""
 
-        async def heard(event: InstallProgress, _tokens: Tokens) -> None:
+        async def on_progress(event: InstallProgress, _tokens: Tokens) -> None:
             tell(event)
 
-        subscription = await self._bus.subscribe(INSTALL_PROGRESS, heard, node=node_id, op=op_id)
+        subscription = await self._bus.subscribe(INSTALL_PROGRESS, on_progress, node=node_id, op=op_id)
         try:
             yield
         finally:
@@ -104,10 +104,10 @@ class WorkerCalls:
     async def running(self, node_id: str) -> dict[Key, RunningModel] | None:
         """By model and replica, what lives and is not ending; None: the worker is too old to say, or not there. Raises
         what keeps it from answering."""
-        asked = ListRunningModels()
+        request = ListRunningModels()
         try:
             reply = await self._retried(
-                lambda: self._bus.call(LIST_RUNNING_MODELS, asked, timeout_s=self.times.running_s, node=node_id)
+                lambda: self._bus.call(LIST_RUNNING_MODELS, request, timeout_s=self.times.running_s, node=node_id)
             )
         except Unreachable:
             return None
@@ -155,11 +155,11 @@ class WorkerCalls:
 
     async def _stopped(self, node_id: str, model: str, key: str, address: str, revision: str, force: bool) -> bool:
         """Whether the worker knows how to end exactly one. It compares with its own, local address."""
-        asked = StopModel(
+        request = StopModel(
             model_name=model, process_key=key, expected_address=address, force=force, config_revision=revision
         )
         try:
-            reply = await self._bus.call(STOP_MODEL, asked, timeout_s=self.times.stop_s, node=node_id)
+            reply = await self._bus.call(STOP_MODEL, request, timeout_s=self.times.stop_s, node=node_id)
         except Unreachable:
             return False
         except OutcomeUnknown:
@@ -183,9 +183,9 @@ class WorkerCalls:
 
     async def delete_folder(self, node_id: str, folder: str) -> None:
         """A folder below the worker's models folder, with all that is in it. Raises what keeps it from going."""
-        asked = DeleteModel(model_name=folder)
+        request = DeleteModel(model_name=folder)
         reply = await self._retried(
-            lambda: self._bus.call(DELETE_MODEL, asked, timeout_s=self.times.delete_s, node=node_id)
+            lambda: self._bus.call(DELETE_MODEL, request, timeout_s=self.times.delete_s, node=node_id)
         )
         if not reply.success:
             raise Failed(reply.error or "its worker gave no reason")

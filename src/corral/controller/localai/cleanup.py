@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from corral.controller.localai.calls import WorkerCalls
-from corral.controller.localai.file_server import FileServers, Place
+from corral.controller.localai.calls import PeerCalls
+from corral.controller.localai.file_server import FileServerAddress, FileServers
 from corral.controller.localai.needs import KnownFiles
 from corral.controller.localai.request_files import RequestFiles
 from corral.controller.localai.staging import MODELS
@@ -48,13 +48,13 @@ def _is_sent_by_us(files: set[str]) -> bool:
     )
 
 
-class Sweeping:
+class PeerCleanup:
     name = "sweeping peers"
 
     def __init__(
         self,
         store: Store,
-        calls: WorkerCalls,
+        calls: PeerCalls,
         servers: FileServers,
         files: KnownFiles,
         requests: RequestFiles,
@@ -74,9 +74,9 @@ class Sweeping:
         self._unwanted: dict[str, set[str]] = {}  # by node, at the last look
 
     async def run(self) -> None:
-        await run_every(self.name, self._every_s, self.look, clock=self._clock)
+        await run_every(self.name, self._every_s, self.run_once, clock=self._clock)
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         if not self._table.leads:
             self._unwanted.clear()
             return
@@ -91,7 +91,7 @@ class Sweeping:
         self._unwanted = {node.id: self._unwanted.get(node.id, set()) for node in there}
 
     async def _sweep(self, node: Node) -> None:
-        where = Place(node.name, node.ingress_url)
+        where = FileServerAddress(node.name, node.ingress_url)
         await self._requests.sweep(node.id, where)
         listed = await self._servers.list_(where, MODELS)
         # Asked after the list was made: what has been sent since is not on it.

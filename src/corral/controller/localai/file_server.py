@@ -26,12 +26,12 @@ from corral.kit.errors import CorralError, Failed, NotFound, Unreachable, reason
 
 _PIECE = 1024 * 1024
 _LARGEST_ANSWER = 1024 * 1024
-_MOST_SPOILT = 3
+MAX_CORRUPT = 3
 _LARGEST_LIST = 32 * 1024 * 1024
 Sent = Callable[[int], None]  # bytes of the file that are there by now
 
 
-class Place(NamedTuple):
+class FileServerAddress(NamedTuple):
     """Where one worker's file server is, for words and for URLs."""
 
     name: str
@@ -49,7 +49,7 @@ class TransferTimes:
     retry_cap_s: float = 30.0
 
 
-class Head(NamedTuple):
+class RemoteFile(NamedTuple):
     size: int
     path: str
     sha256: str  # of a whole file
@@ -87,32 +87,32 @@ class FileServers:
         if self._http is not None:
             await self._http.close()
 
-    async def head(self, where: Place, key: str) -> Head | None:
+    async def head(self, where: FileServerAddress, key: str) -> RemoteFile | None:
         """None: there is nothing under that key, or a folder."""
         async with self._ask("HEAD", where, _files(key), total_s=self._times.answer_s) as answer:
             if answer.status in (400, 404):
                 return None
             _check(where, answer.status, "HEAD", key)
-            told = answer.headers
-            size = told.get("X-File-Size", "")
-            return Head(
+            answered = answer.headers
+            size = answered.get("X-File-Size", "")
+            return RemoteFile(
                 int(size) if size.isdigit() else -1,
-                told.get("X-Local-Path", ""),
-                told.get("X-Content-SHA256", "").lower(),
-                told.get("X-Target-SHA256", "").lower(),
+                answered.get("X-Local-Path", ""),
+                answered.get("X-Content-SHA256", "").lower(),
+                answered.get("X-Target-SHA256", "").lower(),
             )
 
-    async def list_(self, where: Place, key: str) -> tuple[str, ...]:
+    async def list_(self, where: FileServerAddress, key: str) -> tuple[str, ...]:
         """Files below a folder, by their path from there; none when there is no such folder."""
         async with self._ask("GET", where, f"/v1/files-list/{_quoted(key)}", total_s=self._times.answer_s) as answer:
             if answer.status == 404:
                 return ()
             _check(where, answer.status, "list", key)
-            told = _decoded(where, await _read(answer, _LARGEST_LIST))
-        listed = told.get("files") or ()
+            answered = _decoded(where, await _read(answer, _LARGEST_LIST))
+        listed = answered.get("files") or ()
         return tuple(file for file in listed if isinstance(file, str)) if isinstance(listed, list) else ()
 
-    async def ensure(self, where: Place, key: str, file: Path, digest: str, sent: Sent) -> str:
+    async def ensure(self, where: FileServerAddress, key: str, file: Path, digest: str, sent: Sent) -> str:
         """The file is there, whole; its path there. Raises Unreachable when it could not be sent within its budget,
         Failed for what will not pass by itself."""
         sha256, size = digest.removeprefix(PREFIX), (await asyncio.to_thread(file.stat)).st_size
@@ -140,20 +140,20 @@ class FileServers:
                 trouble, whole, spoilt = str(error), True, spoilt + 1
             except (_Again, Unreachable) as error:
                 trouble = str(error)
-            if spoilt >= _MOST_SPOILT:
+            if spoilt >= MAX_CORRUPT:
                 raise Failed(f"{where.name} does not take {key}: {trouble}")
             if self._clock.monotonic() >= until:
                 raise Unreachable(f"{key} could not be sent to {where.name}: {trouble}")
             await self._clock.sleep(backoff.next_s())
 
-    async def put(self, where: Place, key: str, file: Path, sha256: str, size: int) -> str:
+    async def put(self, where: FileServerAddress, key: str, file: Path, sha256: str, size: int) -> str:
         """One small file in one go, tried once: somebody waits. Its path there."""
         try:
             return await self._put(where, key, file, sha256, (0, size), whole=True, sent=lambda _: None)
         except _Again as error:
             raise Unreachable(f"{where.name} did not take a file: {error}") from error
 
-    async def get(self, where: Place, key: str, file: Path, largest: int) -> None:
+    async def get(self, where: FileServerAddress, key: str, file: Path, largest: int) -> None:
         """Raises NotFound when it is not there, Failed when it is larger than that."""
         async with self._ask("GET", where, _files(key)) as answer:
             if answer.status == 404:
@@ -168,7 +168,15 @@ class FileServers:
                     await asyncio.to_thread(out.write, piece)
 
     async def _put(
-        self, where: Place, key: str, file: Path, sha256: str, part: tuple[int, int], *, whole: bool, sent: Sent
+        self,
+        where: FileServerAddress,
+        key: str,
+        file: Path,
+        sha256: str,
+        part: tuple[int, int],
+        *,
+        whole: bool,
+        sent: Sent,
     ) -> str:
         start, size = part
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size - start)}
@@ -199,7 +207,7 @@ class FileServers:
     async def _ask(
         self,
         method: str,
-        where: Place,
+        where: FileServerAddress,
         path: str,
         *,
         headers: dict[str, str] | None = None,
@@ -224,7 +232,7 @@ class FileServers:
                 yield answer
 
 
-def _start(head: Head | None, sha256: str, size: int) -> int | None:
+def _start(head: RemoteFile | None, sha256: str, size: int) -> int | None:
     """Where to go on; None: only the whole file, in one piece, leads on from what lies there."""
     if head is None or head.target != sha256:
         return 0
@@ -241,7 +249,7 @@ def _quoted(key: str) -> str:
     return quote(key, safe="/")
 
 
-async def _pieces(source: BinaryIO, count: int, told: Sent) -> AsyncIterator[bytes]:
+async def _pieces(source: BinaryIO, count: int, on_sent: Sent) -> AsyncIterator[bytes]:
     sent = 0
     while sent < count:
         piece = await asyncio.to_thread(source.read, min(_PIECE, count - sent))
@@ -249,24 +257,24 @@ async def _pieces(source: BinaryIO, count: int, told: Sent) -> AsyncIterator[byt
             raise Failed("a file got shorter while it was sent")
         yield piece
         sent += len(piece)
-        told(sent)
+        on_sent(sent)
 
 
 async def _read(answer: aiohttp.ClientResponse, largest: int) -> bytes:
-    told = bytearray()
-    while len(told) <= largest and (piece := await answer.content.read(largest)):
-        told += piece
-    return bytes(told[:largest])
+    body = bytearray()
+    while len(body) <= largest and (piece := await answer.content.read(largest)):
+        body += piece
+    return bytes(body[:largest])
 
 
-def _decoded(where: Place, text: bytes) -> dict[str, object]:
+def _decoded(where: FileServerAddress, text: bytes) -> dict[str, object]:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.DecodeError as error:
         raise Failed(f"{where.name} answered something that is no JSON") from error
 
 
-def _check(where: Place, status: int, what: str, key: str) -> None:
+def _check(where: FileServerAddress, status: int, what: str, key: str) -> None:
     if status in (401, 403):
         raise Failed(f"{where.name} does not accept our registration token for its files ({status})")
     if status >= 500:
@@ -276,7 +284,7 @@ def _check(where: Place, status: int, what: str, key: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_words(where: Place) -> Iterator[None]:
+def _in_words(where: FileServerAddress) -> Iterator[None]:
     try:
         yield
     except CorralError:

@@ -23,10 +23,10 @@ def port_of(address: str) -> int | None:
         return None
 
 
-def reachable_address(told: str, node_address: str) -> str:
+def reachable_address(reported: str, node_address: str) -> str:
     """Where a process is, from what its worker answered. It answers nothing when it means its own address, and the
     loopback when it could not make sense of how it is to be reached. Raises Failed for what is no address at all."""
-    address = told or node_address
+    address = reported or node_address
     port = port_of(address)
     if port is None or _NOT_IN_AN_ADDRESS & set(address) or not address.isprintable():
         raise Failed(f"its worker says that the process is at {address[:100]!r}, and that is no host:port")

@@ -17,7 +17,7 @@ from corral.kit.log import get_log
 from corral.kit.tasks import Wake
 
 log = get_log(__name__)
-_NONE_TOLD = 2  # messages get lost, and no other may follow for a long time
+IDLE_REPORTS = 2  # messages get lost, and no other may follow for a long time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LoadTimes:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _OtherController:
     seq: int
     at: float
     in_flight: Mapping[str, int]
@@ -57,9 +57,9 @@ class PeerLoads:
         self._node_of = node_of
         self._times = times or LoadTimes()
         self._own: dict[str, int] = {}
-        self._others: dict[str, _Heard] = {}  # by controller
+        self._others: dict[str, _OtherController] = {}  # by controller
         self._numbers = itertools.count(1)
-        self._told: dict[str, int] = {}  # by node that had some: how often its having none is still to be told
+        self._idle_reports: dict[str, int] = {}  # by node that had some: how often its having none is still to be told
         self._wake = Wake()
 
     def begin(self, process_id: str) -> None:
@@ -81,7 +81,7 @@ class PeerLoads:
         return self._totals().get(process_id, 0)
 
     async def run(self) -> None:
-        await self._bus.subscribe(PEER_LOAD, self._heard)
+        await self._bus.subscribe(PEER_LOAD, self._on_load)
         due = True
         while True:
             changed = await self._wake.wait(self._times.again_s)
@@ -90,11 +90,11 @@ class PeerLoads:
                 due = not await self._tell() or due
             await self._clock.sleep(self._times.interval_s)
 
-    async def _heard(self, load: PeerLoad, _tokens: Tokens) -> None:
+    async def _on_load(self, load: PeerLoad, _tokens: Tokens) -> None:
         before = self._others.get(load.controller)
         if load.controller == self._instance or (before is not None and load.seq <= before.seq):
             return
-        self._others[load.controller] = _Heard(load.seq, self._clock.monotonic(), dict(load.in_flight))
+        self._others[load.controller] = _OtherController(load.seq, self._clock.monotonic(), dict(load.in_flight))
         if load.in_flight != (before.in_flight if before is not None else {}):
             self._wake.set()
 
@@ -113,21 +113,24 @@ class PeerLoads:
         return True
 
     async def _tell_gateways(self, number: int) -> None:
-        by_node: dict[str, dict[str, int]] = {node_id: {} for node_id in self._told}
+        by_node: dict[str, dict[str, int]] = {node_id: {} for node_id in self._idle_reports}
         for process_id, count in self._totals().items():
             if (node_id := self._node_of(process_id)) is not None:
                 by_node.setdefault(node_id, {})[process_id] = count
         for node_id, in_flight in by_node.items():
             report = NodeLoad(boot_id=self._instance, seq=number, in_flight=in_flight)
             await self._bus.publish(NODE_LOAD, report, node=node_id)
-        left = {node_id: _NONE_TOLD if in_flight else self._told[node_id] - 1 for node_id, in_flight in by_node.items()}
-        self._told = {node_id: count for node_id, count in left.items() if count}
+        left = {
+            node_id: IDLE_REPORTS if in_flight else self._idle_reports[node_id] - 1
+            for node_id, in_flight in by_node.items()
+        }
+        self._idle_reports = {node_id: count for node_id, count in left.items() if count}
 
     def _totals(self) -> dict[str, int]:
         now = self._clock.monotonic()
-        self._others = {name: heard for name, heard in self._others.items() if now - heard.at < self._times.believe_s}
+        self._others = {name: other for name, other in self._others.items() if now - other.at < self._times.believe_s}
         found = dict(self._own)
-        for heard in self._others.values():
-            for process_id, count in heard.in_flight.items():
+        for other in self._others.values():
+            for process_id, count in other.in_flight.items():
                 found[process_id] = found.get(process_id, 0) + max(0, count)
         return found

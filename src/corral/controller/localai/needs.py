@@ -41,7 +41,7 @@ class Logs(Protocol):
 
 
 @dataclass(frozen=True)
-class PeerNeeds:
+class PeerDependencies:
     store: Store
     bus: Bus
     leadership: Leadership

@@ -23,8 +23,8 @@ from corral.contract.messages.replicas import (
     StopReplica,
 )
 from corral.contract.models import read_definition
-from corral.controller.localai.calls import NobodyListens, WorkerCalls
-from corral.controller.localai.start import Starting
+from corral.controller.localai.calls import PeerCalls, PeerUnreachable
+from corral.controller.localai.start import PeerStarter
 from corral.controller.localai.table import NotLeading, PeerTable
 from corral.controller.orders.observations import OrderAccepted, OrderEnded, OrderNotSent, ReplicaObservation
 from corral.controller.orders.order import OrderId
@@ -56,8 +56,8 @@ class PeerOrders:
         own: ReplicaOrders,
         store: Store,
         bus: Bus,
-        calls: WorkerCalls,
-        starting: Starting,
+        calls: PeerCalls,
+        starting: PeerStarter,
         table: PeerTable,
         busy: Busyness,
         clock: Clock,
@@ -107,7 +107,7 @@ class PeerOrders:
         return OrderAccepted(named)
 
     async def stop(self, node_id: str, order: StopReplica) -> None:
-        """Whether it worked, the node's list tells; it is told again until it has."""
+        """The order is repeated until the node's list shows that it worked."""
         try:
             node = await self._peer(node_id)
             if node is None:
@@ -127,18 +127,18 @@ class PeerOrders:
             node = await nodes.get(tx, node_id)
         return node if node.shares_token else None
 
-    # Starting.
+    # PeerStarter.
 
     async def _start(self, node: Node, order: StartReplica) -> None:
-        told = _Latest()
-        speaking = asyncio.create_task(self._tell_progress(node.id, told))
+        latest = _Latest()
+        reporting = asyncio.create_task(self._publish_progress(node.id, latest))
         error = ""
         try:
             definition = read_definition(order.definition | {"name": order.model})
-            await self._starting.start(node, order, definition, told.put)
+            await self._starting.start(node, order, definition, latest.put)
         except NotLeading:
             return  # it is another controller's by now
-        except NobodyListens as failure:
+        except PeerUnreachable as failure:
             error = failure.message
             if self._on_unreachable is not None:
                 await self._on_unreachable(node.id)
@@ -148,8 +148,8 @@ class PeerOrders:
             log.exception("starting a replica failed", node=node.name, model=order.model)
             error = "something went wrong; the controller's log says what"
         finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
         if error:
             log.warning("replica did not start", node=node.name, model=order.model, error=error.splitlines()[0][:200])
         result = ReplicaResult(
@@ -162,15 +162,15 @@ class PeerOrders:
         try:
             await self._bus.publish(START_REPLICA_RESULT, result, node=node.id, op=order.op_id)
         except CorralError as failure:  # of one that serves the list tells; one that failed is asked for again
-            log.warning("outcome not told", node=node.name, model=order.model, error=failure.message)
+            log.warning("outcome not latest", node=node.name, model=order.model, error=failure.message)
 
-    async def _tell_progress(self, node_id: str, told: _Latest) -> None:
+    async def _publish_progress(self, node_id: str, latest: _Latest) -> None:
         while True:
-            progress = await told.next()
+            progress = await latest.next()
             try:
                 await self._bus.publish(START_REPLICA_PROGRESS, progress, node=node_id, op=progress.op_id)
             except CorralError as error:
-                log.debug("progress not told", node_id=node_id, error=error.message)
+                log.debug("progress not latest", node_id=node_id, error=error.message)
             await self._clock.sleep(self._tell_every_s)
 
     # Stopping.
@@ -182,7 +182,7 @@ class PeerOrders:
         if process is None:
             return
         if not order.force and self._busy.total(order.process_id):
-            return  # it finishes what it has; we are told again
+            return  # it finishes what it has; the order is repeated
         await self._table.mark(order.process_id, ReplicaState.STOPPING)
         ended = await self._calls.stop(process, force=order.force)
         if ended or (ended is None and await self._is_dead(process)):

@@ -33,26 +33,26 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True)
-class Stays:
+class ProcessStays:
     misses: int = 0
 
 
 @dataclass(frozen=True)
-class IsGone:
+class ProcessGone:
     why: str
 
 
 @dataclass(frozen=True)
-class IsUseless:
+class ProcessUseless:
     """It lives, and is not to be asked: it has to be replaced."""
 
     why: str
 
 
-Judgement = Stays | IsGone | IsUseless
+Judgement = ProcessStays | ProcessGone | ProcessUseless
 
 
-def judge(
+def classify_process(
     process: Process,
     running: Mapping[tuple[str, int], RunningModel] | None,
     pulse: ProcessHealth,
@@ -66,18 +66,18 @@ def judge(
     if running is not None:
         found = running.get((process.model, process.replica))
         if found is None:
-            return IsGone("its worker does not list it any more")
+            return ProcessGone("its worker does not list it any more")
         if found.address and port_of(found.address) != port_of(process.address):
-            return IsGone("another process has taken its place")
+            return ProcessGone("another process has taken its place")
     if is_another:
-        return IsUseless("it holds another model than it was told to load")
+        return ProcessUseless("it holds another model than it was told to load")
     if not unreachable:
-        return Stays()
+        return ProcessStays()
     if misses + 1 < MISSES:
-        return Stays(misses + 1)
+        return ProcessStays(misses + 1)
     if running is None:
-        return IsGone(f"nobody answers at {process.address}")
-    return IsUseless(f"its worker says that it runs, and it cannot be reached at {process.address}")
+        return ProcessGone(f"nobody answers at {process.address}")
+    return ProcessUseless(f"its worker says that it runs, and it cannot be reached at {process.address}")
 
 
 def is_watched(process: Process) -> bool:

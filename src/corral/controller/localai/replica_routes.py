@@ -36,7 +36,7 @@ _REMEMBERED = 1024
 _LONGEST_TOKEN = 4096
 
 
-class PeerDoor:
+class ReplicaRoutes:
     """An ASGI application around another: what is for replicas is served here, the rest there."""
 
     def __init__(

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from corral.controller.localai.calls import WorkerCalls
-from corral.controller.localai.file_server import FileServers, Place
+from corral.controller.localai.calls import PeerCalls
+from corral.controller.localai.file_server import FileServerAddress, FileServers
 from corral.controller.localai.staging import MODELS
 from corral.inference.api_errors import ApiError
 from corral.inference.request_files import RequestFolder
@@ -41,7 +41,7 @@ class RequestFiles:
     def __init__(
         self,
         servers: FileServers,
-        calls: WorkerCalls,
+        calls: PeerCalls,
         clock: Clock,
         folder: Path,
         *,
@@ -64,7 +64,7 @@ class RequestFiles:
         await self._removing.__aexit__(None, None, None)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def on(self, node_id: str, where: Place) -> RemoteFiles:
+    def on(self, node_id: str, where: FileServerAddress) -> RemoteFiles:
         """Those of requests for one node's backends."""
         return RemoteFiles(self, node_id, where)
 
@@ -83,7 +83,7 @@ class RequestFiles:
         """In the background: nobody waits for it."""
         self._removing.start((node_id, name), lambda: self._remove(node_id, name), name=f"remove {name}")
 
-    async def sweep(self, node_id: str, where: Place) -> None:
+    async def sweep(self, node_id: str, where: FileServerAddress) -> None:
         """Remove what controllers left there that are no more. Raises what keeps it from it."""
         listed = await self._servers.list_(where, f"{MODELS}{FOLDER}")
         before = self._clock.now().timestamp() - self._left_after_s
@@ -113,7 +113,7 @@ class RequestFiles:
 class RemoteFiles:
     """Fits `inference.request_files.Files`."""
 
-    def __init__(self, whole: RequestFiles, node_id: str, where: Place) -> None:
+    def __init__(self, whole: RequestFiles, node_id: str, where: FileServerAddress) -> None:
         self._whole = whole
         self._node_id = node_id
         self._where = where
@@ -131,7 +131,7 @@ class RemoteFiles:
 
 
 class RemoteFolder:
-    def __init__(self, here: Path, servers: FileServers, where: Place, name: str) -> None:
+    def __init__(self, here: Path, servers: FileServers, where: FileServerAddress, name: str) -> None:
         self.here = here
         self.name = name
         self.used = False

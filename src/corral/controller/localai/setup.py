@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from corral.controller.localai.bridges import Bridges
-from corral.controller.localai.calls import PeerTimes, WorkerCalls
-from corral.controller.localai.cleanup import Sweeping
+from corral.controller.localai.calls import PeerCalls, PeerTimes
+from corral.controller.localai.cleanup import PeerCleanup
 from corral.controller.localai.file_server import FileServers
 from corral.controller.localai.load import PeerLoads
-from corral.controller.localai.needs import PeerNeeds
+from corral.controller.localai.needs import PeerDependencies
 from corral.controller.localai.orders import PeerOrders
-from corral.controller.localai.replica_routes import PeerDoor
+from corral.controller.localai.replica_routes import ReplicaRoutes
 from corral.controller.localai.request_files import RequestFiles
-from corral.controller.localai.staging import Staging
-from corral.controller.localai.start import Starting
+from corral.controller.localai.staging import PeerStaging
+from corral.controller.localai.start import PeerStarter
 from corral.controller.localai.table import PeerTable
-from corral.controller.localai.watch import Watching
+from corral.controller.localai.watch import PeerMonitor
 from corral.controller.orders.replica_calls import ReplicaOrders
 from corral.kit.clock import Clock
 from corral.kit.tasks import run_every
@@ -45,11 +45,11 @@ class PeerSettings:
 class Peers:
     orders: PeerOrders
     parts: tuple[Any, ...]  # each has a name and a `run`
-    around: Callable[[Any], Any]  # the controller's application, and the door of replicas before it
+    around: Callable[[Any], Any]  # the controller's application, and the routes of replicas before it
 
 
 @contextlib.asynccontextmanager
-async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSettings) -> AsyncIterator[Peers]:
+async def open_peers(own: ReplicaOrders, needs: PeerDependencies, settings: PeerSettings) -> AsyncIterator[Peers]:
     """`own`: orders to workers that take them."""
     store, bus, clock = needs.store, needs.bus, needs.clock
     table = PeerTable(store, needs.leadership, needs.feed, clock, lease=settings.lease)
@@ -57,7 +57,7 @@ async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSetting
     async def galleries_with(backend: str) -> str:
         return msgspec.json.encode(list(await needs.catalogue.galleries_with(BackendRequest(backend)))).decode()
 
-    calls = WorkerCalls(bus, clock, settings.times, galleries_with=galleries_with)
+    calls = PeerCalls(bus, clock, settings.times, galleries_with=galleries_with)
     async with contextlib.AsyncExitStack() as opened:
         servers = await opened.enter_async_context(FileServers(settings.token, clock))
         requests = await opened.enter_async_context(RequestFiles(servers, calls, clock, settings.folder))
@@ -68,7 +68,9 @@ async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSetting
             leads=lambda: table.leads,
             node_of=lambda process_id: row.node_id if (row := table.known().get(process_id)) is not None else None,
         )
-        starting = Starting(calls, Staging(servers, needs.files), needs.files, table, needs.logs, clock, settings.token)
+        starting = PeerStarter(
+            calls, PeerStaging(servers, needs.files), needs.files, table, needs.logs, clock, settings.token
+        )
         orders = await opened.enter_async_context(
             PeerOrders(
                 own,
@@ -83,12 +85,12 @@ async def open_peers(own: ReplicaOrders, needs: PeerNeeds, settings: PeerSetting
                 on_unreachable=needs.on_unreachable,
             )
         )
-        watching = Watching(store, calls, table, clock, token=settings.token, every_s=settings.check_every_s)
-        sweeping = Sweeping(store, calls, servers, needs.files, requests, table, clock)
+        watching = PeerMonitor(store, calls, table, clock, token=settings.token, every_s=settings.check_every_s)
+        sweeping = PeerCleanup(store, calls, servers, needs.files, requests, table, clock)
         bridges = Bridges(store, requests, settings.token, table.known)
         opened.push_async_callback(bridges.close)
-        door = PeerDoor(table, bridges, loads, clock, needs.public_key, doubt=watching.doubt)
-        yield Peers(orders, (table, loads, watching, sweeping, _Tidying(bridges, clock)), door.around)
+        routes = ReplicaRoutes(table, bridges, loads, clock, needs.public_key, doubt=watching.doubt)
+        yield Peers(orders, (table, loads, watching, sweeping, _Tidying(bridges, clock)), routes.around)
 
 
 class _Tidying:

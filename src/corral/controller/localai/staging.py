@@ -37,7 +37,7 @@ class Staged(NamedTuple):
     there: str
 
 
-class Moving(NamedTuple):
+class StagingProgress(NamedTuple):
     """How far the files of one model are, all of them together."""
 
     file: str
@@ -47,13 +47,16 @@ class Moving(NamedTuple):
     total_bytes: int
 
 
-class Staging:
+class PeerStaging:
     def __init__(self, servers: FileServers, files: ModelFiles) -> None:
         self._servers = servers
         self._files = files
 
     async def bring(
-        self, where: file_server.Place, files: Sequence[ReplicaFile], tell: Callable[[Moving], None]
+        self,
+        where: file_server.FileServerAddress,
+        files: Sequence[ReplicaFile],
+        tell: Callable[[StagingProgress], None],
     ) -> tuple[Staged, ...]:
         """All of them, one after the other, as the contract has it. Raises what keeps one from getting there."""
         total, before = sum(file.size_bytes for file in files), 0
@@ -64,7 +67,7 @@ class Staging:
                 raise NotFound(f"{file.path} is not on this controller any more")
 
             def sent(count: int, file: ReplicaFile = file, number: int = number, before: int = before) -> None:
-                tell(Moving(file.path, number, len(files), before + count, total))
+                tell(StagingProgress(file.path, number, len(files), before + count, total))
 
             sent(0)
             there = await self._servers.ensure(where, MODELS + file.path, here, file.digest, sent)
@@ -72,7 +75,9 @@ class Staging:
             before += file.size_bytes
         return tuple(staged)
 
-    async def look(self, where: file_server.Place, definition: Mapping[str, Any]) -> tuple[Staged, ...]:
+    async def list_staged(
+        self, where: file_server.FileServerAddress, definition: Mapping[str, Any]
+    ) -> tuple[Staged, ...]:
         """Of a model whose files are not ours to bring: the weights it names, where they lie there already."""
         named = weights_of(definition)
         if not named or "://" in named or not is_safe_path(named):

@@ -21,11 +21,11 @@ from corral.blobs.progress import ignore_progress
 from corral.contract.messages.backends import InstallProgress, Phase
 from corral.contract.messages.replicas import ReplicaProgress, ReplicaState, StartReplica
 from corral.contract.models import Definition
-from corral.controller.localai.calls import WorkerCalls
-from corral.controller.localai.file_server import Place
+from corral.controller.localai.calls import PeerCalls
+from corral.controller.localai.file_server import FileServerAddress
 from corral.controller.localai.keys import process_key, reachable_address
 from corral.controller.localai.needs import Logs, ModelFiles
-from corral.controller.localai.staging import Moving, Staging, load_timeout_s, options_of, place_of
+from corral.controller.localai.staging import PeerStaging, StagingProgress, load_timeout_s, options_of, place_of
 from corral.controller.localai.table import NotLeading, PeerTable
 from corral.inference.backend_process import ProcessHealth
 from corral.inference.grpc.process_calls import check_health, load_model
@@ -40,7 +40,7 @@ log = get_log(__name__)
 Tell = Callable[[ReplicaProgress], None]
 _INSTALLS = 4  # of as long as one call may take
 _LAST_LINES = 20
-_MOST_WORDS = 4000
+MAX_LOG_CHARS = 4000
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class StartTimes:
     clean_up_s: float = 30.0
 
 
-class Starting:
+class PeerStarter:
     def __init__(
         self,
-        calls: WorkerCalls,
-        staging: Staging,
+        calls: PeerCalls,
+        staging: PeerStaging,
         files: ModelFiles,
         table: PeerTable,
         logs: Logs,
@@ -76,14 +76,14 @@ class Starting:
 
     async def start(self, node: Node, order: StartReplica, definition: Definition, tell: Tell) -> None:
         """Raises what kept it from coming about, after it was cleaned up."""
-        voice, began_at = _Voice(order, tell), self._clock.now()
+        progress, began_at = _ProgressReporter(order, tell), self._clock.now()
         if await self._calls.stop_key(node.id, order.model, order.replica, force=True) is False:
             raise Failed(f"a process that is still under {process_key(order.model, order.replica)} there does not end")
         address = ""
         try:
-            address = await self._process(node, order, voice)
-            load, size = await self._prepared(node, order, definition, voice)
-            voice.say(Phase.STARTING)
+            address = await self._process(node, order, progress)
+            load, size = await self._prepared(node, order, definition, progress)
+            progress.say(Phase.STARTING)
             await self._load(node, order, address, load, size)
             now = self._clock.now()
             await self._table.put(
@@ -115,11 +115,11 @@ class Starting:
                 await self._clean_up(node, order, address)
             raise
 
-    async def _process(self, node: Node, order: StartReplica, voice: _Voice) -> str:
-        async with self._calls.progress(node.id, order.op_id, voice.installing):
-            voice.say(Phase.STARTING)
-            told = await self._install(node, order)
-        address = reachable_address(told, node.address)
+    async def _process(self, node: Node, order: StartReplica, progress: _ProgressReporter) -> str:
+        async with self._calls.progress(node.id, order.op_id, progress.installing):
+            progress.say(Phase.STARTING)
+            reported = await self._install(node, order)
+        address = reachable_address(reported, node.address)
         for known in self._table.known().values():
             if (known.node_id, known.address) == (node.id, address) and known.key != (
                 node.id,
@@ -145,10 +145,10 @@ class Starting:
         return await self._calls.install(node.id, order.backend, order.model, order.replica, order.op_id)
 
     async def _prepared(
-        self, node: Node, order: StartReplica, definition: Definition, voice: _Voice
+        self, node: Node, order: StartReplica, definition: Definition, progress: _ProgressReporter
     ) -> tuple[str, int]:
-        """What LoadModel is told, and how large the weights are."""
-        where = Place(node.name, node.ingress_url)
+        """The options for LoadModel, and the size of the weights."""
+        where = FileServerAddress(node.name, node.ingress_url)
         files = order.files
         if files and not where.url:
             raise Failed(f"{node.name} offers no file server: the files of {order.model} cannot be brought there")
@@ -156,10 +156,10 @@ class Starting:
             files = await self._files.ensure(
                 definition, ignore_progress
             )  # another controller may have fetched them, and not this one
-            staged = await self._staging.bring(where, files, voice.staging)
+            staged = await self._staging.bring(where, files, progress.staging)
             depth = order.model.count("/") + 2  # <model>/<set>/…
         else:
-            staged = await self._staging.look(where, order.definition) if where.url else ()
+            staged = await self._staging.list_staged(where, order.definition) if where.url else ()
             depth = 0
         place = place_of(order.definition, staged, set_depth=depth)
         return options_of(order.definition, order.model, order.backend, place), sum(file.size_bytes for file in files)
@@ -175,12 +175,12 @@ class Starting:
         """What the process wrote before it failed. None is no reason not to tell the rest."""
         try:
             async with asyncio.timeout(self._times.logs_s):
-                told = await self._logs.logs(node, f"/v1/backend-logs/{quote(key, safe='')}")
-            lines = msgspec.json.decode(told, type=list[dict[str, object]])
+                reported = await self._logs.logs(node, f"/v1/backend-logs/{quote(key, safe='')}")
+            lines = msgspec.json.decode(reported, type=list[dict[str, object]])
         except (CorralError, TimeoutError, msgspec.DecodeError):
             return ""
         texts = [str(line.get("text", "")) for line in lines if line.get("stream") == "stderr"][-_LAST_LINES:]
-        return f"; its last lines:\n{chr(10).join(texts)[-_MOST_WORDS:]}" if texts else ""
+        return f"; its last lines:\n{chr(10).join(texts)[-MAX_LOG_CHARS:]}" if texts else ""
 
     async def _clean_up(self, node: Node, order: StartReplica, address: str) -> None:
         """Bounded, and best effort: the next start ends what is left."""
@@ -191,7 +191,7 @@ class Starting:
             log.warning("a process that failed may still run", node=node.name, model=order.model, error=str(error))
 
 
-class _Voice:
+class _ProgressReporter:
     """How far an order is, in the words of any worker's."""
 
     def __init__(self, order: StartReplica, tell: Tell) -> None:
@@ -202,7 +202,7 @@ class _Voice:
     def installing(self, event: InstallProgress) -> None:
         self.say(event.phase or Phase.DOWNLOADING, file=event.file_name)
 
-    def staging(self, moving: Moving) -> None:
+    def staging(self, moving: StagingProgress) -> None:
         self.say(
             Phase.DOWNLOADING,
             file=moving.file,

@@ -116,14 +116,14 @@ class PeerTable:
             await self._tell(tx, [row.node_id])
         self._touched()
 
-    async def mend(self, node_ids: Sequence[str]) -> None:
+    async def repair_inventories(self, node_ids: Sequence[str]) -> None:
         """An answer about backends that was under way while a list changed may have put the old one back."""
         async with self._store.read() as tx:
             rows = await peer_processes.list_(tx, node_ids)
-            told = await node_backends.list_(tx, node_ids)
+            inventories = await node_backends.list_(tx, node_ids)
         wrong = [
             inventory.node_id
-            for inventory in told
+            for inventory in inventories
             if inventory.processes != listed(row for row in rows if row.node_id == inventory.node_id)
             or inventory.reported_at is None
         ]

@@ -23,27 +23,33 @@ from corral.contract.messages.nodes import (
 from corral.contract.protocol import PROTOCOL
 from corral.controller.access.active_nodes import credential_of
 from corral.controller.access.bus_issuer import BusIssuer, with_host
-from corral.controller.access.discretion import before_we_know_who_asks
 from corral.controller.access.join_tokens import check_join_token, claim_join_token
 from corral.controller.access.revocations import Revocations
 from corral.controller.access.signing import IngressTokens
+from corral.controller.registry.addresses import place_of
 from corral.controller.registry.changes import NodeChanges, Overtaken
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.identity import (
-    Buried,
     ByJoinToken,
-    ByJoinTokenButTaken,
     BySharedToken,
-    Knock,
-    OnFile,
-    Presented,
+    DeletedNode,
+    Identity,
+    KnownNode,
+    NameTaken,
+    PresentedCredentials,
     SameNode,
     WasDeleted,
-    who_knocks,
+    identify,
 )
-from corral.controller.registry.offers import AdminChoices, check_offer, labels_we_add, node_columns, worker_labels
-from corral.controller.registry.places import place_of
+from corral.controller.registry.registration import (
+    AdminChoices,
+    check_offer,
+    labels_we_add,
+    node_columns,
+    worker_labels,
+)
 from corral.controller.registry.transitions import NodeEvent, new_node
+from corral.controller.runtime.database import hide_database_errors
 from corral.controller.runtime.node_views import rfc3339
 from corral.kit.certificates import BadCertificateRequest, Ca
 from corral.kit.clock import Clock
@@ -64,7 +70,7 @@ _COME_BACK_S = 60.0
 
 
 @dataclass(frozen=True)
-class Caller:
+class NodeCaller:
     bearer: str
     seen_from: str  # address the request came from; empty when unknown
     reached_us_at: str  # host[:port] under which the caller reached us
@@ -104,7 +110,7 @@ class NodeApi:
         self._rules = rules
         self._blob_url = blob_url
 
-    async def register(self, offer: RegisterNode, caller: Caller) -> NodeRegistered:
+    async def register(self, offer: RegisterNode, caller: NodeCaller) -> NodeRegistered:
         if offer.token != caller.bearer:
             raise Unauthenticated("registration token required")
         for _ in range(_TRIES):
@@ -114,22 +120,22 @@ class NodeApi:
                 node, node_token = await self._register(offer, caller)
             except Overtaken:
                 continue  # most likely the same worker, twice at once: the second finds what the first made
-            self._changes.told(node.id)
+            self._changes.notify(node.id)
             self._revocations.push_soon()
             log.info("node registered", node=node.name, node_id=node.id, status=node.status, seen_from=caller.seen_from)
             return self._answer(node, caller, offer.ingress, node_token=node_token)
         raise Unavailable(f"{offer.name} registers too often at once; try again")
 
-    async def _turn_strangers_away(self, offer: RegisterNode, caller: Caller) -> None:
+    async def _turn_strangers_away(self, offer: RegisterNode, caller: NodeCaller) -> None:
         """Reads only: whoever shows nothing of ours must not be able to keep the database's one writer busy, nor to
         hold another node's row."""
-        with before_we_know_who_asks():
+        with hide_database_errors():
             async with self._store.read() as tx:
                 _, knock = await self._who(tx, offer, caller)
-                if isinstance(knock, ByJoinToken | ByJoinTokenButTaken):
+                if isinstance(knock, ByJoinToken | NameTaken):
                     await check_join_token(tx, caller.bearer)
 
-    async def _register(self, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
+    async def _register(self, offer: RegisterNode, caller: NodeCaller) -> tuple[Node, str]:
         labels = worker_labels(offer)
         async with self._store.write() as tx:
             node, node_token = await self._admit(tx, offer, caller)
@@ -138,38 +144,38 @@ class NodeApi:
             await revisions.bump(tx, "nodes")
         return node, node_token
 
-    async def refresh(self, node_id: str, csr: str, caller: Caller) -> NodeRegistered:
+    async def refresh(self, node_id: str, csr: str, caller: NodeCaller) -> NodeRegistered:
         """Credentials and certificate. Reads only: a refresh must never un-drain, un-approve or forget anything."""
         node = await self._authenticated(node_id, caller)
         return self._answer(node, caller, IngressOffer(csr=csr) if csr else None)
 
-    async def heartbeat(self, node_id: str, beat: HttpHeartbeat, caller: Caller) -> HeartbeatReceived:
+    async def heartbeat(self, node_id: str, beat: HttpHeartbeat, caller: NodeCaller) -> HeartbeatReceived:
         node = await self._authenticated(node_id, caller)
-        self._heartbeats.heard_http(node.id, beat)
+        self._heartbeats.receive_http(node.id, beat)
         return HeartbeatReceived(
             message="heartbeat received", status=node.status, server_time=self._clock.now().timestamp()
         )
 
-    async def drain(self, node_id: str, caller: Caller) -> None:
+    async def drain(self, node_id: str, caller: NodeCaller) -> None:
         await self._authenticated(node_id, caller)
         await self._changes.apply(node_id, NodeEvent.SELF_DRAINED)
 
-    async def resume(self, node_id: str, caller: Caller) -> None:
+    async def resume(self, node_id: str, caller: NodeCaller) -> None:
         await self._authenticated(node_id, caller)
         await self._changes.apply(node_id, NodeEvent.SELF_RESUMED)
 
-    async def deregister(self, node_id: str, caller: Caller) -> None:
+    async def deregister(self, node_id: str, caller: NodeCaller) -> None:
         await self._authenticated(node_id, caller)
         self._heartbeats.forget(node_id)
         await self._changes.apply(node_id, NodeEvent.LEFT)
 
-    async def authenticate(self, node_id: str, caller: Caller) -> None:
+    async def authenticate(self, node_id: str, caller: NodeCaller) -> None:
         """Raises unless the caller is this very node."""
         await self._authenticated(node_id, caller)
 
-    async def _authenticated(self, node_id: str, caller: Caller) -> Node:
+    async def _authenticated(self, node_id: str, caller: NodeCaller) -> Node:
         """The node whose own token this is. One node's token opens nothing of another's."""
-        with before_we_know_who_asks():
+        with hide_database_errors():
             async with self._store.read() as tx:
                 node = await nodes.find(tx, node_id)
                 grave = None if node else await node_tombstones.find(tx, node_id)
@@ -188,30 +194,30 @@ class NodeApi:
             return node
         raise Unauthenticated(f"this token does not belong to node {node_id}")
 
-    def _shows_shared(self, caller: Caller) -> bool:
+    def _shows_shared(self, caller: NodeCaller) -> bool:
         return bool(self._rules.shared_token) and matches(caller.bearer, digest(self._rules.shared_token))
 
-    async def _who(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node | None, Knock]:
+    async def _who(self, tx: Transaction, offer: RegisterNode, caller: NodeCaller) -> tuple[Node | None, Identity]:
         known = await nodes.find_by_name(tx, offer.name)
         graves: list[NodeTombstone | None] = [*await node_tombstones.list_by_name(tx, offer.name)]
-        presented = Presented(caller.bearer, offer.enrolment, offer.protocol)
+        presented = PresentedCredentials(caller.bearer, offer.enrolment, offer.protocol)
         knocks = [
-            who_knocks(
+            identify(
                 presented,
-                OnFile(known.auth, known.token_hash, known.enrolment_hash) if known else None,
-                Buried(grave.token_hash, grave.enrolment_hash) if grave else None,
+                KnownNode(known.auth, known.token_hash, known.enrolment_hash) if known else None,
+                DeletedNode(grave.token_hash, grave.enrolment_hash) if grave else None,
                 self._rules.shared_token,
             )
             for grave in graves or [None]
         ]
         return known, next((found for found in knocks if isinstance(found, WasDeleted)), knocks[0])
 
-    async def _admit(self, tx: Transaction, offer: RegisterNode, caller: Caller) -> tuple[Node, str]:
+    async def _admit(self, tx: Transaction, offer: RegisterNode, caller: NodeCaller) -> tuple[Node, str]:
         known, knock = await self._who(tx, offer, caller)
         match knock:
             case WasDeleted():
                 raise Gone(f"node {offer.name} was deleted; join again with a new token (`corral token create`)")
-            case ByJoinTokenButTaken():
+            case NameTaken():
                 await self._claim(tx, caller)  # rolled back by the error below; tells a bad token apart
                 raise Conflict(
                     f"another machine is already called {offer.name}: choose another name with --name, "
@@ -232,7 +238,7 @@ class NodeApi:
                     return await self._takes_over(tx, known, offer, caller, approved=approved)
                 return await self._is_new(tx, offer, caller, approved=approved, shared=False)
 
-    async def _claim(self, tx: Transaction, caller: Caller) -> JoinToken:
+    async def _claim(self, tx: Transaction, caller: NodeCaller) -> JoinToken:
         try:
             return await claim_join_token(tx, caller.bearer)
         except Unauthenticated as error:
@@ -240,7 +246,7 @@ class NodeApi:
             raise Overtaken("the join token has just been used") from error
 
     async def _is_new(
-        self, tx: Transaction, offer: RegisterNode, caller: Caller, *, approved: bool, shared: bool
+        self, tx: Transaction, offer: RegisterNode, caller: NodeCaller, *, approved: bool, shared: bool
     ) -> tuple[Node, str]:
         if not approved and await nodes.count_unapproved(tx) >= self._rules.most_pending:
             raise NoCapacity(
@@ -272,7 +278,7 @@ class NodeApi:
         return node, node_token
 
     async def _comes_back(
-        self, tx: Transaction, known: Node, offer: RegisterNode, caller: Caller, *, new_token: bool
+        self, tx: Transaction, known: Node, offer: RegisterNode, caller: NodeCaller, *, new_token: bool
     ) -> tuple[Node, str]:
         node_token = new_secret(NODE_TOKEN) if new_token else ""
         chosen = AdminChoices(
@@ -292,7 +298,7 @@ class NodeApi:
         return await self._changes.apply_in(tx, known, event, columns), node_token
 
     async def _takes_over(
-        self, tx: Transaction, known: Node, offer: RegisterNode, caller: Caller, *, approved: bool
+        self, tx: Transaction, known: Node, offer: RegisterNode, caller: NodeCaller, *, approved: bool
     ) -> tuple[Node, str]:
         """Another machine under the same name and id, as a person allowed. It waits for approval like any other."""
         node_token = new_secret(NODE_TOKEN)
@@ -322,11 +328,11 @@ class NodeApi:
         """Those that went with its node token so far."""
         await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
 
-    def _place(self, offer: RegisterNode, caller: Caller) -> dict[str, Any]:
+    def _place(self, offer: RegisterNode, caller: NodeCaller) -> dict[str, Any]:
         return place_of(offer, caller.seen_from, has_ca=self._ca is not None)
 
     def _answer(
-        self, node: Node, caller: Caller, ingress: IngressOffer | None, *, node_token: str = ""
+        self, node: Node, caller: NodeCaller, ingress: IngressOffer | None, *, node_token: str = ""
     ) -> NodeRegistered:
         """Everything a node may know about itself. While it is pending it gets no credential for anything."""
         localai = node.protocol == 0

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from corral.contract.messages.nodes import NodeStatus
-from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Refused, Stays, next_state
+from corral.controller.registry.transitions import Moved, NodeEvent, NodeState, Stays, TransitionRefused, next_state
 from corral.controller.runtime.change_feed import ChangeFeed
 from corral.kit.errors import Conflict, CorralError, NotFound
 from corral.kit.log import get_log
@@ -51,7 +51,7 @@ class NodeChanges:
                 log.info(
                     "node status", node=after.name, status=after.status, was=before.status, reason=after.status_reason
                 )
-                self.told(node_id)
+                self.notify(node_id)
             return after
         raise Conflict("the node changes too fast; try again")
 
@@ -72,7 +72,7 @@ class NodeChanges:
         written = dict(columns or {})
         outcome = next_state(state_of(node), event)
         match outcome:
-            case Refused(why):
+            case TransitionRefused(why):
                 raise Conflict(f"{node.name}: {why}")
             case Moved(state, reason):
                 written |= {
@@ -94,7 +94,7 @@ class NodeChanges:
             raise Overtaken(f"{node.name} changed meanwhile; try again")
         return await nodes.get(tx, node.id)
 
-    def told(self, node_id: str) -> None:
+    def notify(self, node_id: str) -> None:
         self._feed.notify("nodes", node_id)
         for callback in self._callbacks:
             callback()

@@ -1,4 +1,4 @@
-"""Who is knocking? Pure: decides from what was presented and what is on file (docs/reference/wire/nodes.md#identity).
+"""Who is knocking? Pure: decides from what was presented and what is stored (docs/reference/wire/nodes.md#identity).
 
 The worker makes an `enrolment` secret before its first try. So when the reply to that try is lost, the second try is
 recognised, and a single-use token is not spent twice.
@@ -12,7 +12,7 @@ from corral.kit.secrets import digest, matches
 
 
 @dataclass(frozen=True)
-class Presented:
+class PresentedCredentials:
     """What came with the registration; `bearer` and `body_token` must agree before this is asked."""
 
     bearer: str
@@ -21,7 +21,7 @@ class Presented:
 
 
 @dataclass(frozen=True)
-class OnFile:
+class KnownNode:
     """The node that has the name now. Two empty hashes mean a person opened the name for a replacement."""
 
     auth: str  # "token" or "shared"
@@ -30,7 +30,7 @@ class OnFile:
 
 
 @dataclass(frozen=True)
-class Buried:
+class DeletedNode:
     """A deleted node of that name."""
 
     token_hash: str
@@ -50,7 +50,7 @@ class ByJoinToken:
 
 
 @dataclass(frozen=True)
-class ByJoinTokenButTaken:
+class NameTaken:
     """The name belongs to somebody else: 409 if the token is good, 401 if it is not."""
 
 
@@ -64,10 +64,12 @@ class WasDeleted:
     pass
 
 
-Knock = SameNode | ByJoinToken | ByJoinTokenButTaken | BySharedToken | WasDeleted
+Identity = SameNode | ByJoinToken | NameTaken | BySharedToken | WasDeleted
 
 
-def who_knocks(presented: Presented, on_file: OnFile | None, buried: Buried | None, shared_token: str) -> Knock:
+def identify(
+    presented: PresentedCredentials, on_file: KnownNode | None, buried: DeletedNode | None, shared_token: str
+) -> Identity:
     """`shared_token` is empty unless LocalAI workers are let in."""
     shows_shared = bool(shared_token) and presented.protocol == 0 and _same(presented.bearer, shared_token)
     if on_file is None:
@@ -75,7 +77,7 @@ def who_knocks(presented: Presented, on_file: OnFile | None, buried: Buried | No
             return WasDeleted()
         return BySharedToken() if shows_shared else ByJoinToken(replaces=False)
     if on_file.auth == "shared":
-        return BySharedToken() if shows_shared else ByJoinTokenButTaken()
+        return BySharedToken() if shows_shared else NameTaken()
     proof = _proves(presented, on_file.token_hash, on_file.enrolment_hash)
     if proof is not None:
         return SameNode(needs_token=proof == "enrolment")
@@ -83,14 +85,14 @@ def who_knocks(presented: Presented, on_file: OnFile | None, buried: Buried | No
         return WasDeleted()
     if not on_file.token_hash and not on_file.enrolment_hash:
         return ByJoinToken(replaces=True)
-    return ByJoinTokenButTaken()
+    return NameTaken()
 
 
-def _is_buried(presented: Presented, buried: Buried | None) -> bool:
+def _is_buried(presented: PresentedCredentials, buried: DeletedNode | None) -> bool:
     return buried is not None and _proves(presented, buried.token_hash, buried.enrolment_hash) is not None
 
 
-def _proves(presented: Presented, token_hash: str, enrolment_hash: str) -> str | None:
+def _proves(presented: PresentedCredentials, token_hash: str, enrolment_hash: str) -> str | None:
     if token_hash and matches(presented.bearer, token_hash):
         return "token"
     if enrolment_hash and presented.enrolment and matches(presented.enrolment, enrolment_hash):

@@ -50,10 +50,10 @@ class IngressClient:
         async with self._ask(http, node, path, scope) as answer:
             if answer.status != 200:
                 return answer.status, b""
-            told = bytearray()
-            while len(told) <= largest and (piece := await answer.content.read(largest)):
-                told += piece
-            return 200, bytes(told)
+            body = bytearray()
+            while len(body) <= largest and (piece := await answer.content.read(largest)):
+                body += piece
+            return 200, bytes(body)
 
     def _ask(
         self, http: aiohttp.ClientSession, node: Node, path: str, scope: Scope
@@ -107,10 +107,10 @@ class IngressClient:
         """JSON of its own, about what its backends wrote."""
         with _in_words(node):
             async with asyncio.timeout(self._logs_timeout_s), self.session() as http:
-                status, told = await self.get(http, _with_ingress(node), path, Scope.LOGS, largest=_LARGEST_LOGS)
-        if status != 200 or len(told) > _LARGEST_LOGS:
+                status, body = await self.get(http, _with_ingress(node), path, Scope.LOGS, largest=_LARGEST_LOGS)
+        if status != 200 or len(body) > _LARGEST_LOGS:
             raise Failed(f"{node.name} answered {status} instead of its logs")
-        return told
+        return body
 
     async def follow(self, node: Node, path: str) -> AsyncGenerator[bytes, None]:
         """The same, on and on, until either side leaves. What fails before the first byte is raised here."""
@@ -137,10 +137,10 @@ class IngressClient:
             raise Failed(f"{node.name} offers no metrics")
         with _in_words(node):
             async with self.session() as http:
-                status, told = await self.get(http, node, "/metrics", Scope.LOGS, largest=_LARGEST_METRICS)
-        if status != 200 or len(told) > _LARGEST_METRICS:
+                status, body = await self.get(http, node, "/metrics", Scope.LOGS, largest=_LARGEST_METRICS)
+        if status != 200 or len(body) > _LARGEST_METRICS:
             raise Failed(f"{node.name} answered {status} instead of its metrics")
-        return told
+        return body
 
 
 def _with_ingress(node: Node) -> Node:

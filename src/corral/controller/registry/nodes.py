@@ -61,10 +61,10 @@ class NodeAdmin:
         return await self.view(node.id)
 
     async def drain(self, id_or_name: str) -> None:
-        await self._changes.apply((await self._found(id_or_name)).id, NodeEvent.DRAIN_ASKED)
+        await self._changes.apply((await self._found(id_or_name)).id, NodeEvent.DRAIN_REQUESTED)
 
     async def resume(self, id_or_name: str) -> None:
-        await self._changes.apply((await self._found(id_or_name)).id, NodeEvent.RESUME_ASKED)
+        await self._changes.apply((await self._found(id_or_name)).id, NodeEvent.RESUME_REQUESTED)
 
     async def delete(self, id_or_name: str) -> None:
         """Row, labels and credentials go; a tombstone stays so that the worker can be told."""
@@ -74,7 +74,7 @@ class NodeAdmin:
             await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
             await revisions.bump(tx, "nodes")
         log.info("node deleted", node=node.name, node_id=node.id)
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
         self._revocations.push_soon()
 
     async def open_for_replacement(self, id_or_name: str) -> NodeView:
@@ -93,7 +93,7 @@ class NodeAdmin:
             await self._changes.write(tx, node, opened)
             await self._revocations.add(tx, self._issuer.user_key(node.id, node.token_hash), node.id)
             await revisions.bump(tx, "nodes")
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
         self._revocations.push_soon()
         return await self.view(node.id)
 
@@ -114,7 +114,7 @@ class NodeAdmin:
             node = await _find(tx, id_or_name)
             await node_labels.delete(tx, node.id, key)
             await self._touch(tx, node)
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
 
     async def set_max_replicas(self, id_or_name: str, value: int) -> int:
         if not 1 <= value <= 1000:
@@ -125,7 +125,7 @@ class NodeAdmin:
             await self._changes.write(tx, node, columns)
             await node_labels.merge(tx, node.id, {REPLICA_SLOTS: str(value)}, origin="auto")
             await revisions.bump(tx, "nodes")
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
         return value
 
     async def reset_max_replicas(self, id_or_name: str) -> None:
@@ -148,7 +148,7 @@ class NodeAdmin:
             }
             await self._changes.write(tx, node, columns)
             await revisions.bump(tx, "nodes")
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
         return value.strip()
 
     async def reset_vram_budget(self, id_or_name: str) -> None:
@@ -159,7 +159,7 @@ class NodeAdmin:
             node = await _find(tx, id_or_name)
             await self._changes.write(tx, node, columns)
             await revisions.bump(tx, "nodes")
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
 
     async def _label(self, id_or_name: str, labels: Mapping[str, str], *, replace: bool) -> dict[str, str]:
         try:
@@ -172,7 +172,7 @@ class NodeAdmin:
             await change(tx, node.id, labels, origin="admin")
             await self._touch(tx, node)
             result = await node_labels.get(tx, node.id)
-        self._changes.told(node.id)
+        self._changes.notify(node.id)
         return result
 
     async def _touch(self, tx: Transaction, node: Node) -> None:

@@ -17,8 +17,8 @@ from corral.contract.messages.nodes import NodeStatus
 class NodeEvent(StrEnum):
     REGISTERED = "registered"  # a start of the worker: new boot, same identity
     APPROVED = "approved"
-    DRAIN_ASKED = "drain_asked"  # by a person
-    RESUME_ASKED = "resume_asked"  # by a person
+    DRAIN_REQUESTED = "drain_asked"  # by a person
+    RESUME_REQUESTED = "resume_asked"  # by a person
     SELF_DRAINED = "self_drained"  # by the worker, on its way out
     SELF_RESUMED = "self_resumed"
     LEFT = "left"  # clean deregistration
@@ -49,7 +49,7 @@ class Stays:
 
 
 @dataclass(frozen=True)
-class Refused:
+class TransitionRefused:
     why: str
 
 
@@ -57,19 +57,19 @@ def new_node(*, approved: bool) -> NodeState:
     return NodeState(NodeStatus.HEALTHY if approved else NodeStatus.PENDING, approved)
 
 
-def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
+def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | TransitionRefused:
     if not state.approved:
         return _while_unapproved(state, event)
     match event:
         case NodeEvent.REGISTERED:
             return _moved(state, _at_work(state), "registered", left=False)
         case NodeEvent.APPROVED:
-            return Refused("the node is already approved")
-        case NodeEvent.DRAIN_ASKED:
+            return TransitionRefused("the node is already approved")
+        case NodeEvent.DRAIN_REQUESTED:
             if state.drained:
                 return Stays()
             return _moved(state, _unless_offline(state, NodeStatus.DRAINING), "asked by a person", drained=True)
-        case NodeEvent.RESUME_ASKED:
+        case NodeEvent.RESUME_REQUESTED:
             return _resume(state)
         case NodeEvent.SELF_DRAINED:
             if state.status in (NodeStatus.DRAINING, NodeStatus.OFFLINE):
@@ -77,7 +77,7 @@ def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
             return _moved(state, NodeStatus.DRAINING, "the worker is about to leave")
         case NodeEvent.SELF_RESUMED:
             if state.drained:
-                return Refused("the node was drained by a person; only a person can resume it")
+                return TransitionRefused("the node was drained by a person; only a person can resume it")
             if state.status is not NodeStatus.DRAINING:
                 return Stays()
             return _moved(state, NodeStatus.HEALTHY, "resumed by the worker")
@@ -105,20 +105,20 @@ def next_state(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
             return Moved(replace(state, status=NodeStatus.UNHEALTHY), "its worker seems not to be running")
 
 
-def _while_unapproved(state: NodeState, event: NodeEvent) -> Moved | Stays | Refused:
+def _while_unapproved(state: NodeState, event: NodeEvent) -> Moved | Stays | TransitionRefused:
     """Whatever happens, a node nobody approved stays pending: there is no way around the door."""
     match event:
         case NodeEvent.APPROVED:
             return _moved(state, NodeStatus.HEALTHY, "approved", approved=True, left=False)
-        case NodeEvent.DRAIN_ASKED | NodeEvent.RESUME_ASKED | NodeEvent.SELF_RESUMED:
-            return Refused("the node waits for approval")
+        case NodeEvent.DRAIN_REQUESTED | NodeEvent.RESUME_REQUESTED | NodeEvent.SELF_RESUMED:
+            return TransitionRefused("the node waits for approval")
         case NodeEvent.REGISTERED:
             return _moved(state, NodeStatus.PENDING, "waits for approval", left=False)
         case _:
             return Stays()
 
 
-def _resume(state: NodeState) -> Moved | Stays | Refused:
+def _resume(state: NodeState) -> Moved | Stays | TransitionRefused:
     if not state.drained and state.status is not NodeStatus.DRAINING:
         return Stays()
     if state.status is NodeStatus.OFFLINE:
@@ -126,7 +126,7 @@ def _resume(state: NodeState) -> Moved | Stays | Refused:
     return _moved(state, NodeStatus.HEALTHY, "resumed", drained=False)
 
 
-def _came_back(state: NodeState) -> Moved | Stays | Refused:
+def _came_back(state: NodeState) -> Moved | Stays | TransitionRefused:
     if state.left:  # a heartbeat that was still on its way when the worker said goodbye
         return Stays()
     if state.status in (NodeStatus.OFFLINE, NodeStatus.UNHEALTHY):

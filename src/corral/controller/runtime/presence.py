@@ -73,7 +73,7 @@ class Presence:
         self._clock = clock
         self._interval_s = interval_s
         self._blob_url = blob_url
-        self._told = False
+        self._announced = False
 
     async def run(self) -> None:
         await run_every("presence", self._interval_s, self.tell, clock=self._clock, max_wait_s=self._interval_s)
@@ -86,10 +86,10 @@ class Presence:
                 host=socket.gethostname(),
                 version=__version__,
                 blob_url=self._blob_url,
-                started=not self._told,
+                started=not self._announced,
             )
             await controllers.prune(tx, await tx.now() - _FORGET_AFTER)
-        self._told = True
+        self._announced = True
 
     async def leave(self) -> None:
         try:

@@ -1,1 +1,1 @@
-"""The pages people look at: templates, small scripts, style sheets. They show what the admin API shows and no more."""
+"""The web pages: templates, scripts, style sheets. They show what the admin API shows, and no more."""

@@ -53,7 +53,7 @@ def load_assets() -> Assets:
     return Assets({entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()})
 
 
-def cache_rule(asset: Asset, asked_tag: str) -> str:
+def cache_rule(asset: Asset, if_none_match: str) -> str:
     """For ever only if the address names this very content: during an upgrade another controller's page may ask for
     content that we do not have, and must not be left with ours under its name."""
-    return "public, max-age=31536000, immutable" if asked_tag == asset.tag else "no-cache"
+    return "public, max-age=31536000, immutable" if if_none_match == asset.tag else "no-cache"

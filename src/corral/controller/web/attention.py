@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from corral.contract.admin import Cluster, NodeView
-from corral.controller.web.rows import STATUSES, Row, row_of
+from corral.controller.web.rows import STATUSES, NodeRow, row_of
 from corral.controller.web.words import ago, counted, listed, parse_moment
 
 _SHOWN_OF_A_KIND = 5
@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Pending:
-    row: Row
+    row: NodeRow
     address: str
     asked_at: str
     asked: str

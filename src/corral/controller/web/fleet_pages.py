@@ -13,10 +13,10 @@ from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.operations.backend_views import BackendViews
 from corral.controller.operations.service import Operations
 from corral.controller.web.attention import attention_of
-from corral.controller.web.inside import Inside, Page, Shown
-from corral.controller.web.looks import Look
+from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.matrix import matrix_of
 from corral.controller.web.operations import blank_line, blank_node_line, lines_of, past_of
+from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.rows import STATUSES, blank_row, rows_of
 from corral.controller.web.words import ago, parse_moment
 
@@ -26,67 +26,75 @@ _ROWS = 200  # drawn by the server; the script brings the rest, and without it t
 
 
 @get("/")
-async def fleet(inside: Inside, overview: Overview, after: str = "") -> Page:
+async def fleet(context: PageContext, overview: Overview, after: str = "") -> Page:
     async def fill() -> Shown:
         cluster, views = await overview.read_with_nodes()
-        attention = attention_of(views, cluster.notices, inside.now())
-        return {"cluster": cluster, "attention": attention, **_table(views, after, inside)}
+        attention = attention_of(views, cluster.notices, context.now())
+        return {"cluster": cluster, "attention": attention, **_table(views, after, context)}
 
-    return await inside.page("fleet.html", "/", "/page/overview", fill)
+    return await context.page("fleet.html", "/", "/page/overview", fill)
 
 
 @get(BACKENDS)
-async def backends(inside: Inside, installed: BackendViews, gallery_status: GalleryStatus, look: Look) -> Page:
-    part = f"/page/backends{look.query()}"
-    return await inside.page("backends.html", BACKENDS, part, lambda: _matrix(installed, gallery_status, look, inside))
+async def backends(
+    context: PageContext, installed: BackendViews, gallery_status: GalleryStatus, filters: ListFilter
+) -> Page:
+    part = f"/page/backends{filters.query()}"
+    return await context.page(
+        "backends.html", BACKENDS, part, lambda: _matrix(installed, gallery_status, filters, context)
+    )
 
 
 @get(OPERATIONS)
-async def operations_page(inside: Inside, operations: Operations) -> Page:
+async def operations_page(context: PageContext, operations: Operations) -> Page:
     async def fill() -> Shown:
-        lines = lines_of(await operations.list_views(), inside.now())
+        lines = lines_of(await operations.list_views(), context.now())
         blanks = {"blank": blank_line(), "blank_node": blank_node_line()}
-        return {"lines": lines, **blanks, **await _history(operations, inside)}
+        return {"lines": lines, **blanks, **await _history(operations, context)}
 
-    return await inside.page("operations.html", OPERATIONS, "/page/operations", fill)
+    return await context.page("operations.html", OPERATIONS, "/page/operations", fill)
 
 
 @get("/page/overview", guards=[viewers])
-async def overview_part(inside: Inside, overview: Overview) -> Page:
+async def overview_part(context: PageContext, overview: Overview) -> Page:
     """What stands above the table of nodes."""
 
     async def fill() -> Shown:
         cluster, views = await overview.read_with_nodes()
-        return {"cluster": cluster, "attention": attention_of(views, cluster.notices, inside.now())}
+        return {"cluster": cluster, "attention": attention_of(views, cluster.notices, context.now())}
 
-    return await inside.part("overview.html", fill)
+    return await context.part("overview.html", fill)
 
 
 @get("/page/backends", guards=[viewers])
-async def backends_part(inside: Inside, installed: BackendViews, gallery_status: GalleryStatus, look: Look) -> Page:
-    return await inside.part("backends_part.html", lambda: _matrix(installed, gallery_status, look, inside))
+async def backends_part(
+    context: PageContext, installed: BackendViews, gallery_status: GalleryStatus, filters: ListFilter
+) -> Page:
+    return await context.part("backends_part.html", lambda: _matrix(installed, gallery_status, filters, context))
 
 
 @get("/page/operations", guards=[viewers])
-async def operations_part(inside: Inside, operations: Operations) -> Page:
-    return await inside.part("operations_part.html", lambda: _history(operations, inside))
+async def operations_part(context: PageContext, operations: Operations) -> Page:
+    return await context.part("operations_part.html", lambda: _history(operations, context))
 
 
-async def _matrix(installed: BackendViews, gallery_status: GalleryStatus, look: Look, inside: Inside) -> Shown:
-    shown = matrix_of(await installed.matrix(), look)
-    checked = ago(parse_moment(shown.checked_at), inside.now())
+async def _matrix(
+    installed: BackendViews, gallery_status: GalleryStatus, filters: ListFilter, context: PageContext
+) -> Shown:
+    shown = matrix_of(await installed.matrix(), filters)
+    checked = ago(parse_moment(shown.checked_at), context.now())
     return {"matrix": shown, "checked": checked, "notices": gallery_status.notices(BACKEND_GALLERIES)}
 
 
-async def _history(operations: Operations, inside: Inside) -> Shown:
-    return {"past": past_of(await operations.history(), inside.now())}
+async def _history(operations: Operations, context: PageContext) -> Shown:
+    return {"past": past_of(await operations.history(), context.now())}
 
 
-def _table(views: list[NodeView], after: str, inside: Inside) -> Shown:
+def _table(views: list[NodeView], after: str, context: PageContext) -> Shown:
     rest = [view for view in views if view.name > after]
     shown = rest[:_ROWS]
     return {
-        "rows": rows_of(shown, inside.now()),
+        "rows": rows_of(shown, context.now()),
         "blank": blank_row(),
         "total": len(views),
         "counts": {status: sum(view.status == status for view in views) for status in STATUSES},

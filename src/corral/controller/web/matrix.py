@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from corral.contract.admin import BackendMatrix, MatrixCell, MatrixIntent, MatrixNode, MatrixRow
-from corral.controller.web.looks import Chip, Look, window
+from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import counted
 
 COLUMNS = 24
@@ -36,7 +36,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class BackendLine:
     backend: str
     installed: str
     versions: str
@@ -54,39 +54,41 @@ class Matrix:
     updates_words: str
     chips: tuple[Chip, ...]
     columns: tuple[MatrixNode, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[BackendLine, ...]
     range: str
     previous: str | None  # queries
     next: str | None
-    look: Look
+    filters: ListFilter
     checked_at: str
     silent: int
 
 
-def matrix_of(matrix: BackendMatrix, look: Look) -> Matrix:
+def matrix_of(matrix: BackendMatrix, filters: ListFilter) -> Matrix:
     marks = {node.id: _marks_of(matrix.backends, node.id) for node in matrix.nodes}
-    chosen_only = look.only if look.only in dict(_ONLY) else ""
-    term = look.find.strip().lower()
+    chosen_only = filters.only if filters.only in dict(_ONLY) else ""
+    term = filters.find.strip().lower()
     fitting = [
         node
         for node in matrix.nodes
         if (not chosen_only or chosen_only in marks[node.id]) and (not term or term in node.name.lower())
     ]
-    part = window(Look(chosen_only, look.find, look.at), len(fitting), len(matrix.nodes), COLUMNS, ("node", "nodes"))
-    look = part.look
-    columns = tuple(fitting[look.at : look.at + COLUMNS])
+    part = window(
+        ListFilter(chosen_only, filters.find, filters.at), len(fitting), len(matrix.nodes), COLUMNS, ("node", "nodes")
+    )
+    filters = part.filters
+    columns = tuple(fitting[filters.at : filters.at + COLUMNS])
     rows = [row for row in matrix.backends if not chosen_only or _has(row, chosen_only)]
     updates = sum(row.upgrade_available for row in matrix.backends)
     return Matrix(
         updates=updates,
         updates_words=counted(updates, "update available", "updates available"),
-        chips=tuple(_chip(only, words, marks.values(), look) for only, words in _ONLY),
+        chips=tuple(_chip(only, words, marks.values(), filters) for only, words in _ONLY),
         columns=columns,
         lines=tuple(_line(row, columns, len(matrix.nodes)) for row in rows),
         range=part.range,
         previous=part.previous,
         next=part.next,
-        look=look,
+        filters=filters,
         checked_at=matrix.checked_at,
         silent=sum(not node.told for node in matrix.nodes),
     )
@@ -113,17 +115,17 @@ def _marks_of(rows: Sequence[MatrixRow], node_id: str) -> set[str]:
     return {mark for row in rows if (cell := row.nodes.get(node_id)) for mark in _cell_marks(cell)}
 
 
-def _chip(only: str, words: str, marks: Iterable[set[str]], look: Look) -> Chip:
+def _chip(only: str, words: str, marks: Iterable[set[str]], filters: ListFilter) -> Chip:
     count = sum(not only or only in each for each in marks)
-    return Chip(only, words, count, look.query(only=only, at=0), only == look.only)
+    return Chip(only, words, count, filters.query(only=only, at=0), only == filters.only)
 
 
-def _line(row: MatrixRow, columns: Sequence[MatrixNode], total: int) -> Line:
+def _line(row: MatrixRow, columns: Sequence[MatrixNode], total: int) -> BackendLine:
     cells = list(row.nodes.values())
     installed = [cell for cell in cells if cell.installed]
     marks = Counter(mark for cell in cells for mark in _cell_marks(cell))
     versions = Counter(_version(cell) for cell in installed)
-    return Line(
+    return BackendLine(
         backend=row.backend,
         installed=f"on {len(installed)} of {counted(total, 'node', 'nodes')}",
         versions=_versions(versions),

@@ -14,16 +14,16 @@ from corral.contract.why import DECISIONS, said_once
 from corral.controller.api.auth import viewers
 from corral.controller.backends.gallery_status import MODELS as MODEL_GALLERIES
 from corral.controller.backends.gallery_status import GalleryStatus
-from corral.controller.gateways.receipts import ReceiptBook
+from corral.controller.gateways.receipts import ReceiptService
 from corral.controller.models.service import Models
 from corral.controller.replicas.listing import ReplicaRows
 from corral.controller.replicas.loads import Loads
 from corral.controller.replicas.why import Why
-from corral.controller.web.inside import Inside, Page, Shown
-from corral.controller.web.looks import Look
+from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.models import catalogue_of
+from corral.controller.web.page_context import Page, PageContext, Shown
 from corral.controller.web.pages import SAFE_HEADERS, load_pages
-from corral.controller.web.requests import RequestLook, request_lines
+from corral.controller.web.requests import RequestFilter, request_lines
 from corral.controller.web.words import size
 from corral.kit.humanize import to_yaml
 
@@ -51,38 +51,38 @@ class Cataloguing:
         loads: Loads,
         replica_rows: ReplicaRows,
         gallery_status: GalleryStatus,
-        inside: Inside,
-        look: Look,
+        context: PageContext,
+        filters: ListFilter,
     ) -> None:
         self._models = models
         self._galleries = gallery_status
         self._loads = loads
         self._rows = replica_rows
-        self._inside = inside
-        self.look = look
+        self._context = context
+        self.filters = filters
 
     async def fill(self) -> Shown:
         views, loads = await self._models.list_views(), await self._loads.list_(past=True)
-        catalogue = catalogue_of(views, loads, await self._rows.list_(), self.look, self._inside.now())
+        catalogue = catalogue_of(views, loads, await self._rows.list_(), self.filters, self._context.now())
         return {"catalogue": catalogue, "notices": self._galleries.notices(MODEL_GALLERIES)}
 
 
 @get(MODELS)
-async def models_page(inside: Inside, cataloguing: Cataloguing) -> Page:
-    return await inside.page("models.html", MODELS, f"/page/models{cataloguing.look.query()}", cataloguing.fill)
+async def models_page(context: PageContext, cataloguing: Cataloguing) -> Page:
+    return await context.page("models.html", MODELS, f"/page/models{cataloguing.filters.query()}", cataloguing.fill)
 
 
 @get("/page/models", guards=[viewers])
-async def models_part(inside: Inside, cataloguing: Cataloguing) -> Page:
-    return await inside.part("models_part.html", cataloguing.fill)
+async def models_part(context: PageContext, cataloguing: Cataloguing) -> Page:
+    return await context.part("models_part.html", cataloguing.fill)
 
 
 @get("/page/why", guards=[viewers])
 async def why_part(models: Models, explaining: Why, model: Name) -> Page:
     """Of what an alias stands for: that is what has replicas."""
-    told = await explaining.model(await models.meant(model))
-    decision = DECISIONS.get(told.decision, told.decision)
-    shown: Shown = {"why": told, "decision": decision, "said_once": said_once, "size": size, "most": _NODES_SHOWN}
+    explained = await explaining.model(await models.meant(model))
+    decision = DECISIONS.get(explained.decision, explained.decision)
+    shown: Shown = {"why": explained, "decision": decision, "said_once": said_once, "size": size, "most": _NODES_SHOWN}
     return load_pages().page("why_part.html", **shown)
 
 
@@ -96,27 +96,27 @@ async def definition_part(models: Models, model: Name) -> Response[bytes]:
 
 
 @get(REQUESTS)
-async def requests_page(inside: Inside, receipts: ReceiptBook, asked: RequestLook) -> Page:
-    part = f"/page/requests{asked.query()}"
-    return await inside.page("requests.html", REQUESTS, part, lambda: _requests(receipts, asked, inside))
+async def requests_page(context: PageContext, receipts: ReceiptService, request_filters: RequestFilter) -> Page:
+    part = f"/page/requests{request_filters.query()}"
+    return await context.page("requests.html", REQUESTS, part, lambda: _requests(receipts, request_filters, context))
 
 
 @get("/page/requests", guards=[viewers])
-async def requests_part(inside: Inside, receipts: ReceiptBook, asked: RequestLook) -> Page:
-    return await inside.part("requests_part.html", lambda: _requests(receipts, asked, inside))
+async def requests_part(context: PageContext, receipts: ReceiptService, request_filters: RequestFilter) -> Page:
+    return await context.part("requests_part.html", lambda: _requests(receipts, request_filters, context))
 
 
-async def _requests(receipts: ReceiptBook, asked: RequestLook, inside: Inside) -> Shown:
+async def _requests(receipts: ReceiptService, request_filters: RequestFilter, context: PageContext) -> Shown:
     found = await receipts.list_views(
         limit=_REQUESTS_SHOWN,
-        failed=asked.failed,
-        model=asked.model,
+        failed=request_filters.failed,
+        model=request_filters.model,
         key="",
         node="",
         since=None,
-        before=asked.before,
+        before=request_filters.before,
     )
-    return {"lines": request_lines(found.requests, inside.now()), "asked": asked, "older": found.next}
+    return {"lines": request_lines(found.requests, context.now()), "filters": request_filters, "older": found.next}
 
 
 async def _cataloguing(
@@ -124,18 +124,18 @@ async def _cataloguing(
     loads: Loads,
     replica_rows: ReplicaRows,
     gallery_status: GalleryStatus,
-    inside: Inside,
-    look: Look,
+    context: PageContext,
+    filters: ListFilter,
 ) -> Cataloguing:
-    return Cataloguing(models, loads, replica_rows, gallery_status, inside, look)
+    return Cataloguing(models, loads, replica_rows, gallery_status, context, filters)
 
 
-async def _asked(
+async def _request_filters(
     model: Name = "", failed: bool = False, before: Annotated[str, Parameter(max_length=300)] = ""
-) -> RequestLook:
-    return RequestLook(model, failed, before)
+) -> RequestFilter:
+    return RequestFilter(model, failed, before)
 
 
 PAGES = (models_page, requests_page)
 PARTS = (models_part, why_part, definition_part, requests_part)
-DEPENDENCIES = {"cataloguing": Provide(_cataloguing), "asked": Provide(_asked)}
+DEPENDENCIES = {"cataloguing": Provide(_cataloguing), "request_filters": Provide(_request_filters)}

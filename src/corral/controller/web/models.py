@@ -13,7 +13,7 @@ import msgspec
 
 from corral.contract.catalogue import ModelView, ScheduleView
 from corral.contract.loads import LoadState, LoadStatus
-from corral.controller.web.looks import Chip, Look, window
+from corral.controller.web.list_filter import Chip, ListFilter, window
 from corral.controller.web.words import ago, counted, parse_moment, size, until, used_of
 
 SHOWN = 50
@@ -80,43 +80,43 @@ class ModelLine:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ModelTable:
     lines: tuple[ModelLine, ...]
     chips: tuple[Chip, ...]
     total: int
     range: str
     previous: str | None
     next: str | None
-    look: Look
+    filters: ListFilter
 
 
 def catalogue_of(
     models: Sequence[ModelView],
     loads: Sequence[LoadStatus],
     replicas: Sequence[Mapping[str, Any]],
-    look: Look,
+    filters: ListFilter,
     now: datetime,
-) -> Catalogue:
+) -> ModelTable:
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for row in replicas:
         by_model.setdefault(str(row["model_name"]), []).append(row)
     told = {load.model: load for load in loads}
     lines = [line_of(model, told.get(model.id), by_model.get(model.id, ()), now) for model in models]
-    only = look.only if look.only in dict(_ONLY) else ""
-    words = look.find.lower().split()
+    only = filters.only if filters.only in dict(_ONLY) else ""
+    words = filters.find.lower().split()
     fitting = [
         line
         for model, line in zip(models, lines, strict=True)
         if (not only or line.state == only) and all(word in _searched(model) for word in words)
     ]
-    part = window(Look(only, look.find, look.at), len(fitting), len(lines), SHOWN, ("model", "models"))
+    part = window(ListFilter(only, filters.find, filters.at), len(fitting), len(lines), SHOWN, ("model", "models"))
     counts = Counter(line.state for line in lines)
     chips = (
-        Chip(kind, word, counts[kind] if kind else len(lines), part.look.query(only=kind, at=0), kind == only)
+        Chip(kind, word, counts[kind] if kind else len(lines), part.filters.query(only=kind, at=0), kind == only)
         for kind, word in _ONLY
     )
-    shown = tuple(fitting[part.look.at : part.look.at + SHOWN])
-    return Catalogue(shown, tuple(chips), len(lines), part.range, part.previous, part.next, part.look)
+    shown = tuple(fitting[part.filters.at : part.filters.at + SHOWN])
+    return ModelTable(shown, tuple(chips), len(lines), part.range, part.previous, part.next, part.filters)
 
 
 def line_of(

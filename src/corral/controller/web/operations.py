@@ -50,7 +50,7 @@ class NodeLine:
 
 
 @dataclass(frozen=True)
-class Line:
+class OperationLine:
     id: str
     what: str
     where: str
@@ -97,11 +97,11 @@ class Work:
     words: str
 
 
-def line_of(view: OperationView, now: datetime) -> Line:
+def line_of(view: OperationView, now: datetime) -> OperationLine:
     state = _state(view)
     moving = not view.finished_at
     total = sum(view.counts.values()) or len(view.nodes)
-    return Line(
+    return OperationLine(
         id=view.job_id,
         what=_what(view.kind, view.backend),
         where=_where(view),
@@ -125,15 +125,17 @@ def line_of(view: OperationView, now: datetime) -> Line:
     )
 
 
-def lines_of(views: Sequence[OperationView], now: datetime) -> list[Line]:
+def lines_of(views: Sequence[OperationView], now: datetime) -> list[OperationLine]:
     """The newest first."""
     newest = sorted(views, key=lambda view: (view.created_at, view.job_id), reverse=True)
     return [line_of(view, now) for view in newest]
 
 
-def blank_line() -> Line:
+def blank_line() -> OperationLine:
     """What the script copies for an operation that was not there when the page was made."""
-    return Line("", "", "", "", "", 0, True, "", "", "", "never", "", "", "", False, (), 0, False, False, False)
+    return OperationLine(
+        "", "", "", "", "", 0, True, "", "", "", "never", "", "", "", False, (), 0, False, False, False
+    )
 
 
 def blank_node_line() -> NodeLine:

@@ -34,7 +34,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApiResponse:
     status: str
     words: Words
 
@@ -48,7 +48,7 @@ class Operation:
     role: str
     parameters: tuple[Parameter, ...]
     body: Words
-    answers: tuple[Answer, ...]
+    answers: tuple[ApiResponse, ...]
     curl: str
 
 
@@ -68,7 +68,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Shape:
+class BodySchema:
     name: str
     description: str
     fields: tuple[Field, ...]
@@ -76,7 +76,7 @@ class Shape:
 
 def read_reference(
     openapi: Schema, roles: Mapping[tuple[str, str], str], base: str
-) -> tuple[tuple[Section, ...], tuple[Shape, ...]]:
+) -> tuple[tuple[Section, ...], tuple[BodySchema, ...]]:
     """Operations grouped by tag, what machines call last; then every shape they mention."""
     shapes: Schema = openapi.get("components", {}).get("schemas", {})
     sections: dict[str, list[Operation]] = {}
@@ -155,11 +155,11 @@ def _operation(
     )
 
 
-def _answers(operation: Schema) -> Iterator[Answer]:
+def _answers(operation: Schema) -> Iterator[ApiResponse]:
     for status, answer in operation.get("responses", {}).items():
         if status.startswith("2"):  # faults all have one form, said once at the top of the page
             content = _content(answer)
-            yield Answer(status, words_of(content) if content is not None else (Word("nothing"),))
+            yield ApiResponse(status, words_of(content) if content is not None else (Word("nothing"),))
 
 
 def _content(holder: Schema) -> Schema | None:
@@ -188,13 +188,13 @@ def _curl(method: str, url: str, body: object, role: str) -> str:
     return " ".join([*parts, shlex.quote(url)])
 
 
-def _shape(name: str, schema: Schema) -> Shape:
+def _shape(name: str, schema: Schema) -> BodySchema:
     required = schema.get("required", ())
     fields = tuple(
         Field(field, words_of(shape), field in required, shape.get("description", ""))
         for field, shape in schema.get("properties", {}).items()
     )
-    return Shape(_title(name), schema.get("description", ""), fields)
+    return BodySchema(_title(name), schema.get("description", ""), fields)
 
 
 def _mentioned(sections: Mapping[str, list[Operation]], shapes: Schema) -> set[str]:

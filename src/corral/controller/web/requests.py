@@ -13,7 +13,7 @@ _ENDINGS = {"client_left": "the client left", "upstream_broke": "the replica bro
 
 
 @dataclass(frozen=True)
-class RequestLook:
+class RequestFilter:
     """Which requests a person wants to see: for this model, only failed ones, those before this one."""
 
     model: str = ""
@@ -22,8 +22,8 @@ class RequestLook:
 
     def query(self, **changes: object) -> str:
         wanted = {"model": self.model, "failed": self.failed, "before": self.before} | changes
-        told = {key: "true" if value is True else value for key, value in wanted.items() if value}
-        return f"?{urlencode(told)}" if told else ""
+        given = {key: "true" if value is True else value for key, value in wanted.items() if value}
+        return f"?{urlencode(given)}" if given else ""
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from litestar.exceptions import HTTPException
 
 from corral.controller.access.keys import Access
 from corral.controller.api.auth import authenticate
-from corral.controller.web import door as doors
 from corral.controller.web import fleet_pages, model_pages
+from corral.controller.web import sign_in as doors
 from corral.controller.web.assets import cache_rule
-from corral.controller.web.door import AnyRequest, Door, Refused
-from corral.controller.web.inside import DEPENDENCIES, ENDED, Page
+from corral.controller.web.page_context import DEPENDENCIES, ENDED, Page
 from corral.controller.web.pages import SAFE_HEADERS, load_pages, see_other, trouble
 from corral.controller.web.reference import read_reference
 from corral.controller.web.roles import roles_needed
+from corral.controller.web.sign_in import AnyRequest, SignIn, SignInRefused
 from corral.kit.clock import Clock
 from corral.kit.errors import CorralError, Denied, Unauthenticated, Unavailable
 from corral.kit.log import get_log
@@ -28,8 +28,8 @@ _WHY = {"ended": "Your session has ended. Please sign in again.", "out": "You ar
 
 
 def dependencies(clock: Clock) -> dict[str, Any]:
-    """What these doors need besides the services every door has."""
-    return {"door": Door(clock)}
+    """The services of these routes beside those of the API."""
+    return {"sign_in_service": SignIn(clock)}
 
 
 @get("/login")
@@ -40,10 +40,10 @@ async def login_form(request: AnyRequest, access: Access, why: str = "", next: s
 
 
 @post("/login", status_code=200, request_max_body_size=doors.LARGEST_FORM)
-async def sign_in(request: AnyRequest, access: Access, door: Door) -> Page:
+async def sign_in(request: AnyRequest, access: Access, sign_in_service: SignIn) -> Page:
     form = await doors.read_form(request)
-    outcome = await door.sign_in(request, access, form)
-    if isinstance(outcome, Refused):
+    outcome = await sign_in_service.sign_in(request, access, form)
+    if isinstance(outcome, SignInRefused):
         return _login(request, form.get("next", ""), refused=outcome)
     response = see_other(_place(form.get("next", "")))
     doors.keep_session(response, request, outcome.secret)
@@ -87,7 +87,7 @@ async def static_file(request: AnyRequest, name: str, v: str = "") -> Response[b
     return Response(asset.content, media_type=asset.media_type, headers=headers)
 
 
-def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: Refused | None = None) -> Page:
+def _login(request: AnyRequest, next: str, *, sentence: str = "", refused: SignInRefused | None = None) -> Page:
     token = doors.form_token(request)
     response = load_pages().page(
         "login.html",

@@ -29,7 +29,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class NodeRow:
     id: str
     name: str
     kind: str
@@ -49,9 +49,9 @@ class Row:
     version: str
 
 
-def row_of(node: NodeView, now: datetime) -> Row:
+def row_of(node: NodeView, now: datetime) -> NodeRow:
     labels = tuple(f"{key}={value}" if value else key for key, value in sorted(node.labels.items()))
-    return Row(
+    return NodeRow(
         id=node.id,
         name=node.name,
         kind="LocalAI" if node.compat else "",
@@ -72,14 +72,14 @@ def row_of(node: NodeView, now: datetime) -> Row:
     )
 
 
-def rows_of(nodes: Sequence[NodeView], now: datetime) -> list[Row]:
+def rows_of(nodes: Sequence[NodeView], now: datetime) -> list[NodeRow]:
     return [row_of(node, now) for node in nodes]
 
 
-def blank_row() -> Row:
+def blank_row() -> NodeRow:
     """What the script copies for a node that was not there when the page was made."""
     none = Bar(0, 0)
-    return Row("", "", "", "", "", "", "–", "", "", none, none, none, (), (), "", "never", "–")
+    return NodeRow("", "", "", "", "", "", "–", "", "", none, none, none, (), (), "", "never", "–")
 
 
 def note_of(node: NodeView) -> str:

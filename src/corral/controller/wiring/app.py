@@ -16,19 +16,19 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from corral import __version__
 from corral.controller.access.keys import Access
 from corral.controller.api import access, cluster, events, fleet, internal, loads, meta, requests
-from corral.controller.api.backends import BackendPages
+from corral.controller.api.backends import BackendRoutes
 from corral.controller.api.errors import on_corral_error, on_http_exception, on_too_deep, on_unexpected
-from corral.controller.api.localai.backends import Backends
-from corral.controller.api.logs import NodeLogs
-from corral.controller.api.models import ModelsDoor, Scheduling
-from corral.controller.api.node import NodeSelfService
-from corral.controller.api.node_backends import NodeBackends
-from corral.controller.api.nodes import Nodes
-from corral.controller.api.operations import OperationsDoor
+from corral.controller.api.localai.backends import LocalAIBackendRoutes
+from corral.controller.api.logs import NodeLogRoutes
+from corral.controller.api.models import ModelRoutes, ScheduleRoutes
+from corral.controller.api.node import NodeApiRoutes
+from corral.controller.api.node_backends import NodeBackendRoutes
+from corral.controller.api.nodes import NodeRoutes
+from corral.controller.api.operations import OperationRoutes
+from corral.controller.api.path_segments import keep_segments
 from corral.controller.api.redaction import Redaction
 from corral.controller.api.request_log import RequestLog
-from corral.controller.api.segments import keep_segments
-from corral.controller.api.why import WhyDoor
+from corral.controller.api.why import WhyRoutes
 from corral.controller.web import routes as web
 from corral.kit.errors import CorralError
 
@@ -40,15 +40,15 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
     when all is done may take; after that it answers that it goes on."""
     return _App(
         route_handlers=[
-            NodeSelfService,
-            Nodes,
-            NodeBackends,
-            NodeLogs,
-            OperationsDoor,
-            Backends,
-            BackendPages,
-            ModelsDoor,
-            Scheduling,
+            NodeApiRoutes,
+            NodeRoutes,
+            NodeBackendRoutes,
+            NodeLogRoutes,
+            OperationRoutes,
+            LocalAIBackendRoutes,
+            BackendRoutes,
+            ModelRoutes,
+            ScheduleRoutes,
             *access.ROUTES,
             *cluster.ROUTES,
             *fleet.ROUTES,
@@ -57,7 +57,7 @@ def build_app(services: Mapping[str, Any], *, access_service: Access, ca_pem: st
             internal.gateway_credentials,
             *loads.ROUTES,
             *requests.ROUTES,
-            WhyDoor,
+            WhyRoutes,
             *meta.ROUTES,
             *web.ROUTES,
         ],

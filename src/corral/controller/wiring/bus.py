@@ -9,7 +9,7 @@ from corral.bus.auth import BusKeys, MintedUser, inbox_of, mint_service_credenti
 from corral.bus.jwt import BadKey, KeyKind, check_seed
 from corral.bus.keys import load_or_create_keys
 from corral.bus.permissions import INBOX
-from corral.controller.access.bus_issuer import BusIssuer, BusPlace, SharedUser, split_user
+from corral.controller.access.bus_issuer import BusEndpoint, BusIssuer, SharedUser, split_user
 from corral.controller.settings import ControllerSettings
 from corral.kit.clock import Clock
 from corral.kit.settings import BadSettings
@@ -57,7 +57,7 @@ def set_up_bus(settings: ControllerSettings, clock: Clock) -> BusSetup:
     urls = tuple(url for url, _ in split)
     shared = next((user for _, user in split if user is not None), None)
     tls = _tls(settings)
-    place = BusPlace(settings.bus.bus_public_urls or urls, _read_ca(settings))
+    place = BusEndpoint(settings.bus.bus_public_urls or urls, _read_ca(settings))
 
     def issuer(*, account_seed: str = "", shared: SharedUser | None = None) -> BusIssuer:
         return BusIssuer(

@@ -33,10 +33,10 @@ async def open_localai(
         yield None
         return
     from corral.controller.localai.calls import PeerTimes
-    from corral.controller.localai.needs import PeerNeeds
+    from corral.controller.localai.needs import PeerDependencies
     from corral.controller.localai.setup import PeerSettings, open_peers
 
-    needs = PeerNeeds(
+    needs = PeerDependencies(
         runtime.store,
         runtime.bus,
         runtime.leadership,

@@ -43,7 +43,9 @@ class ModelParts:
     def notices(self) -> list[str]:
         """What a person should mend."""
         return [
-            f"{name} in the models folder: {problem}" for name, told in self.folder.problems.items() for problem in told
+            f"{name} in the models folder: {problem}"
+            for name, problems in self.folder.problems.items()
+            for problem in problems
         ]
 
 

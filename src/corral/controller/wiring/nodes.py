@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from corral.contract.messages.nodes import BusHeartbeat
 from corral.controller.health.classify import Guard
 from corral.controller.health.ingress_check import IngressCheck
-from corral.controller.health.listening import Listening
 from corral.controller.health.monitor import HealthMonitor
+from corral.controller.health.observation_window import ObservationWindow
 from corral.controller.registry.admission import AdmissionRules, NodeApi
 from corral.controller.registry.heartbeats import Heartbeats
 from corral.controller.registry.nodes import NodeAdmin
@@ -49,11 +49,11 @@ def assemble_nodes(
     store, clock, limits = runtime.store, runtime.clock, settings.health
     issuer, revocations = runtime.bus_setup.issuer, trust.revocations
     longest_gap_s = max(limits.stale_after_s / 2, 2 * limits.heartbeat_flush_s)
-    listening = Listening(runtime.bus, clock, longest_gap_s=longest_gap_s)
+    window = ObservationWindow(runtime.bus, clock, longest_gap_s=longest_gap_s)
     health = HealthMonitor(
         store,
         runtime.changes,
-        listening,
+        window,
         runtime.leadership,
         clock,
         interval_s=limits.health_interval_s,
@@ -66,10 +66,10 @@ def assemble_nodes(
         runtime.bus,
         clock,
         flush_s=limits.heartbeat_flush_s,
-        recorded=listening.recorded,
-        not_recorded=listening.not_recorded,
-        back=health.wake.set,
-        told=on_heartbeat,
+        on_recorded=window.recorded,
+        on_not_recorded=window.not_recorded,
+        on_return=health.wake.set,
+        on_heartbeat=on_heartbeat,
     )
     ingress_check = IngressCheck(
         store,

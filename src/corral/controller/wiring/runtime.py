@@ -13,9 +13,9 @@ from corral.bus.api import Bus
 from corral.bus.nats import NatsBus
 from corral.controller.registry.changes import NodeChanges
 from corral.controller.runtime.change_feed import ChangeFeed
+from corral.controller.runtime.database import open_store_when_there
 from corral.controller.runtime.leadership import Leadership
 from corral.controller.runtime.presence import hold_instance_id
-from corral.controller.runtime.store_wait import open_store_when_there
 from corral.controller.settings import ControllerSettings
 from corral.controller.wiring.bus import BusSetup, set_up_bus
 from corral.kit.clock import Clock

@@ -12,8 +12,8 @@ from corral.controller.backends.gallery_status import GalleryStatus
 from corral.controller.files.fetches import Fetches
 from corral.controller.fleetfile.service import FleetFiles
 from corral.controller.gateways.demand import Demand
-from corral.controller.gateways.receipts import ReceiptBook
-from corral.controller.gateways.view import Views
+from corral.controller.gateways.receipts import ReceiptService
+from corral.controller.gateways.view import FleetViews
 from corral.controller.runtime.readiness import Readiness
 from corral.controller.settings import ControllerSettings
 from corral.controller.web.routes import dependencies as web_dependencies
@@ -56,7 +56,7 @@ def api_services(
         "nodes": nodes.admin,
         "ingresses": trust.ingresses,
         "feed": runtime.feed,
-        "views": Views(store, issuer, trust.ingress_tokens, clock),
+        "views": FleetViews(store, issuer, trust.ingress_tokens, clock),
         "overview": overview,
         "operations": backends.operations,
         "installed": backends.installed,
@@ -72,7 +72,7 @@ def api_services(
         "explaining": replicas.why,  # not `why`: the login form has a parameter of that name
         "schedules": models.schedules,
         "fleet_files": FleetFiles(store, models.models, models.schedules, backends.operations, nodes.admin),
-        "receipts": ReceiptBook(store, clock, demand),
+        "receipts": ReceiptService(store, clock, demand),
         "readiness": Readiness(store),
         "controller_metrics": ControllerMetrics(store, bus, nodes.heartbeats, nodes.health),
         **web_dependencies(clock),

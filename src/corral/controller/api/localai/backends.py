@@ -30,7 +30,7 @@ from corral.controller.operations.service import Operations
 from corral.controller.operations.views import op_status
 
 
-class Backends(Controller):
+class LocalAIBackendRoutes(Controller):
     path = "/backends"
     tags = ("backends",)
     guards = (viewers,)

@@ -1,10 +1,10 @@
-"""A database that is not there yet is waited for: it may simply start later than we do."""
+"""Opens the database, waiting for it where it starts later than the controller, and hides its errors from strangers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from corral.kit.backoff import Backoff
 from corral.kit.errors import Unavailable
@@ -32,3 +32,14 @@ async def open_store_when_there(
                     async with asyncio.timeout(wait_s):
                         await stopped.wait()
         yield store
+
+
+@contextlib.contextmanager
+def hide_database_errors() -> Iterator[None]:
+    """A database error names hosts, users and files: a caller that has not shown a key only learns that the database is
+    unavailable."""
+    try:
+        yield
+    except Unavailable as error:
+        log.debug("database away", error=error.message)  # the loops that need it say so louder, once
+        raise Unavailable("the database cannot be used right now; try again shortly") from error

@@ -17,12 +17,12 @@ from corral.controller.access.principal import Principal, Role
 from corral.controller.api.auth import SESSION_COOKIE, principal_of
 from corral.controller.api.overview import Overview
 from corral.controller.operations.service import Operations
-from corral.controller.web import door as doors
+from corral.controller.web import sign_in as doors
 from corral.controller.web.attention import facts_of
-from corral.controller.web.door import AnyRequest, Door
-from corral.controller.web.looks import Look
+from corral.controller.web.list_filter import ListFilter
 from corral.controller.web.operations import work_of
 from corral.controller.web.pages import load_pages, see_other, trouble
+from corral.controller.web.sign_in import AnyRequest, SignIn
 
 ENDED = "/login?why=ended"
 Page = Response[str] | Response[bytes]
@@ -30,18 +30,18 @@ Shown = dict[str, Any]
 Fill = Callable[[], Awaitable[Shown]]
 
 
-class Inside:
+class PageContext:
     def __init__(
-        self, request: AnyRequest, access: Access, overview: Overview, operations: Operations, door: Door
+        self, request: AnyRequest, access: Access, overview: Overview, operations: Operations, sign_in_service: SignIn
     ) -> None:
         self._request = request
         self._access = access
         self._overview = overview
         self._operations = operations
-        self._door = door
+        self._sign_in = sign_in_service
 
     def now(self) -> datetime:
-        return self._door.now()
+        return self._sign_in.now()
 
     async def page(self, template: str, here: str, part: str, fill: Fill) -> Page:
         """`here`: its address; `part`: where its script finds what changes; `fill`: what only this one shows."""
@@ -75,18 +75,18 @@ def send_away(request: AnyRequest, wanted: str) -> Page:
     return see_other("/login" if wanted == "/" else f"/login?next={wanted}")
 
 
-async def _inside(
-    request: AnyRequest, access: Access, overview: Overview, operations: Operations, door: Door
-) -> Inside:
-    return Inside(request, access, overview, operations, door)
+async def _context(
+    request: AnyRequest, access: Access, overview: Overview, operations: Operations, sign_in_service: SignIn
+) -> PageContext:
+    return PageContext(request, access, overview, operations, sign_in_service)
 
 
-async def _look(
+async def _filters_of(
     only: Annotated[str, Parameter(max_length=20)] = "",
     find: Annotated[str, Parameter(max_length=255)] = "",
     at: Annotated[int, Parameter(ge=0, le=1_000_000)] = 0,
-) -> Look:
-    return Look(only, find, at)
+) -> ListFilter:
+    return ListFilter(only, find, at)
 
 
-DEPENDENCIES = {"inside": Provide(_inside), "look": Provide(_look)}
+DEPENDENCIES = {"context": Provide(_context), "filters": Provide(_filters_of)}

@@ -31,19 +31,19 @@ PLACES = ("/", "/fleet/models", "/fleet/backends", "/fleet/operations", "/fleet/
 
 
 @dataclass(frozen=True)
-class Opened:
+class SignedIn:
     secret: str
     principal: Principal
 
 
 @dataclass(frozen=True)
-class Refused:
+class SignInRefused:
     status: int
     sentence: str
     retry_after_s: float = 0.0
 
 
-class Door:
+class SignIn:
     def __init__(self, clock: Clock, attempts: Attempts | None = None) -> None:
         self._clock = clock
         self._attempts = attempts or Attempts()
@@ -51,13 +51,13 @@ class Door:
     def now(self) -> datetime:
         return self._clock.now()
 
-    async def sign_in(self, request: AnyRequest, access: Access, form: dict[str, str]) -> Opened | Refused:
+    async def sign_in(self, request: AnyRequest, access: Access, form: dict[str, str]) -> SignedIn | SignInRefused:
         if not is_our_form(request, form):
-            return Refused(403, "This form was not made for this browser, or cookies are off. Please try again.")
+            return SignInRefused(403, "This form was not made for this browser, or cookies are off. Please try again.")
         address = await seen_from(request, access)
         wait_s = self._attempts.spend(address, self._clock.monotonic())
         if wait_s > 0:
-            return Refused(429, f"Too many tries. Wait {max(1, round(wait_s))} s, then try again.", wait_s)
+            return SignInRefused(429, f"Too many tries. Wait {max(1, round(wait_s))} s, then try again.", wait_s)
         key = form.get("key", "").strip()
         try:
             if not key:
@@ -65,14 +65,14 @@ class Door:
             secret, principal = await access.open_session(key)
         except Unauthenticated as error:
             log.warning("sign-in refused", address=address, reason=error.message)
-            return Refused(401, _sentence(error.message))
+            return SignInRefused(401, _sentence(error.message))
         self._attempts.give_back(address)
         # Whoever was signed in here before is not any more: a session never outlives a change of person.
         before = await signed_in(request, access)
         if before is not None:
             await access.close_session(before)
         log.info("signed in", address=address, key=principal.name, role=principal.role.value)
-        return Opened(secret, principal)
+        return SignedIn(secret, principal)
 
 
 async def signed_in(request: AnyRequest, access: Access) -> Principal | None:

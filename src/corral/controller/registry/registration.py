@@ -10,12 +10,12 @@ from corral.contract.budget import ceiling_bytes, parse_budget
 from corral.contract.capability import capability_of
 from corral.contract.labels import auto_labels, check_labels
 from corral.contract.messages.nodes import NodeType, RegisterNode
-from corral.controller.registry.places import check_address
-from corral.controller.registry.reports import LONGEST_SENTENCE, tame_devices, tame_text
+from corral.controller.registry.addresses import check_address
+from corral.controller.registry.sanitize import MAX_SENTENCE, sanitize_devices, sanitize_text
 from corral.kit.errors import Invalid
 
 _SIZES = ("total_vram", "available_vram", "total_ram", "available_ram", "total_disk", "available_disk")
-_MOST_LABELS = 128
+MAX_LABELS = 128
 
 
 @dataclass(frozen=True)
@@ -59,29 +59,29 @@ def check_offer(offer: RegisterNode) -> None:
 def node_columns(offer: RegisterNode, *, known: bool, chosen: AdminChoices) -> dict[str, Any]:
     """Columns to write. A node that comes back keeps what it does not tell, as the contract has it; disk and budget
     are written always, and a person's own choices are never touched."""
-    os, _, arch = tame_text(offer.platform).partition("/")
-    told: dict[str, Any] = {
+    os, _, arch = sanitize_text(offer.platform).partition("/")
+    columns: dict[str, Any] = {
         "node_type": offer.node_type or NodeType.BACKEND.value,
         "http_address": offer.http_address,
         "total_vram": offer.total_vram,
         "total_ram": offer.total_ram,
         "available_ram": offer.available_ram,
-        "gpu_vendor": tame_text(offer.gpu_vendor),
-        "gpu_compute_capability": tame_text(offer.gpu_compute_capability),
-        "capability": tame_text(capability_of(offer.capability, offer.gpu_vendor, offer.total_vram)),
+        "gpu_vendor": sanitize_text(offer.gpu_vendor),
+        "gpu_compute_capability": sanitize_text(offer.gpu_compute_capability),
+        "capability": sanitize_text(capability_of(offer.capability, offer.gpu_vendor, offer.total_vram)),
         "os": os,
         "arch": arch,
-        "python": tame_text(offer.python),
-        "devices": tame_devices(offer.devices),
-        "boot_id": tame_text(offer.boot_id),
-        "version": tame_text(offer.version),
+        "python": sanitize_text(offer.python),
+        "devices": sanitize_devices(offer.devices),
+        "boot_id": sanitize_text(offer.boot_id),
+        "version": sanitize_text(offer.version),
     }
-    columns = {name: value for name, value in told.items() if value or not known}
+    columns = {name: value for name, value in columns.items() if value or not known}
     columns |= {"protocol": offer.protocol, "total_disk": offer.total_disk, "available_disk": offer.available_disk}
-    columns |= {  # a warning that is not told any more is over
-        "backend_user": tame_text(offer.backend_user),
-        "backend_user_warning": tame_text(offer.backend_user_warning, LONGEST_SENTENCE),
-        "backend_user_fix": tame_text(offer.backend_user_fix, LONGEST_SENTENCE),
+    columns |= {  # a warning that is no longer reported is over
+        "backend_user": sanitize_text(offer.backend_user),
+        "backend_user_warning": sanitize_text(offer.backend_user_warning, MAX_SENTENCE),
+        "backend_user_fix": sanitize_text(offer.backend_user_fix, MAX_SENTENCE),
     }
     if chosen.max_replicas_per_model is None:
         columns["max_replicas_per_model"] = max(1, offer.max_replicas_per_model)
@@ -104,8 +104,8 @@ def budget_columns(offer: RegisterNode, chosen: AdminChoices) -> dict[str, Any]:
 
 def worker_labels(offer: RegisterNode) -> dict[str, str]:
     """The worker's own labels; one that breaks the rules is refused with its name."""
-    if len(offer.labels) > _MOST_LABELS:
-        raise Invalid(f"{len(offer.labels)} labels are too many; at most {_MOST_LABELS} are allowed")
+    if len(offer.labels) > MAX_LABELS:
+        raise Invalid(f"{len(offer.labels)} labels are too many; at most {MAX_LABELS} are allowed")
     try:
         check_labels(offer.labels)
     except ValueError as error:
@@ -116,8 +116,8 @@ def worker_labels(offer: RegisterNode) -> dict[str, str]:
 def labels_we_add(offer: RegisterNode, max_replicas: int) -> dict[str, str]:
     return auto_labels(
         node_name=offer.name,
-        gpu_vendor=tame_text(offer.gpu_vendor),
+        gpu_vendor=sanitize_text(offer.gpu_vendor),
         total_vram=offer.total_vram,
         max_replicas_per_model=max_replicas,
-        platform=tame_text(offer.platform),
+        platform=sanitize_text(offer.platform),
     )

@@ -13,7 +13,7 @@ from corral.bus.api import Bus
 from corral.kit.clock import Clock
 
 
-class Listening:
+class ObservationWindow:
     """Hearing is the bus's word; writing is told by the heartbeat batches, which also try when nothing waits."""
 
     def __init__(self, bus: Bus, clock: Clock, *, longest_gap_s: float) -> None:

@@ -10,7 +10,7 @@ from corral.controller.web.words import counted
 
 
 @dataclass(frozen=True)
-class Look:
+class ListFilter:
     """Those with this mark, those with these words in them, from this one on."""
 
     only: str = ""
@@ -19,8 +19,8 @@ class Look:
 
     def query(self, **changes: object) -> str:
         wanted = {"only": self.only, "find": self.find, "at": self.at} | changes
-        told = {key: value for key, value in wanted.items() if value}
-        return f"?{urlencode(told)}" if told else ""
+        given = {key: value for key, value in wanted.items() if value}
+        return f"?{urlencode(given)}" if given else ""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Chip:
 class Window:
     """The part of the list that is shown, in words, and how to come to the others."""
 
-    look: Look
+    filters: ListFilter
     range: str
     previous: str | None  # queries
     next: str | None
 
 
-def window(look: Look, fitting: int, total: int, most: int, called: tuple[str, str]) -> Window:
+def window(filters: ListFilter, fitting: int, total: int, most: int, called: tuple[str, str]) -> Window:
     """`called`: what they are, one and many."""
-    at = min(max(0, look.at), max(0, fitting - 1)) // most * most
-    look = Look(look.only, look.find, at)
+    at = min(max(0, filters.at), max(0, fitting - 1)) // most * most
+    filters = ListFilter(filters.only, filters.find, at)
     return Window(
-        look,
+        filters,
         _range(at, min(most, fitting - at), fitting, total, most, called),
-        look.query(at=at - most) if at else None,
-        look.query(at=at + most) if at + most < fitting else None,
+        filters.query(at=at - most) if at else None,
+        filters.query(at=at + most) if at + most < fitting else None,
     )
 
 

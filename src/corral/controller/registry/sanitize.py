@@ -12,9 +12,9 @@ import msgspec
 
 from corral.contract.hardware import Device
 
-MOST_DEVICES = 128  # 16 GPUs in 7 instances each, and some
+MAX_DEVICES = 128  # 16 GPUs in 7 instances each, and some
 LONGEST_TEXT = 128
-LONGEST_SENTENCE = 500
+MAX_SENTENCE = 500
 _LARGEST = 2**63
 
 _TEXTS = ("vendor", "name", "uuid", "pci", "compute_capability", "driver")
@@ -22,25 +22,25 @@ _NUMBERS = ("index", "total_bytes", "free_bytes", "mig", "temperature_c")
 
 
 @overload
-def tame_text(text: str, longest: int = LONGEST_TEXT) -> str: ...
+def sanitize_text(text: str, longest: int = LONGEST_TEXT) -> str: ...
 
 
 @overload
-def tame_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None: ...
+def sanitize_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None: ...
 
 
-def tame_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
+def sanitize_text(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
     if text is None or (len(text) <= longest and text.isprintable()):
         return text
     return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
-def tame_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    return tuple(_tame(device) for device in devices[:MOST_DEVICES])
+def sanitize_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    return tuple(_tame(device) for device in devices[:MAX_DEVICES])
 
 
 def _tame(device: Device) -> Device:
-    texts = {name: tame_text(getattr(device, name)) for name in _TEXTS}
+    texts = {name: sanitize_text(getattr(device, name)) for name in _TEXTS}
     wrong = [name for name in _NUMBERS if not -_LARGEST < (getattr(device, name) or 0) < _LARGEST]
     changed = {name: text for name, text in texts.items() if text != getattr(device, name)}
     changed |= {name: 0 if name in ("index", "total_bytes") else None for name in wrong}
