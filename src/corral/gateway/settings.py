@@ -45,7 +45,7 @@ def _level(value: str) -> str | None:
 
 def _origins(value: tuple[str, ...]) -> str | None:
     bad = [origin for origin in value if origin != "*" and not origin.startswith(("http://", "https://"))]
-    return f"{bad[0]!r} is no origin; write https://host[:port] or *" if bad else None
+    return f"{bad[0]!r} is not an origin; write https://host[:port] or *" if bad else None
 
 
 def _span(help: str, seconds: float) -> Any:
@@ -234,6 +234,6 @@ class GatewaySettings:
             f"{name}: there is no file {str(path)!r}" for name, path in files.items() if path and not path.is_file()
         ]
         if (self.bus_cert is None) != (self.bus_key is None):
-            faults.append("bus-cert and bus-key come together or not at all")
+            faults.append("set both bus-cert and bus-key, or neither")
         if faults:
             raise BadSettings(faults)

@@ -78,7 +78,7 @@ def test_a_certificate_for_the_bus_needs_its_key_and_files_that_are_there(tmp_pa
         read_settings(GatewaySettings, flags={}, env=env)
     assert caught.value.faults == (
         "bus-ca: there is no file '/nowhere.pem'",
-        "bus-cert and bus-key come together or not at all",
+        "set both bus-cert and bus-key, or neither",
     )
     whole = {"CORRAL_CONTROLLER": "unix:/run/c.sock", "LOCALAI_NATS_TLS_CERT": str(there), "CORRAL_BUS_KEY": str(there)}
     settings = read_settings(GatewaySettings, flags={}, env=whole)

@@ -1,7 +1,7 @@
 """Multipart bodies (`multipart/form-data`): written to disk as they arrive, and read for the field `model` only.
 
 The gateway decodes nothing, keeps nothing in memory and passes the body on unchanged. A budget limits the disk space of
-all bodies together (`bodies.py`). ADR 22 compares this with the `multipart` library.
+all bodies together (`bodies.py`). ADR 23 compares this with the `multipart` library.
 """
 
 from __future__ import annotations
