@@ -28,7 +28,7 @@ from corral.controller.wiring.backends import BackendOptions, Backends
 from corral.controller.wiring.replicas import Needs, Replicas, ReplicaSettings, ReplicaTimes
 from corral.kit.clock import Clock
 from corral.kit.errors import OutcomeUnknown, Unavailable
-from corral.store.engine.inline_sqlite import Between, Step
+from corral.store.engine.inline_sqlite import StepHook, TransactionStep
 from corral.store.engine.transactions import Store
 from corral.store.tables.nodes import Heartbeat
 from tests.simulation.catalogue import Known
@@ -122,7 +122,7 @@ class Surroundings(Protocol):
 
     def join_bus(self, name: str) -> LocalBus: ...
 
-    def open_store(self, between: Between) -> Store: ...
+    def open_store(self, between: StepHook) -> Store: ...
 
     def note(self, *what: object) -> None: ...
 
@@ -212,7 +212,7 @@ class Controller:
             raise
         self._around.failed(f"{self.name}: {part.name} ended by itself")
 
-    async def _between(self, step: Step) -> None:
+    async def _between(self, step: TransactionStep) -> None:
         luck = self._around.store_luck
         roll = luck.chance.random()
         if roll < luck.dies and self.alive:
@@ -220,13 +220,13 @@ class Controller:
             self._around.controller_dies(self)
         if not self.alive:
             await asyncio.Event().wait()  # nothing comes after this
-        if step is Step.STATEMENT:
+        if step is TransactionStep.STATEMENT:
             return
         if roll < luck.waits:
             await asyncio.sleep(luck.chance.choice((0.0, 0.0, 0.001, 0.05)))
             if not self.alive:
                 await asyncio.Event().wait()
-        if step is Step.COMMITTED and luck.in_doubt:
+        if step is TransactionStep.COMMITTED and luck.in_doubt:
             luck.in_doubt = False
             self._raise(step, "the connection to the database broke")
         if luck.away or self.store_away:
@@ -234,7 +234,7 @@ class Controller:
         if luck.chance.random() < luck.fails:
             self._raise(step, "the connection to the database broke")
 
-    def _raise(self, step: Step, why: str) -> None:
-        if step is Step.COMMITTED:
+    def _raise(self, step: TransactionStep, why: str) -> None:
+        if step is TransactionStep.COMMITTED:
             raise OutcomeUnknown(f"{why} while committing")
         raise Unavailable(why)

@@ -33,7 +33,7 @@ from corral.bus.local import Faults, LocalBus, LocalHub
 from corral.contract.messages.nodes import HttpHeartbeat, NodeStatus
 from corral.controller.registry.transitions import NodeEvent
 from corral.kit.errors import Unavailable
-from corral.store.engine.inline_sqlite import Between, InlineFile
+from corral.store.engine.inline_sqlite import InlineFile, StepHook
 from corral.store.engine.transactions import Store
 from corral.store.tables import node_labels, node_tombstones, nodes, revisions
 from corral.store.tables.nodes import Node
@@ -85,7 +85,7 @@ class Simulation:
         self.accepted: dict[str, str] = {}  # operations that somebody was told are accepted
         self.asked: set[str] = set()  # models somebody asked for, and was told that they will be loaded
         self.truth = at_rest.Truth(self.clock)
-        self._database = InlineFile(database, now_us=self.clock.now_us, committed=self._committed)
+        self._database = InlineFile(database, now_us=self.clock.now_us, on_commit=self._committed)
         self._facts = FactsReader(self._database)
         self._replicas = ReplicaTruth(self._database, loop.time, self._is_surely_busy)
         self.bus_trouble_at = float("-inf")  # when a connection to the bus was last lost, silent or found again
@@ -119,7 +119,7 @@ class Simulation:
     def join_bus(self, name: str) -> LocalBus:
         return self.hub.join(name)
 
-    def open_store(self, between: Between) -> Store:
+    def open_store(self, between: StepHook) -> Store:
         return self._database.store(between)
 
     def controller_dies(self, controller: Controller) -> None:

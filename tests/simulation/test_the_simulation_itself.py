@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,7 +127,7 @@ def test_an_intent_that_is_given_up_is_noticed(template: Path) -> None:
 
     def gives_up(intent: Any, reason: str, now: Any, **known: Any) -> Any:
         failed = honest(intent, reason, now, **known)
-        return replace(failed, stage=IntentStage.DONE) if failed.failures >= 2 else failed
+        return structs.replace(failed, stage=IntentStage.DONE) if failed.failures >= 2 else failed
 
     honest = outcomes.failed
     said = break_something(template, mock.patch.object(outcomes, "failed", gives_up))

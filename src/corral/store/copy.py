@@ -1,8 +1,8 @@
-"""Copies everything from one store to another, usually SQLite to PostgreSQL, and proves that it arrived.
+"""Copies one store to another, usually SQLite to PostgreSQL, and verifies the copy.
 
-The target is written in one transaction, which is committed only after every table was read back and found equal: a
-failure at any point leaves the target as empty as it was. The source is read as of one moment; that nobody goes on
-writing to it is for the caller to see to, since what is written later is not copied.
+The target is written in one transaction, which is committed only after every table was read back and is equal: a
+failure at any point leaves the target empty. The source is read as one snapshot; the caller makes sure that no
+controller writes to it, since later writes are not copied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WHOLE = 2**256
 
 
 @dataclass(frozen=True)
-class Progress:
+class CopyProgress:
     table: str
     copied: int
     total: int
@@ -48,9 +48,9 @@ async def migrate_store(
     target_url: str,
     *,
     options: StoreOptions | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[CopyProgress], None] | None = None,
 ) -> list[CopiedTable]:
-    """Open both and copy. Raises `NotFound` for a source that is not there: it must not be made, empty, and copied."""
+    """Open both and copy. Raises `NotFound` for a missing source: it must not be created, empty, and copied."""
     if source_url.startswith("sqlite:"):
         path = sqlite_path(source_url.partition("://")[2])
         if not path.exists():
@@ -65,26 +65,26 @@ async def copy_store(
     target: Store,
     *,
     batch_rows: int = _BATCH,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[CopyProgress], None] | None = None,
     tables: Sequence[Table] | None = None,
 ) -> list[CopiedTable]:
-    """Raises `Conflict` if the target holds anything, `Failed` if what arrived differs from what was sent."""
+    """Raises `Conflict` if the target has rows, `Failed` if the copy differs from the source."""
     chosen = [_as_stored(table) for table in (all_tables() if tables is None else tables)]
     async with source.read() as reading, target.write() as writing:
         for table in chosen:
-            await _refuse_if_filled(writing, table)
+            await _refuse_if_not_empty(writing, table)
         sent = [await _copy(reading, writing, table, batch_rows, on_progress) for table in chosen]
         for table, expected in zip(chosen, sent, strict=True):
             found = await _summed(table, _batches(writing, table, batch_rows))
             if found != expected:
                 counts = f"{expected.rows} rows sent, {found.rows} found"
-                raise Failed(f"{table.name} differs after copying ({counts}): nothing was kept")
-            await _continue_numbering(writing, table)
+                raise Failed(f"{table.name} differs after copying ({counts}): the copy was rolled back")
+            await _reset_sequence(writing, table)
         return sent
 
 
 def _as_stored(table: Table) -> Table:
-    """The table with plain column types: values pass through as they are, also what this code would not understand."""
+    """The table with plain column types: values are copied unchanged, also values that this code cannot decode."""
     return Table(
         table.name,
         MetaData(),
@@ -96,7 +96,7 @@ def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     return kind.impl_instance if isinstance(kind, TypeDecorator) and not isinstance(kind, Real) else kind
 
 
-async def _refuse_if_filled(tx: Transaction, table: Table) -> None:
+async def _refuse_if_not_empty(tx: Transaction, table: Table) -> None:
     row = await tx.fetch_one(select(func.count()).select_from(table))
     assert row is not None
     if row[0]:
@@ -108,7 +108,7 @@ async def _copy(
     writing: Transaction,
     table: Table,
     batch_rows: int,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[CopyProgress], None] | None,
 ) -> CopiedTable:
     counted = await reading.fetch_one(select(func.count()).select_from(table))
     total = counted[0] if counted else 0
@@ -116,33 +116,33 @@ async def _copy(
     statement = insert_whole(table)
     copied = 0
 
-    async def passing_through() -> AsyncIterator[list[Row]]:
+    async def copy_batches() -> AsyncIterator[list[Row]]:
         nonlocal copied
         async for rows in _batches(reading, table, batch_rows):
             await writing.execute_many(statement, [dict(zip(names, row, strict=True)) for row in rows])
             copied += len(rows)
             if on_progress is not None:
-                on_progress(Progress(table.name, copied, total))
+                on_progress(CopyProgress(table.name, copied, total))
             yield rows
 
-    return await _summed(table, passing_through())
+    return await _summed(table, copy_batches())
 
 
 async def _batches(tx: Transaction, table: Table, batch_rows: int) -> AsyncIterator[list[Row]]:
-    """By key, so that memory holds one batch of however many rows."""
+    """Read by key, so that memory holds only one batch."""
     keys = list(table.primary_key.columns)
-    behind = tuple_(*keys) > tuple_(*(bindparam(f"behind_{key.name}", type_=key.type) for key in keys))
+    after = tuple_(*keys) > tuple_(*(bindparam(f"after_{key.name}", type_=key.type) for key in keys))
     first = select(table).order_by(*keys).limit(batch_rows)
-    following = first.where(behind)
+    following = first.where(after)
     rows = await tx.fetch_all(first)
     while rows:
         yield rows
         last = dict(zip((column.name for column in table.columns), rows[-1], strict=True))
-        rows = await tx.fetch_all(following, {f"behind_{key.name}": last[key.name] for key in keys})
+        rows = await tx.fetch_all(following, {f"after_{key.name}": last[key.name] for key in keys})
 
 
 async def _summed(table: Table, batches: AsyncIterator[list[Row]]) -> CopiedTable:
-    """Rows hashed one by one and added up: the two databases may sort text differently."""
+    """Sum the hashes of the rows: the two databases may sort text differently."""
     rows, total = 0, 0
     async for batch in batches:
         rows += len(batch)
@@ -151,8 +151,8 @@ async def _summed(table: Table, batches: AsyncIterator[list[Row]]) -> CopiedTabl
     return CopiedTable(table.name, rows, f"{total % _WHOLE:064x}")
 
 
-async def _continue_numbering(tx: Transaction, table: Table) -> None:
-    """A sequence of PostgreSQL does not notice rows that bring their own number."""
+async def _reset_sequence(tx: Transaction, table: Table) -> None:
+    """Set a PostgreSQL sequence after rows with explicit numbers."""
     column = table.autoincrement_column
     if column is None or tx.kind != "postgresql":
         return

@@ -26,10 +26,10 @@ async def open_store(
     may_migrate: bool = True,
     scripts: Path = SCRIPTS,
 ) -> AsyncIterator[Store]:
-    """`sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…` (everything libpq's URLs know).
+    """Open `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://…` (any libpq URL) and migrate it.
 
-    Raises `Unavailable` while the database cannot be reached, `Invalid` when it never will do: a bad URL, a file that
-    cannot be written, a schema newer than this code, one that is older and not to be migrated.
+    Raises `Unavailable` while the database cannot be reached, `Invalid` where a retry does not help: a bad URL, a file
+    that cannot be written, a schema newer than this code, or an older one that must not be migrated.
     """
     database = await _open_database(url, options)
     try:

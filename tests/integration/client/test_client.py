@@ -183,7 +183,7 @@ async def test_another_ca_than_the_pinned_one_is_refused(secure: tuple[ScriptedF
     fleet, _, _ = secure
     for pem in (make_ca("somebody else", datetime.now(UTC)).certificate_pem, "<html>hello</html>", "x" * 100_000):
         fleet.ca_pem = pem
-        with pytest.raises(errors.Denied, match="not the one expected"):
+        with pytest.raises(errors.Denied, match="not the pinned one"):
             async with client_of(fleet, ca="sha256:" + "ab" * 32):
                 pass
     fleet.ca_pem = ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from corral.store import Store, StoreOptions, open_store
-from corral.store.engine.inline_sqlite import InlineFile, Step
+from corral.store.engine.inline_sqlite import InlineFile, TransactionStep
 from tests.support.postgres import Postgres, postgres, postgres_url
 
 __all__ = ["postgres", "postgres_url"]
@@ -99,7 +99,7 @@ def inline_file(kind: str, url: str) -> Iterator[InlineFile | None]:
     file.close()
 
 
-async def _turns(_step: Step) -> None:
+async def _turns(_step: TransactionStep) -> None:
     """As where a thread or a server does the work: others go on meanwhile."""
     await asyncio.sleep(0)
 

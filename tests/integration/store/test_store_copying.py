@@ -13,7 +13,7 @@ from corral.contract.hardware import Device
 from corral.contract.view import KeyLimits
 from corral.kit.errors import Conflict, Failed, NotFound
 from corral.store import Store, open_store
-from corral.store.copy import Progress, copy_store, migrate_store
+from corral.store.copy import CopyProgress, copy_store, migrate_store
 from corral.store.engine import leases
 from corral.store.tables import (
     all_tables,
@@ -145,7 +145,7 @@ async def sizes(store: Store) -> dict[str, int]:
 
 async def test_everything_arrives(store: Store, target: Store) -> None:
     await fill(store)
-    seen: list[Progress] = []
+    seen: list[CopyProgress] = []
     copied = await copy_store(store, target, batch_rows=7, on_progress=seen.append)
     before = await sizes(store)
     assert min(before.values()) > 0, "a table nobody fills is a table nobody tests"
@@ -213,7 +213,7 @@ async def test_a_target_that_holds_anything_is_refused(store: Store, target: Sto
 async def test_a_failure_in_the_middle_leaves_the_target_empty(store: Store, target: Store) -> None:
     await fill(store)
 
-    def fail_late(step: Progress) -> None:
+    def fail_late(step: CopyProgress) -> None:
         if step.table == "nodes" and step.copied > 10:
             raise ZeroDivisionError
 

@@ -143,9 +143,7 @@ async def test_a_newer_database_is_refused_in_one_line(url: str, tmp_path: Path)
     with pytest.raises(Invalid) as caught:
         async with open_store(url):
             pass
-    assert str(caught.value) == (
-        f"the database has schema 0902, newer than this corral knows ({head_of()}): upgrade corral"
-    )
+    assert str(caught.value) == (f"the database has schema 0902, newer than this corral ({head_of()}): upgrade corral")
 
 
 async def test_an_older_database_is_refused_where_migrating_is_not_allowed(url: str, tmp_path: Path) -> None:

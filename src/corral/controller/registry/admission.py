@@ -321,7 +321,7 @@ class NodeApi:
             "last_heartbeat": now,
             "bus_down": False,
         }
-        await node_labels.delete_told(tx, known.id)
+        await node_labels.delete_reported(tx, known.id)
         return await self._changes.write(tx, known, columns), node_token
 
     async def _end_bus_credentials(self, tx: Transaction, node: Node) -> None:

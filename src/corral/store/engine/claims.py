@@ -1,7 +1,7 @@
-"""Claims: writes that happen only if the world is still as the writer believes. The database has the last word.
+"""Claims: conditional writes that succeed only if the state is still the one that the caller has read.
 
-Each is one statement, so it holds between two tasks, two controllers and after any delay. Losing is ordinary: read
-again, decide again.
+Each claim is one statement, so it is safe between two tasks, two controllers and after any delay. A lost claim is
+ordinary: read again, decide again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from corral.store.engine.transactions import Transaction
 
 
 async def claim_row(tx: Transaction, table: Table, condition: ColumnElement[bool], changes: Mapping[str, Any]) -> bool:
-    """Change the one row for which `condition` holds. True if it is ours; a condition on several rows is a mistake."""
+    """Change the one row for which `condition` holds. True if the claim succeeded; a condition that matches several
+    rows is a bug."""
     statement = update(table).where(condition).values(dict(changes))
     touched = (await tx.execute(statement)).rowcount
     if touched > 1:
@@ -33,7 +34,7 @@ async def compare_and_set(
     *,
     version: str,
 ) -> bool:
-    """Change the row with this key and raise its version, if the version is still the expected one."""
+    """Change the row with this key and increment its version, if the version is still `expected`."""
     condition = table.c[version] == expected
     for name, value in key.items():
         condition &= table.c[name] == value
@@ -41,6 +42,6 @@ async def compare_and_set(
 
 
 async def claim_insert(tx: Transaction, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert unless a row with the same key is there. True if it is ours. Waits for an insert that is under way."""
+    """Insert unless a row with the same key exists. True if the row was inserted. Waits for a concurrent insert."""
     statement = insert_whole(table).on_conflict_do_nothing(index_elements=list(table.primary_key.columns))
     return (await tx.execute(statement, dict(row))).rowcount == 1

@@ -1,8 +1,8 @@
-"""SQLite without threads: every statement is executed where it is asked for. For tests and the simulation.
+"""SQLite without threads: every statement runs inline, in the calling task. For tests and the simulation.
 
-The same file, the same statements and the same transactions as in `sqlite.py`: writers stand in line, readers see one
-moment. But nothing happens by itself and no clock is looked at: time comes from whoever opens it, and so does what
-happens between two steps (another task's turn, an outage, the end of the process). So a run can be repeated exactly.
+The same file, statements and transactions as in `sqlite.py`: one writer at a time, readers see one snapshot. But
+nothing runs by itself and no clock is read: the opener passes the time, and a hook that runs at each step of a
+transaction (another task's turn, an outage, the end of the process). So a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from corral.store.engine.transactions import Store
 from corral.store.engine.types import SQLITE_NOW
 
 
-class Step(StrEnum):
-    """Where something may come between."""
+class TransactionStep(StrEnum):
+    """Where the hook runs."""
 
     BEGIN = "begin"  # before anything is read or written
     STATEMENT = "statement"  # inside a transaction
     COMMIT = "commit"  # before the commit
-    COMMITTED = "committed"  # after it, before the caller hears
+    COMMITTED = "committed"  # after it, before the caller continues
 
 
-# Awaited at each step. What it raises comes out of the transaction there; a process that ends never comes back from it.
-Between = Callable[[Step], Awaitable[None]]
-# Told of every commit, with the tables that were written.
-Committed = Callable[[frozenset[str]], None]
+# Awaited at each step. Its exception leaves the transaction at that step; for a process that ends it never returns.
+StepHook = Callable[[TransactionStep], Awaitable[None]]
+# Called after every commit with the names of the written tables.
+OnCommit = Callable[[frozenset[str]], None]
 
-_COMPILER = Compiler(pysqlite.dialect())  # knows the statements of all runs
+_COMPILER = Compiler(pysqlite.dialect())  # shared, so that statements are compiled once for all runs
 
 
-async def nothing_between(_step: Step) -> None:
+async def no_hook(_step: TransactionStep) -> None:
     return None
 
 
 class InlineFile:
-    """One database that several processes use at once, or what stands for processes."""
+    """One database that several simulated processes use at once."""
 
-    def __init__(self, path: Path, *, now_us: Callable[[], int], committed: Committed | None = None) -> None:
+    def __init__(self, path: Path, *, now_us: Callable[[], int], on_commit: OnCommit | None = None) -> None:
         """The file must have its schema. `now_us` is the database's clock."""
         self.path = path
         self._now_us = now_us
-        self._committed = committed
-        self._turn = asyncio.Lock()
+        self._on_commit = on_commit
+        self._write_lock = asyncio.Lock()
         self._writer = self._connect()
         self._readers: list[sqlite3.Connection] = []
         self._all = [self._writer]
 
-    def store(self, between: Between = nothing_between) -> Store:
-        """As one process sees it."""
-        return Store(_InlineDatabase(self, between))
+    def store(self, on_step: StepHook = no_hook) -> Store:
+        """The store of one simulated process."""
+        return Store(_InlineDatabase(self, on_step))
 
     def close(self) -> None:
         for connection in self._all:
@@ -68,7 +68,7 @@ class InlineFile:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[sqlite3.Connection]:
-        async with self._turn:
+        async with self._write_lock:
             yield self._writer
 
     @contextlib.contextmanager
@@ -79,13 +79,13 @@ class InlineFile:
         finally:
             self._readers.append(connection)
 
-    def has_committed(self, tables: frozenset[str]) -> None:
-        if self._committed is not None:
-            self._committed(tables)
+    def notify_commit(self, tables: frozenset[str]) -> None:
+        if self._on_commit is not None:
+            self._on_commit(tables)
 
     def _connect(self, *, query_only: bool = False) -> sqlite3.Connection:
         connection = connect(self.path, busy_timeout_s=0)
-        connection.execute("PRAGMA synchronous=OFF")  # nobody will pull this plug
+        connection.execute("PRAGMA synchronous=OFF")  # no power cut in a simulation
         connection.create_function(SQLITE_NOW, 0, self._now_us)
         if query_only:
             connection.execute("PRAGMA query_only=ON")
@@ -96,60 +96,60 @@ class InlineFile:
 class _InlineDatabase:
     kind = "sqlite"
 
-    def __init__(self, file: InlineFile, between: Between) -> None:
+    def __init__(self, file: InlineFile, on_step: StepHook) -> None:
         self.compiler = _COMPILER
         self._file = file
-        self._between = between
+        self._on_step = on_step
 
     @asynccontextmanager
     async def transaction(self, *, write: bool) -> AsyncIterator[_InlineSession]:
-        await self._between(Step.BEGIN)
+        await self._on_step(TransactionStep.BEGIN)
         if not write:
             with self._file.reading() as connection:
-                session = _InlineSession(self._file.path, connection, self._between)
+                session = _InlineSession(self._file.path, connection, self._on_step)
                 try:
                     yield session
                 finally:
                     connection.rollback()
             return
         async with self._file.writing() as connection:
-            session = _InlineSession(self._file.path, connection, self._between)
+            session = _InlineSession(self._file.path, connection, self._on_step)
             session.do("BEGIN IMMEDIATE", ())
             try:
                 yield session
-                await self._between(Step.COMMIT)
+                await self._on_step(TransactionStep.COMMIT)
                 connection.commit()
             finally:
-                connection.rollback()  # nothing, after a commit
-            self._file.has_committed(frozenset(session.written))
-        await self._between(Step.COMMITTED)
+                connection.rollback()  # does nothing after a commit
+            self._file.notify_commit(frozenset(session.written))
+        await self._on_step(TransactionStep.COMMITTED)
 
     async def close(self) -> None:
-        """The file is its opener's."""
+        """The opener closes the file."""
 
 
 class _InlineSession:
-    def __init__(self, path: Path, connection: sqlite3.Connection, between: Between) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, on_step: StepHook) -> None:
         self._path = path
         self._connection = connection
-        self._between = between
+        self._on_step = on_step
         self.written: set[str] = set()
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> int:
-        await self._between(Step.STATEMENT)
+        await self._on_step(TransactionStep.STATEMENT)
         self.written.add(_table_of(sql))
         cursor = self.do(sql, arguments)
         rows = cursor.fetchall()
         return len(rows) or cursor.rowcount
 
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        await self._between(Step.STATEMENT)
+        await self._on_step(TransactionStep.STATEMENT)
         self.written.add(_table_of(sql))
         for one in arguments:
             self.do(sql, one)
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        await self._between(Step.STATEMENT)
+        await self._on_step(TransactionStep.STATEMENT)
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN")
         if not sql.startswith("SELECT"):
@@ -170,6 +170,6 @@ class _InlineSession:
 
 
 def _table_of(sql: str) -> str:
-    """INSERT INTO x, UPDATE x, DELETE FROM x; as far as anybody need know."""
+    """The x of INSERT INTO x, UPDATE x, DELETE FROM x."""
     words = sql.split(None, 3)
     return words[2 if words[0] in ("INSERT", "DELETE") else 1].strip("(") if len(words) > 1 else ""

@@ -1,7 +1,8 @@
-"""Leases: who runs a loop that must run once (docs/explanation/design.md#leases). By the database's clock only.
+"""Leases: which controller runs a loop that must run once (docs/explanation/design.md#leases). They use the database's
+clock only.
 
-The epoch rises each time a lease changes hands. A holder that was asleep for too long finds out at its next write: it
-starts with `require`, which compares the epoch and keeps the lease from changing hands until the commit.
+The epoch rises each time a lease changes hands. A holder that was frozen for too long notices at its next write: the
+write starts with `require`, which compares the epoch and keeps the lease from changing hands until the commit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from corral.store.engine.transactions import Transaction
 from corral.store.engine.types import Instant, from_us, now, now_plus, span_us
 
 _NOBODY = ""
-_FAR_US = 600_000_000  # nor less than ten times what the claimer wants for itself
+_FAR_US = 600_000_000  # and at least ten times the claimed TTL
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -46,11 +47,11 @@ _CLAIM = _INSERT.on_conflict_do_update(
     },
     where=(table.c.holder == _INSERT.excluded.holder)
     | (table.c.expires_at <= now())
-    | (table.c.expires_at > now_plus("far_us")),  # nobody claims for so long: the clock was set back since
+    | (table.c.expires_at > now_plus("far_us")),  # no claim lasts so long: the clock was set back since
 ).returning(*table.columns)
 _BY_NAME = select(table).where(table.c.name == bindparam("name"))
 _ALL = select(table).order_by(table.c.name)
-# Nobody can take the lease while a transaction that has seen it held is under way; several such may run side by side.
+# A shared row lock: the lease cannot change hands during such a transaction; several may run concurrently.
 _STILL_HELD = (
     select(table.c.epoch)
     .where(
@@ -70,9 +71,10 @@ _RELEASE = (
 
 
 async def claim_lease(tx: Transaction, name: str, holder: str, ttl_s: float) -> Lease | None:
-    """Take it or renew it; None while another holds it. A renewal keeps the epoch, a change of hands raises it.
+    """Take or renew the lease; None while another holder has it. A renewal keeps the epoch, a change of holder raises
+    it.
 
-    `holder` must be new for each start of a process: two that share one would both believe they hold the lease.
+    `holder` must be new for each start of a process: two processes with one name would both hold the lease.
     """
     ttl_us = span_us(ttl_s)
     wanted = {"name": name, "holder": holder, "ttl_us": ttl_us, "far_us": max(_FAR_US, 10 * ttl_us)}
@@ -80,7 +82,7 @@ async def claim_lease(tx: Transaction, name: str, holder: str, ttl_s: float) -> 
 
 
 async def find(tx: Transaction, name: str) -> Lease | None:
-    """Whoever holds it or held it last."""
+    """The lease with its present or last holder."""
     return record(Lease, await tx.fetch_one(_BY_NAME, {"name": name}))
 
 
@@ -89,15 +91,15 @@ async def list_(tx: Transaction) -> list[Lease]:
 
 
 async def release(tx: Transaction, lease: Lease) -> bool:
-    """Let others have it at once. False when it is ours no more."""
+    """Release the lease at once. False when another holder has taken it."""
     names = {"lease_name": lease.name, "lease_holder": lease.holder, "lease_epoch": lease.epoch}
     return (await tx.execute(_RELEASE, names)).rowcount == 1
 
 
 async def still_holds(tx: Transaction, lease: Lease) -> bool:
-    """Whether nobody has taken it since, and in a write transaction: nor will before its end.
+    """Whether no other holder has taken the lease; in a write transaction also that none can before its end.
 
-    An expired lease that nobody took still counts: only the epoch decides, and nobody else can act under it.
+    An expired lease that no other holder took still counts: only the epoch decides.
     """
     names = {"name": lease.name, "holder": lease.holder, "epoch": lease.epoch}
     if tx.writable:

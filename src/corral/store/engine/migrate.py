@@ -1,4 +1,4 @@
-"""Brings a database's schema to what this code needs, once, however many controllers start at a time.
+"""Brings a database's schema to the revision of this code, once, also when several controllers start together.
 
 Migrations are Alembic scripts in `migrations/versions/`, numbered without a gap: `0007_create_model_files.py` has
 revision "0007". A change that the last release would not survive comes as a pair (the field says "expand and
@@ -7,8 +7,9 @@ with the code that uses them; the last release keeps running on the new schema. 
 drops the tables and columns that no running release uses. So while controllers are replaced one by one, the old ones
 and the new ones share one schema.
 
-All pending steps are one transaction, under a lock that other starters wait for. A database that is already right costs
-one query; Alembic is not even imported. One that is newer than the code is refused: old code must not write into it.
+All pending migrations run in one transaction, under a lock for which other starting controllers wait. A database that
+is up to date costs one query, and Alembic is not imported. A database that is newer than the code is refused: old code
+must not write to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from corral.kit.errors import Invalid
-from corral.store.engine.postgres import PostgresDatabase, server_settings, through
+from corral.store.engine.postgres import PostgresDatabase, server_settings, translate_errors
 from corral.store.engine.postgres import translated as postgres_translated
 from corral.store.engine.sqlite import SqliteDatabase, connect
 from corral.store.engine.sqlite import translated as sqlite_translated
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 VERSION_TABLE = "corral_schema"
 SCRIPTS = Path(__file__).parent / "migrations"
 _NAME = re.compile(r"(\d{4})_\w+\.py")
-_LOCK = 0x636F7272616C  # "corral": any number will do that nobody else locks
+_LOCK = 0x636F7272616C  # "corral": any number that no other program locks
 _TABLE_EXISTS = {
     "sqlite": f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSION_TABLE}'",
     "postgresql": f"SELECT 1 WHERE to_regclass('{VERSION_TABLE}') IS NOT NULL",
@@ -42,12 +43,12 @@ _TABLE_EXISTS = {
 
 
 def head_of(scripts: Path = SCRIPTS) -> str:
-    """The revision this code wants."""
+    """The revision of this code."""
     return max(found[1] for file in (scripts / "versions").iterdir() if (found := _NAME.fullmatch(file.name)))
 
 
 async def revision_of(tx: Transaction) -> str | None:
-    """The revision the database has; None for one that is none of ours yet."""
+    """The revision of the database; None without a version table."""
     if await tx.fetch_one(_TABLE_EXISTS[tx.kind]) is None:
         return None
     row = await tx.fetch_one(f"SELECT version_num FROM {VERSION_TABLE}")
@@ -71,7 +72,7 @@ async def migrate(
     if not allowed:
         raise Invalid(
             f"the database has schema {found or 'none'}, this corral needs {wanted}: "
-            "let one controller start that may migrate it"
+            "start one controller that may migrate it"
         )
     match database:
         case SqliteDatabase():
@@ -79,12 +80,12 @@ async def migrate(
         case PostgresDatabase():
             await _upgrade_postgresql(database, scripts, own_tables)
         case _:
-            raise TypeError(f"no way to migrate {database.kind}")
+            raise TypeError(f"a database of kind {database.kind} cannot be migrated")
 
 
 def refuse_newer(found: str | None, wanted: str) -> None:
     if found is not None and found > wanted:
-        raise Invalid(f"the database has schema {found}, newer than this corral knows ({wanted}): upgrade corral")
+        raise Invalid(f"the database has schema {found}, newer than this corral ({wanted}): upgrade corral")
 
 
 def _upgrade_sqlite(database: SqliteDatabase, scripts: Path, own_tables: Collection[str]) -> None:
@@ -104,7 +105,7 @@ def _upgrade_sqlite(database: SqliteDatabase, scripts: Path, own_tables: Collect
             _run_steps(connection, scripts, own_tables)
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchone()
             if broken is not None:
-                raise RuntimeError(f"a migration left a row of {broken[0]} that refers to nothing")
+                raise RuntimeError(f"a migration left a row of {broken[0]} whose foreign key refers to no row")
     except exc.DBAPIError as error:
         if isinstance(error.orig, sqlite3.Error):
             raise sqlite_translated(error.orig, database.path) from error
@@ -112,7 +113,7 @@ def _upgrade_sqlite(database: SqliteDatabase, scripts: Path, own_tables: Collect
 
 
 async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path, own_tables: Collection[str]) -> None:
-    """Alembic wants SQLAlchemy's own connection; its async engine is good enough for this one moment."""
+    """Alembic needs an SQLAlchemy connection, so SQLAlchemy's async engine is used here."""
     from sqlalchemy import exc, text
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
@@ -122,7 +123,9 @@ async def _upgrade_postgresql(database: PostgresDatabase, scripts: Path, own_tab
 
     async def opened() -> object:
         timeout_s = database.options.connect_timeout_s
-        return await through(database.place, asyncpg.connect, database.url, timeout=timeout_s, server_settings=limits)
+        return await translate_errors(
+            database.place, asyncpg.connect, database.url, timeout=timeout_s, server_settings=limits
+        )
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=opened, poolclass=NullPool)
     try:
@@ -144,7 +147,7 @@ def _driver_error(error: Exception) -> BaseException:
 
 
 def _run_steps(connection: Connection, scripts: Path, own_tables: Collection[str]) -> None:
-    """Inside the lock. Somebody may have been quicker: then there is nothing to do, or they know more than we."""
+    """Run inside the lock. Another controller may have migrated meanwhile, perhaps to a newer revision."""
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import inspect, text

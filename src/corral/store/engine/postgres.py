@@ -1,8 +1,8 @@
 """PostgreSQL through asyncpg's own pool. Statements come compiled; no SQLAlchemy engine is involved (see `sqlite.py`).
 
-Readers get a snapshot (REPEATABLE READ, READ ONLY: no such transaction can fail for somebody else's write). Writers run
-at READ COMMITTED: at a higher level two changes that raise the same counter of `revisions` could never both succeed.
-Every wait has an end here and on the server, so a network that swallows packets costs seconds, not for ever.
+Readers get a snapshot (REPEATABLE READ, READ ONLY: another transaction's write cannot make them fail). Writers run at
+READ COMMITTED: at a higher level two changes that raise the same counter of `revisions` could never both succeed. Every
+wait has a timeout here and on the server, so a network that drops packets costs seconds.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ _INVALID = ("22", "23")
 # Connections, credentials, no such database, resources, locks, operator's shutdown, disk; 25006: we reached a standby.
 _UNAVAILABLE = ("08", "28", "3D", "53", "55", "57", "58", "25006")
 
-_SHORT_S = 0.1  # a wait for a connection that is not worth mentioning
-_LOST = (
+_NEGLIGIBLE_WAIT_S = 0.1  # a wait for a connection that is not worth mentioning
+_CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
-_OUT_OF_ORDER = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_DRIVER_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 def where(url: str) -> str:
-    """The database as people may be shown it: without credentials."""
+    """The database's address without credentials, for messages."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"postgresql://{host}{parts.path}"
 
 
 def translated(error: BaseException, place: str) -> BaseException:
-    """The error of the house for a driver's; the same one back when it is a mistake in our own SQL."""
+    """The driver's error as an error of `kit.errors`; unchanged where our own SQL is wrong."""
     reason = "no answer in time" if isinstance(error, TimeoutError) else (str(error) or type(error).__name__)
     reason = reason.splitlines()[0]
     if isinstance(error, asyncpg.InvalidCachedStatementError):
-        # Another controller has just migrated the schema; the driver forgets its old plans and the next try is right.
+        # Another controller has just migrated the schema; the driver drops its cached plans and the next attempt works.
         return Unavailable(f"the database {place} was changed under this transaction: {reason}")
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         if state in _CONFLICTS:
-            return Conflict(f"already there, or changed meanwhile: {reason}")
+            return Conflict(f"the row exists already, or was changed by another transaction: {reason}")
         if state.startswith(_INVALID):
-            return Invalid(f"this cannot be stored: {reason}")
+            return Invalid(f"the value cannot be stored: {reason}")
         if state.startswith(_UNAVAILABLE):
             return Unavailable(f"the database {place} cannot be used: {reason}")
     elif isinstance(error, asyncpg.exceptions.ClientConfigurationError):
@@ -69,20 +69,20 @@ def translated(error: BaseException, place: str) -> BaseException:
     elif isinstance(error, OSError | TimeoutError | asyncpg.exceptions.TargetServerAttributeNotMatched):
         return Unavailable(f"the database {place} cannot be reached: {reason}")
     elif isinstance(error, asyncpg.InternalClientError):
-        # The server's last word has been read, and the end of the line has not: the driver is between two states.
+        # The server has closed the connection and the driver has not noticed yet.
         return Unavailable(f"the database {place} cannot be reached: the server has ended the connection")
     elif isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
-        return Invalid(f"this cannot be stored: {reason}")
+        return Invalid(f"the value cannot be stored: {reason}")
     elif isinstance(error, asyncpg.InterfaceError) and "another operation" not in reason:
-        # The connection or the pool was closed, by the server's doing or ours. What remains is two tasks that use one
-        # transaction at a time, and that is a mistake.
+        # The connection or the pool was closed, by the server or by this process. The remaining case is two tasks that
+        # use one transaction at a time, which is a bug.
         return Unavailable(f"the database {place} cannot be reached: {reason}")
     return error
 
 
-async def through(place: str, call: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
-    """Make a driver's call; what it raises becomes an error of the house. A closed connection raises when called, not
-    when awaited, so the call is made in here."""
+async def translate_errors(place: str, call: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
+    """Call the driver and translate its errors. A closed connection raises when called, not when awaited, so the call
+    is made here."""
     try:
         return await call(*arguments, **options)
     except Exception as error:
@@ -107,7 +107,7 @@ def server_settings(options: StoreOptions) -> dict[str, str]:
 
 
 async def _no_reset(connection: Any) -> None:
-    """We leave nothing behind in a session that would have to be reset; an open transaction is rolled back anyway."""
+    """Our sessions keep no state that would have to be reset; an open transaction is rolled back anyway."""
 
 
 class _PostgresSession:
@@ -116,15 +116,15 @@ class _PostgresSession:
         self._place = place
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> int:
-        status = await through(self._place, self._connection.execute, sql, *arguments)
+        status = await translate_errors(self._place, self._connection.execute, sql, *arguments)
         count = status.rpartition(" ")[2]  # UPDATE 3, INSERT 0 3, CREATE TABLE
         return int(count) if count.isdigit() else 0
 
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        await through(self._place, self._connection.executemany, sql, arguments)
+        await translate_errors(self._place, self._connection.executemany, sql, arguments)
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        rows: Sequence[Sequence[Any]] = await through(self._place, self._connection.fetch, sql, *arguments)
+        rows: Sequence[Sequence[Any]] = await translate_errors(self._place, self._connection.fetch, sql, *arguments)
         return rows
 
     def own_clock_us(self) -> None:
@@ -142,7 +142,7 @@ class PostgresDatabase:
         self._pool: Any = None
 
     async def open(self) -> None:
-        """Makes the pool; the first connection is made when one is needed."""
+        """Create the pool; the first connection is opened when it is needed."""
         self._pool = await asyncpg.create_pool(
             self.url,
             min_size=0,
@@ -156,7 +156,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(self, *, write: bool) -> AsyncIterator[_PostgresSession]:
-        connection = await self._begun(_BEGIN_WRITE if write else _BEGIN_READ)
+        connection = await self._begin(_BEGIN_WRITE if write else _BEGIN_READ)
         try:
             yield _PostgresSession(connection, self.place)
             await (self._commit(connection) if write else self._roll_back(connection))
@@ -173,26 +173,28 @@ class PostgresDatabase:
         except TimeoutError:
             self._pool.terminate()
 
-    async def _begun(self, begin: str) -> Any:
-        """A connection inside a transaction. One that died in the pool (the server was restarted) is found out here,
-        before anything has happened, so a fresh one is tried."""
+    async def _begin(self, begin: str) -> Any:
+        """A connection inside a transaction. A pooled connection that is dead (the server was restarted) fails here,
+        before any statement has run, so a new connection is tried."""
         try:
             return await self._acquire_and(begin)
         except Unavailable as error:
-            if not isinstance(error.__cause__, _LOST):
+            if not isinstance(error.__cause__, _CONNECTION_LOST):
                 raise
         await self._pool.expire_connections()  # the others are as old
         return await self._acquire_and(begin)
 
     async def _acquire_and(self, begin: str) -> Any:
-        asked_at = time.monotonic()
-        connection = await through(self.place, self._pool.acquire, timeout=self.options.turn_wait_s)
-        waited_s = time.monotonic() - asked_at
-        if waited_s > _SHORT_S:
-            # The others may all have waited for one lock. Who stood in line behind them has had that wait already.
-            begin += f"; SET LOCAL lock_timeout = {_ms(max(_SHORT_S, self.options.lock_timeout_s - waited_s))}"
+        started_at = time.monotonic()
+        connection = await translate_errors(self.place, self._pool.acquire, timeout=self.options.turn_wait_s)
+        waited_s = time.monotonic() - started_at
+        if waited_s > _NEGLIGIBLE_WAIT_S:
+            # The other connections may all have waited for one lock: the wait for a connection counts as lock wait.
+            begin += (
+                f"; SET LOCAL lock_timeout = {_ms(max(_NEGLIGIBLE_WAIT_S, self.options.lock_timeout_s - waited_s))}"
+            )
         try:
-            await through(self.place, connection.execute, begin)
+            await translate_errors(self.place, connection.execute, begin)
         except BaseException:
             await self._release(connection)
             raise
@@ -200,16 +202,16 @@ class PostgresDatabase:
 
     async def _commit(self, connection: Any) -> None:
         try:
-            await through(self.place, connection.execute, "COMMIT")
+            await translate_errors(self.place, connection.execute, "COMMIT")
         except Unavailable as error:
-            raise OutcomeUnknown(f"the database {self.place} went away while committing: {error.message}") from error
+            raise OutcomeUnknown(f"the database {self.place} was lost during a commit: {error.message}") from error
 
     async def _roll_back(self, connection: Any) -> None:
-        # A connection that cannot even do that is closed, by its server or by the pool, and that rolls back too.
-        with contextlib.suppress(*_OUT_OF_ORDER):
+        # A connection that cannot roll back is closed, by its server or by the pool, which rolls back too.
+        with contextlib.suppress(*_DRIVER_ERRORS):
             await connection.execute("ROLLBACK", timeout=self.options.connect_timeout_s)
 
     async def _release(self, connection: Any) -> None:
-        # Whatever is wrong with it, the pool throws it away; what became of the transaction is already told.
-        with contextlib.suppress(*_OUT_OF_ORDER):
+        # The pool discards a broken connection; the outcome of the transaction has been reported already.
+        with contextlib.suppress(*_DRIVER_ERRORS):
             await self._pool.release(connection, timeout=self.options.connect_timeout_s)

@@ -1,6 +1,6 @@
-"""What the table modules share: one `MetaData`, constraint names, and rows made into records.
+"""What the table modules share: one `MetaData`, constraint names, statements for whole rows, and rows as records.
 
-A table is described in its own module. What is in the database is made by `migrations/`; a test holds the two together.
+Each table is described in its own module. `migrations/` creates the tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def columns_of(kind_record: Any) -> dict[str, Any]:
 def insert_whole(table: Table) -> Insert:
     """An INSERT of every column.
 
-    It is PostgreSQL's kind because that one has ON CONFLICT. SQLite took the same words over and its compiler accepts
-    them, so one statement serves both; every test of the store, run on both, would show if that ended.
+    It is PostgreSQL's INSERT because that has ON CONFLICT. SQLite uses the same syntax and its compiler accepts the
+    statement, so one statement serves both; the store's tests run on both.
     """
     return Insert(table).values({column.key: bindparam(column.key) for column in table.columns})
 

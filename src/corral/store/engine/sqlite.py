@@ -3,9 +3,9 @@
 Why not SQLAlchemy's async engine on aiosqlite: it was tried. With a BEGIN IMMEDIATE hook it loses no update, but a task
 cancelled inside a transaction can leave a connection behind that holds the write lock until it is garbage collected
 (of 1,500 transactions with every other one cancelled, hundreds of the rest failed with "database is locked"), and one
-short transaction costs nine hops between threads, 2.5 ms. Here a statement is one hop, and what is asked of a
-connection happens in the order it was asked: a rollback posted by a cancelled task runs before whatever comes next, so
-nobody needs to wait for it and nothing can stay open.
+short transaction costs nine hops between threads, 2.5 ms. Here a statement is one hop, and the work on a
+connection happens in the order of submission: a rollback submitted by a cancelled task runs before the next work, so no
+task waits for it and no transaction stays open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any] | None"]  # and who waits for it
 
-_OLDEST = (3, 35, 0)  # RETURNING
+_MIN_VERSION = (3, 35, 0)  # RETURNING
 _CONFLICTS = {
     sqlite3.SQLITE_CONSTRAINT_UNIQUE,
     sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
@@ -57,13 +57,13 @@ _BROKEN = {
 
 
 def translated(error: sqlite3.Error, path: Path) -> Exception:
-    """The error of the house for a driver's; the same one back when it is a mistake in our own SQL."""
+    """The driver's error as an error of `kit.errors`; unchanged where our own SQL is wrong."""
     extended = getattr(error, "sqlite_errorcode", None)
     primary = None if extended is None else extended & 0xFF
     if extended in _CONFLICTS:
-        return Conflict(f"already there, or gone meanwhile: {error}")
+        return Conflict(f"the row exists already, or a row it refers to was deleted: {error}")
     if primary in _INVALID:
-        return Invalid(f"this cannot be stored: {error}")
+        return Invalid(f"the value cannot be stored: {error}")
     if primary == sqlite3.SQLITE_NOTADB:
         return Invalid(f"{path} is not a SQLite database")
     if primary in _LOCKED:
@@ -74,8 +74,8 @@ def translated(error: sqlite3.Error, path: Path) -> Exception:
 
 
 def create_file(path: Path) -> None:
-    """The file and its folder, for the owner only: it holds the cluster's secrets."""
-    if sqlite3.sqlite_version_info < _OLDEST:
+    """Create the file and its folder, for the owner only: the database holds the cluster's secrets."""
+    if sqlite3.sqlite_version_info < _MIN_VERSION:
         raise Invalid(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,7 +85,7 @@ def create_file(path: Path) -> None:
 
 
 def connect(path: Path, *, busy_timeout_s: float, foreign_keys: bool = True) -> sqlite3.Connection:
-    """A connection that starts no transaction by itself. A file that has gone is not made anew, empty."""
+    """A connection that starts no transaction by itself. A missing file is not created again, empty."""
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode=rw",
         uri=True,
@@ -109,7 +109,7 @@ def _clock_us() -> int:
 
 
 def use_wal(path: Path, *, busy_timeout_s: float) -> None:
-    """Once per opening: the mode is remembered in the file. SQLite does not wait for a lock here, so we do."""
+    """Once per opening: the file remembers the mode. SQLite does not wait for a lock here, so this function does."""
     deadline = time.monotonic() + busy_timeout_s
     connection = connect(path, busy_timeout_s=busy_timeout_s)
     try:
@@ -124,34 +124,34 @@ def use_wal(path: Path, *, busy_timeout_s: float) -> None:
     finally:
         connection.close()
     if mode != "wal":
-        raise Invalid(f"the database {path} lies on a file system without shared memory: use a local disk")
+        raise Invalid(f"the database {path} is on a file system without shared memory: use a local disk")
 
 
 def begin_immediate(connection: sqlite3.Connection, deadline: float) -> None:
-    """Waits for another process's lock until then (by the monotonic clock), and asks at least once."""
+    """Wait for another process's lock until `deadline` (monotonic clock), with at least one attempt."""
     left_ms = max(0, math.ceil((deadline - time.monotonic()) * 100) * 10)  # few values, so few statements to parse
     connection.execute(f"PRAGMA busy_timeout={left_ms}").close()
     connection.execute("BEGIN IMMEDIATE").close()
 
 
-class _Lane:
-    """One connection and the one thread that touches it. Work is done in the order it was handed in.
+class _ConnectionThread:
+    """One connection and the one thread that uses it. Work runs in the order of submission.
 
     A thread and a queue of our own: an executor's futures, locks and semaphores cost more than most statements do."""
 
-    def __init__(self, path: Path, name: str, opened: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, path: Path, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._path = path
         self._name = name
-        self._opened = opened
+        self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
 
     async def do(self, work: Work[T]) -> T:
-        """Raises errors of the house. Cancelled while it still waits for the thread, the work is not done at all."""
+        """Raises errors of `kit.errors`. Work that is cancelled before the thread starts it never runs."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._hand_in(lambda: self._on_thread(work), answer)
+        self._submit(lambda: self._on_thread(work), answer)
         try:
             return await answer
         except sqlite3.Error as error:
@@ -160,19 +160,19 @@ class _Lane:
                 raise
             raise found from error
 
-    def post_rollback(self) -> None:
-        """Handed in for certain, however the caller fares. Nothing stays open on a closed one."""
+    def submit_rollback(self) -> None:
+        """Submit a rollback without waiting for it. A closed connection has no open transaction."""
         if not self._closed:
-            self._hand_in(self._roll_back, None)
+            self._submit(self._roll_back, None)
 
-    async def rolled_back(self) -> None:
-        """The same, and waits for it."""
+    async def roll_back_and_wait(self) -> None:
+        """Roll back, and wait until it is done."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hand_in(self._roll_back, done)
+        self._submit(self._roll_back, done)
         await asyncio.shield(done)
 
     async def close(self) -> None:
-        """After what was handed in before."""
+        """Close after the work that was submitted before."""
         self._closed = True
         if self._thread is not None:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -181,29 +181,29 @@ class _Lane:
             await asyncio.shield(done)
             self._thread.join()
 
-    def _hand_in(self, work: Callable[[], Any], answer: asyncio.Future[Any] | None) -> None:
+    def _submit(self, work: Callable[[], Any], answer: asyncio.Future[Any] | None) -> None:
         if self._closed:
-            raise RuntimeError("this store is closed")  # nobody would ever answer
+            raise RuntimeError("this store is closed")  # no thread would run the work
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"sqlite {self._name}", daemon=True)
             self._thread.start()
         self._work.put((work, answer))
 
     def _serve(self) -> None:
-        while (handed_in := self._work.get()) is not None:
-            work, answer = handed_in
+        while (submitted := self._work.get()) is not None:
+            work, answer = submitted
             if answer is None or not answer.cancelled():
                 _do(work, answer)
-            del handed_in, work, answer  # or rows would stay in memory for as long as nothing else is to be done
+            del submitted, work, answer  # otherwise rows would stay in memory until the next work arrives
 
     def _on_thread(self, work: Work[T]) -> T:
         if self._connection is None:
-            self._connection = self._opened()
+            self._connection = self._connect()
         try:
             return work(self._connection)
         except sqlite3.Error as error:
             if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _BROKEN:
-                self._drop()  # the next one starts with a fresh connection: the disk may have room again
+                self._drop()  # the next work opens a new connection: the disk may have space again
             raise
 
     def _roll_back(self) -> None:
@@ -228,7 +228,7 @@ def _do(work: Callable[[], Any], answer: asyncio.Future[Any] | None) -> None:
     except BaseException as raised:
         error = raised
     if answer is not None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             answer.get_loop().call_soon_threadsafe(_settle, answer, result, error)
 
 
@@ -242,8 +242,8 @@ def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | Non
 
 
 class _SqliteSession:
-    def __init__(self, lane: _Lane, *, begin_first: bool) -> None:
-        self._lane = lane
+    def __init__(self, thread: _ConnectionThread, *, begin_first: bool) -> None:
+        self._thread = thread
         self._begin_first = begin_first
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> int:
@@ -252,10 +252,10 @@ class _SqliteSession:
             rows = cursor.fetchall()  # a RETURNING statement is done only when its rows are read
             return len(rows) or cursor.rowcount
 
-        return await self._lane.do(work)
+        return await self._thread.do(work)
 
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
-        await self._lane.do(lambda connection: connection.executemany(sql, arguments).close())
+        await self._thread.do(lambda connection: connection.executemany(sql, arguments).close())
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]:
         begin_first, self._begin_first = self._begin_first, False
@@ -265,10 +265,10 @@ class _SqliteSession:
                 connection.execute("BEGIN")
             return connection.execute(sql, arguments).fetchall()
 
-        return await self._lane.do(work)
+        return await self._thread.do(work)
 
     def own_clock_us(self) -> int:
-        """Statements see the same one (`connect`); asking for it alone is not worth a hop between threads."""
+        """Statements use the same clock (`connect`), so no query is needed."""
         return _clock_us()
 
 
@@ -280,64 +280,64 @@ class SqliteDatabase:
         self.options = options
         self.compiler = Compiler(pysqlite.dialect())
         self._write_turn = asyncio.Lock()
-        self._writer = _Lane(path, "writer", lambda: connect(path, busy_timeout_s=options.busy_timeout_s))
-        self._readers = [_Lane(path, f"reader {n}", self._connect_reader) for n in range(options.readers)]
-        self._idle: asyncio.LifoQueue[_Lane] = asyncio.LifoQueue()
+        self._writer = _ConnectionThread(path, "writer", lambda: connect(path, busy_timeout_s=options.busy_timeout_s))
+        self._readers = [_ConnectionThread(path, f"reader {n}", self._connect_reader) for n in range(options.readers)]
+        self._idle: asyncio.LifoQueue[_ConnectionThread] = asyncio.LifoQueue()
         for reader in reversed(self._readers):
             self._idle.put_nowait(reader)
 
     @asynccontextmanager
     async def transaction(self, *, write: bool) -> AsyncIterator[_SqliteSession]:
-        # One end for the turn and the lock together: behind a lock that stays, those in line fail when their own time
-        # is over, and not one after the other, each after a wait of its own.
+        # One deadline for both locks together: behind a lock that is never released, waiting callers fail at their own
+        # deadline, not one after the other.
         deadline = time.monotonic() + self.options.busy_timeout_s
-        async with self._writing() if write else self._reading() as lane:
+        async with self._writing() if write else self._reading() as thread:
             try:
                 if write:
-                    await lane.do(lambda connection: begin_immediate(connection, deadline))
-                yield _SqliteSession(lane, begin_first=not write)
+                    await thread.do(lambda connection: begin_immediate(connection, deadline))
+                yield _SqliteSession(thread, begin_first=not write)
                 if write:
-                    await lane.do(lambda connection: connection.commit())
+                    await thread.do(lambda connection: connection.commit())
                 else:
-                    lane.post_rollback()  # ends the snapshot; nobody waits for it
+                    thread.submit_rollback()  # ends the snapshot; no need to wait
             except (asyncio.CancelledError, GeneratorExit):
-                lane.post_rollback()  # behind whatever still runs there, before whatever comes next
+                thread.submit_rollback()  # after the running work, before the next
                 raise
             except BaseException:
-                await lane.rolled_back()
+                await thread.roll_back_and_wait()
                 raise
 
     async def close(self) -> None:
-        for lane in (*self._readers, self._writer):
-            await lane.close()
+        for thread in (*self._readers, self._writer):
+            await thread.close()
 
     @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[_Lane]:
-        longest_s = min(self.options.turn_wait_s, self.options.busy_timeout_s)
+    async def _writing(self) -> AsyncIterator[_ConnectionThread]:
+        timeout_s = min(self.options.turn_wait_s, self.options.busy_timeout_s)
         try:
-            async with asyncio.timeout(longest_s):
+            async with asyncio.timeout(timeout_s):
                 await self._write_turn.acquire()
         except TimeoutError as error:
-            raise self._no_turn("write", longest_s) from error
+            raise self._busy_error("write", timeout_s) from error
         try:
             yield self._writer
         finally:
             self._write_turn.release()
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[_Lane]:
+    async def _reading(self) -> AsyncIterator[_ConnectionThread]:
         try:
             async with asyncio.timeout(self.options.turn_wait_s):
-                lane = await self._idle.get()
+                thread = await self._idle.get()
         except TimeoutError as error:
-            raise self._no_turn("read", self.options.turn_wait_s) from error
+            raise self._busy_error("read", self.options.turn_wait_s) from error
         try:
-            yield lane
+            yield thread
         finally:
-            self._idle.put_nowait(lane)
+            self._idle.put_nowait(thread)
 
-    def _no_turn(self, what: str, waited_s: float) -> CorralError:
-        return Unavailable(f"the database {self.path} is busy: no turn to {what} within {waited_s:g} s")
+    def _busy_error(self, what: str, waited_s: float) -> CorralError:
+        return Unavailable(f"the database {self.path} is busy: no {what} could start within {waited_s:g} s")
 
     def _connect_reader(self) -> sqlite3.Connection:
         connection = connect(self.path, busy_timeout_s=self.options.busy_timeout_s)
@@ -346,8 +346,8 @@ class SqliteDatabase:
 
 
 def sqlite_path(rest: str) -> Path:
-    """What follows `sqlite://`: a slash, then the path as it is (an absolute one begins with two), as in SQLAlchemy.
-    Escapes are not decoded: people and our own settings put a plain path behind `sqlite:///`."""
+    """The path of a URL, from the text after `sqlite://`: a slash, then the path (an absolute path has two slashes), as
+    in SQLAlchemy. Escapes are not decoded: users and our own settings write a plain path after `sqlite:///`."""
     path = rest.removeprefix("/")
     if not rest.startswith("/") or path in ("", ":memory:") or "?" in path:
         raise Invalid("a SQLite database is a file: write sqlite:///relative.db or sqlite:////absolute/path.db")

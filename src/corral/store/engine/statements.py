@@ -1,4 +1,4 @@
-"""SQLAlchemy Core statements made into SQL text and positional arguments for a driver, and rows made into values.
+"""Compiles SQLAlchemy Core statements into SQL text and positional arguments for a driver, and converts rows to values.
 
 Only Core's compiler is used, not its engine: see `sqlite.py` for why. Every name used here is public in SQLAlchemy.
 """
@@ -24,8 +24,8 @@ Row = tuple[Any, ...]
 Processor = Callable[[Any], Any]
 
 _MISSING = object()
-# Statements that are module constants stay in; those built per call pass through.
-_REMEMBERED = 512
+# Statements that are module constants stay in the cache; statements built per call are evicted.
+_MAX_CACHED = 512
 
 
 class Plan:
@@ -44,7 +44,7 @@ class Plan:
         }
         self._takes = tuple(self._taken(name) for name in self._names)
         self._readers = tuple(_readers(statement, dialect))
-        self.changes = statement.is_dml  # not known of text: there the database itself is the guard
+        self.changes = statement.is_dml  # unknown for text: there the database refuses writes in a read transaction
 
     def bind(self, parameters: Parameters) -> tuple[str, tuple[Any, ...]]:
         """Text and arguments. Raises `Invalid` where a value cannot be stored."""
@@ -67,13 +67,13 @@ class Plan:
         return bind.key, _MISSING if bind.required else bind.effective_value, self._writers.get(name)
 
     def _arguments(self, parameters: Parameters) -> tuple[Any, ...]:
-        """As `construct_params` would find them, which takes its time for rules we have no use for. Thousands of rows
-        come through here at once."""
+        """The values that `construct_params` would find, without its unused rules: thousands of rows pass here at
+        once."""
         values = []
-        for key, usual, writer in self._takes:
-            value = parameters.get(key, usual)
+        for key, default, writer in self._takes:
+            value = parameters.get(key, default)
             if writer is None and type(value) is str and value.isascii() and "\0" not in value:
-                values.append(value)  # most of what there is
+                values.append(value)  # most values
             elif value is _MISSING:
                 raise LookupError(f"no value for {key!r} in: {self.text}")
             else:
@@ -111,8 +111,8 @@ def _readers(statement: Executable, dialect: Dialect) -> Iterable[tuple[int, Pro
 class Compiler:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        # Kept by identity: a statement is hashed by what it is, not by what it says.
-        self.plan = lru_cache(maxsize=_REMEMBERED)(self._plan)
+        # Cached by identity: a statement is not hashed by its content.
+        self.plan = lru_cache(maxsize=_MAX_CACHED)(self._plan)
 
     def _plan(self, statement: Statement) -> Plan:
         return Plan(text(statement) if isinstance(statement, str) else statement, self.dialect)

@@ -1,17 +1,17 @@
-"""What the rest of the house sees of the database: a `Store` that gives out transactions.
+"""The database as other packages see it: a `Store` that opens transactions.
 
     async with store.write() as tx:
         node = await nodes.get(tx, node_id)
         await nodes.update(tx, node.id, {"status": "healthy"}, expected=node.row_version)
         await revisions.bump(tx, "nodes")
 
-A read transaction sees one moment of the whole database. A write transaction is committed at the end of the block and
-rolled back when an exception (or a cancellation) leaves it. On SQLite writers stand in line; on PostgreSQL they run
-side by side, each statement sees what is committed by then, and only rows that were read with `lock_one` (the `get`
-and `find` of every table) or written stay as they are until the end: the rest is an old snapshot, so claim, don't
-assume. A row that is not there cannot be locked: who wants to be the first claims it (`claims.claim_insert`).
+A read transaction sees one snapshot of the whole database. A write transaction is committed at the end of the block and
+rolled back when an exception (or a cancellation) leaves it. SQLite runs one writer at a time. PostgreSQL runs writers
+concurrently: each statement sees what is committed by then, and only rows that were read with `lock_one` (the `get` and
+`find` of every table) or written stay unchanged until the end of the transaction. Everything else may be out of date,
+so claim instead of assuming. A row that does not exist cannot be locked: claim it (`claims.claim_insert`).
 
-One transaction belongs to one task, and never waits for the network in between.
+One transaction belongs to one task, and never waits for the network.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ _ONE = "SELECT 1"
 class StoreOptions:
     """How long the store waits for a resource, and how many connections it opens."""
 
-    turn_wait_s: float = 10.0  # for a connection of ours to become free
+    turn_wait_s: float = 10.0  # until a connection of this process becomes free
     readers: int = 4  # SQLite: connections beside the one writer
-    busy_timeout_s: float = 5.0  # SQLite: for a turn to write and for another process to give up its lock, together
+    busy_timeout_s: float = 5.0  # SQLite: for the write lock of this process and of other processes, together
     pool_size: int = 10  # PostgreSQL: connections of this process
     connect_timeout_s: float = 5.0  # PostgreSQL
     statement_timeout_s: float = 10.0  # PostgreSQL: one statement, waiting for row locks included
-    lock_timeout_s: float = 5.0  # PostgreSQL: for a row somebody else has changed; a wait for a connection counts
-    # PostgreSQL: a controller that is stopped (not dead) amid a transaction must not hold its rows for ever.
+    lock_timeout_s: float = (
+        5.0  # PostgreSQL: for a row that another transaction has locked; a wait for a connection counts
+    )
+    # PostgreSQL: a controller that is frozen inside a transaction must not lock its rows for ever.
     idle_in_transaction_s: float = 10.0
     migration_wait_s: float = 60.0  # for another process that is migrating
 
 
 class Session(Protocol):
-    """One driver connection inside one transaction. Raises the errors of the house only."""
+    """One driver connection inside one transaction. Raises only errors of `kit.errors`."""
 
     async def run(self, sql: str, arguments: Sequence[Any]) -> int:
-        """Rows touched."""
+        """Returns the number of changed rows."""
 
     async def run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None: ...
 
     async def fetch(self, sql: str, arguments: Sequence[Any]) -> Sequence[Sequence[Any]]: ...
 
     def own_clock_us(self) -> int | None:
-        """The database's clock, where it is this process's own; None: it has to be asked."""
+        """The database's clock where it is this process's own; None where a query is needed."""
 
 
 class Database(Protocol):
@@ -90,25 +92,25 @@ class Transaction:
 
     @property
     def kind(self) -> str:
-        """`sqlite` or `postgresql`, for the rare statement that must differ."""
+        """`sqlite` or `postgresql`, for the rare statement that differs."""
         return self._compiler.dialect.name
 
     async def execute(self, statement: Statement, parameters: Parameters | None = None) -> Result:
         sql, arguments = self._compiler.plan(statement).bind(parameters or {})
-        return Result(await self._through(self._writing().run(sql, arguments)))
+        return Result(await self._run(self._writing().run(sql, arguments)))
 
     async def execute_many(self, statement: Statement, rows: Sequence[Parameters]) -> None:
-        """The same statement for every row, in one go. Nothing is done, and nothing raised, for no rows."""
+        """Execute the statement for every row, in one call. Does nothing without rows."""
         if not rows:
             return
         sql, arguments = self._compiler.plan(statement).bind_many(rows)
-        await self._through(self._writing().run_many(sql, arguments))
+        await self._run(self._writing().run_many(sql, arguments))
 
     async def execute_rows(self, statement: Statement, rows: Sequence[Row]) -> None:
-        """`execute_many` for rows that are ready: every value in the order of the statement's parameters, as the
-        drivers take it. Nothing is looked at: the caller vouches that both databases can hold it."""
+        """`execute_many` for prepared rows: the values in the order of the statement's parameters, as the drivers
+        take them. No value is checked: the caller makes sure that both databases can store it."""
         if rows:
-            await self._through(self._writing().run_many(self._compiler.plan(statement).text, rows))
+            await self._run(self._writing().run_many(self._compiler.plan(statement).text, rows))
 
     async def fetch_one(self, statement: Statement, parameters: Parameters | None = None) -> Row | None:
         """The first row, or None."""
@@ -120,14 +122,14 @@ class Transaction:
         plan = self._compiler.plan(statement)
         sql, arguments = plan.bind(parameters or {})
         session = self._writing() if plan.changes else self._open()
-        return [plan.read(row) for row in await self._through(session.fetch(sql, arguments))]
+        return [plan.read(row) for row in await self._run(session.fetch(sql, arguments))]
 
     async def lock_one(self, statement: Select[Any], parameters: Parameters | None = None) -> Row | None:
-        """Like `fetch_one`, and in a write transaction nobody else changes that row before we are done."""
-        return await self.fetch_one(_locking(statement) if self.writable else statement, parameters)
+        """Like `fetch_one`; in a write transaction the row is locked until the transaction ends."""
+        return await self.fetch_one(_with_row_lock(statement) if self.writable else statement, parameters)
 
     async def now(self) -> datetime:
-        """The database's clock, the only one that all controllers share."""
+        """The database's clock: the only clock that all controllers share."""
         own_us = self._open().own_clock_us()
         if own_us is not None:
             return from_us(own_us)
@@ -139,11 +141,11 @@ class Transaction:
         self._session = None
 
     def refuse_if_failed(self) -> None:
-        """PostgreSQL commits nothing after a failed statement (and says so to nobody); SQLite would commit the rest."""
+        """PostgreSQL commits nothing after a failed statement, and reports no error; SQLite would commit the rest."""
         if self._failed is not None:
             raise RuntimeError("a statement of this transaction failed, so it cannot be committed") from self._failed
 
-    async def _through(self, call: Awaitable[T]) -> T:
+    async def _run(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except BaseException as error:
@@ -163,14 +165,15 @@ class Transaction:
 
 
 @lru_cache(maxsize=512)
-def _locking(statement: Select[Any]) -> Select[Any]:
-    """The statement with FOR NO KEY UPDATE, which SQLite neither has nor needs; made once for those that are constants.
-    (Rows that refer to it, such as labels, may still be added by others.)"""
+def _with_row_lock(statement: Select[Any]) -> Select[Any]:
+    """The statement with FOR NO KEY UPDATE, which SQLite neither has nor needs; cached, since statements are constants.
+    (Other transactions may still add rows that refer to the locked row, such as labels.)"""
     return statement.with_for_update(key_share=True)
 
 
 class Store:
-    """Made by `open_store`. Calls fail with `Unavailable` while the database is away and work again once it is back."""
+    """Made by `open_store`. Calls raise `Unavailable` while the database cannot be reached, and work again
+    afterwards."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -187,7 +190,7 @@ class Store:
         return self._transaction(write=True)
 
     async def ping(self) -> None:
-        """Returns when the database answers, else raises `Unavailable`."""
+        """Return when the database answers, else raise `Unavailable`."""
         async with self.read() as tx:
             await tx.fetch_one(_ONE)
 

@@ -1,7 +1,7 @@
-"""How values look in SQL, the same on both databases.
+"""Column types and SQL functions that work the same on both databases.
 
-Moments are integer microseconds since 1970 (UTC), so that they compare, sort and copy alike everywhere; Python only
-ever sees aware datetimes. JSON is text written by msgspec. The clock is the database's own: `now()` in a statement.
+Times are integer microseconds since 1970 (UTC), so that they compare, sort and copy alike everywhere; Python code sees
+only aware datetimes. JSON is text written by msgspec. `now()` in a statement is the database's clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def to_us(moment: datetime) -> int:
-    """Exact, unlike `timestamp()`, which passes through a float. A naive datetime is a mistake and raises."""
+    """Exact, unlike `timestamp()`, which goes through a float. A naive datetime raises."""
     return (moment - EPOCH) // _MICROSECOND
 
 
@@ -50,7 +50,7 @@ class Instant(TypeDecorator[datetime]):
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         return None if value is None else from_us(value)
 
-    # The same, without a detour for each value: most rows of a large fleet have several of these.
+    # The same without the call per value: most rows of a large fleet have several of these.
 
     def bind_processor(self, dialect: Dialect) -> Callable[[datetime | None], int | None]:
         return lambda value: None if value is None else to_us(value)
@@ -60,7 +60,7 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Json(TypeDecorator[T], Generic[T]):
-    """Text holding JSON of one Python type; what is read is checked against it, unknown fields are dropped."""
+    """Text with JSON of one Python type; values are validated when read, unknown fields are dropped."""
 
     impl = Text
     cache_ok = True
@@ -105,7 +105,7 @@ class Choice(TypeDecorator[E], Generic[E]):
 
 
 class Real(TypeDecorator[float]):
-    """A number that is not whole. Both drivers give a float; SQLAlchemy's own wants to know more than we tell it."""
+    """A floating-point number. Both drivers return a float, so no conversion is needed."""
 
     impl = Float
     cache_ok = True
@@ -115,7 +115,7 @@ class Real(TypeDecorator[float]):
 
 
 class _TextList(TypeDecorator[Sequence[str]]):
-    """One parameter for a list of any length: an array there, JSON here."""
+    """One parameter for a list of any length: an array on PostgreSQL, JSON on SQLite."""
 
     impl = Text
     cache_ok = True
@@ -159,7 +159,7 @@ def now_plus(parameter: str) -> ColumnElement[datetime]:
 
 
 def span_us(seconds: float) -> int:
-    """A span, as the parameter of `now_plus` takes it."""
+    """A duration for the parameter of `now_plus`."""
     return round(seconds * 1_000_000)
 
 
@@ -185,17 +185,17 @@ def among(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
     return _Among(column, bindparam(parameter, type_=_TextList()))
 
 
-def storable(text: str, most: int = 4096) -> str:
-    """What a peer says, cut to what can be kept and shown: its nonsense must not keep others' words from being written,
-    nor redraw the terminal of whoever reads it."""
-    text = text[:most]
+def storable(text: str, max_length: int = 4096) -> str:
+    """A peer's text, cut and cleaned so that it can be stored and shown: it must neither break the write of other rows
+    nor change the terminal of a reader."""
+    text = text[:max_length]
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 def check_value(value: object) -> None:
-    """Raises `Invalid` for what one of the databases cannot hold, before its driver meets it."""
+    """Raise `Invalid` for a value that one of the databases cannot store, before its driver sees it."""
     if isinstance(value, str):
         if not value.isascii() or "\0" in value:
             _check_text(value)
@@ -210,7 +210,7 @@ def check_value(value: object) -> None:
 
 
 def _check_text(text: str) -> None:
-    if "\0" in text:  # SQLite would take it; PostgreSQL cannot, and what is stored must be movable
+    if "\0" in text:  # SQLite accepts it, PostgreSQL does not, and data must be movable
         raise Invalid("text must not contain NUL characters")
     if not text.isascii():
         try:

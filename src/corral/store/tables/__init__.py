@@ -1,4 +1,6 @@
-"""Every table, for those who handle the database as a whole: migrations' checks, copying, tests."""
+"""One module per table: its record type, its columns, its statements and the functions that use them.
+
+`all_tables()` is for code that handles the database as a whole: opening, copying, tests."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ table = Table(
 )
 
 _PUT = upsert_whole(table)
-# In the order of the key, so that two who lock several cannot lock each other out.
+# In key order, so that two transactions that lock several rows cannot deadlock.
 _ALL = select(table).order_by(table.c.node_id, table.c.backend)
 _OF_NODES = _ALL.where(among(table.c.node_id, "node_ids"))
 _LOCK_ALL = _ALL.with_for_update(key_share=True)
@@ -65,7 +65,7 @@ _NEXT = select(func.min(table.c.next_try_at)).where(_ACTIVE, table.c.next_try_at
 
 
 async def list_(tx: Transaction, node_ids: Sequence[str] | None = None) -> list[BackendIntent]:
-    """Of these nodes, or all. In a write transaction the rows are ours until its end."""
+    """Of these nodes, or all. In a write transaction the rows are locked until its end."""
     if node_ids is None:
         return records(BackendIntent, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
     wanted = {"node_ids": node_ids}
@@ -83,7 +83,7 @@ async def lock_operation(tx: Transaction, operation_id: str) -> list[BackendInte
 
 
 async def put(tx: Transaction, intents: Iterable[BackendIntent]) -> None:
-    """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
+    """Whole rows, new or changed. Raises `Conflict` when a node was deleted."""
     await tx.execute_many(_PUT, [_columns(intent) for intent in intents])
 
 

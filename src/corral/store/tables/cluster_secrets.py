@@ -1,4 +1,4 @@
-"""Secrets the whole cluster shares, such as the signing key. Made once, by whichever controller comes first."""
+"""Secrets that all controllers share, such as the signing key. The first controller creates them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def find(tx: Transaction, name: str) -> str | None:
 
 
 async def get_or_create(tx: Transaction, name: str, make: Callable[[], str]) -> str:
-    """What is stored; else what `make` gives, unless another controller stores its own first: then that one."""
+    """The stored secret; without one, store the result of `make`, unless another controller stores its own first."""
     if (found := await find(tx, name)) is not None:
         return found
-    # Waits for another's insert under way, then yields to it.
+    # Waits for a concurrent insert, and then keeps that row.
     await tx.execute(_CLAIM, {"name": name, "value": make()})
     stored = await find(tx, name)
     assert stored is not None

@@ -1,4 +1,4 @@
-"""The controllers: each writes its own row now and then."""
+"""The controllers: each one updates its own row regularly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ table = Table(
     Column("version", Text, nullable=False),
     Column("started_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
-    Column("blob_url", Text, nullable=False, server_default=text("''")),  # for those who do not know the column yet
+    Column("blob_url", Text, nullable=False, server_default=text("''")),  # for releases that do not know the column yet
 )
 
 _INSERT = insert_whole(table).values(started_at=now(), seen_at=now())
@@ -48,26 +48,26 @@ _PRUNE = delete_from(table).where(table.c.seen_at < bindparam("before", type_=In
 async def seen(
     tx: Transaction, controller_id: str, *, host: str, version: str, blob_url: str = "", started: bool = False
 ) -> None:
-    """I am here; the first time also: since now. `started`: since now, though an earlier run has left its row."""
+    """Record that the controller is alive. `started`: set `started_at` too, also where an earlier run left its row."""
     row = {"id": controller_id, "host": host, "version": version, "blob_url": blob_url}
     await tx.execute(_STARTED if started else _SEEN, row)
 
 
 async def list_(tx: Transaction) -> list[Controller]:
-    """All that are remembered, the longest-running first."""
+    """All rows, the longest-running controller first."""
     return records(Controller, await tx.fetch_all(_ALL))
 
 
 async def list_live(tx: Transaction, *, within_s: float) -> list[Controller]:
-    """Those seen so lately."""
+    """The controllers seen within this time."""
     return records(Controller, await tx.fetch_all(_LIVE, {"ago_us": -span_us(within_s)}))
 
 
 async def delete(tx: Transaction, controller_id: str) -> bool:
-    """It said goodbye."""
+    """Called by a controller that stops."""
     return (await tx.execute(_DELETE, {"id": controller_id})).rowcount == 1
 
 
 async def prune(tx: Transaction, before: datetime) -> int:
-    """Forget those not seen since."""
+    """Delete the controllers not seen since."""
     return (await tx.execute(_PRUNE, {"before": before})).rowcount

@@ -56,12 +56,12 @@ async def claim(tx: Transaction, job: LoadJob) -> bool:
 
 
 async def find(tx: Transaction, model: str) -> LoadJob | None:
-    """In a write transaction it is ours until its end."""
+    """In a write transaction it is locked until its end."""
     return record(LoadJob, await tx.lock_one(_BY_MODEL, {"model": model}))
 
 
 async def list_(tx: Transaction) -> list[LoadJob]:
-    """In a write transaction they are ours until its end."""
+    """In a write transaction the rows are locked until its end."""
     return records(LoadJob, await tx.fetch_all(_LOCK_ALL if tx.writable else _ALL))
 
 

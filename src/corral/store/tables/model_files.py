@@ -59,7 +59,7 @@ _DIGESTS = select(table.c.digest).distinct()
 
 
 async def put(tx: Transaction, file: StoredFile) -> None:
-    """The time is the database's. Raises `Conflict` when the model is gone."""
+    """The time is the database's. Raises `Conflict` when the model was deleted."""
     await tx.execute(_PUT, {name: value for name, value in columns_of(file).items() if name != "fetched_at"})
 
 

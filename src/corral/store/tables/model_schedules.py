@@ -84,7 +84,7 @@ async def put(tx: Transaction, schedule: Schedule) -> Schedule:
 
 
 async def find(tx: Transaction, model: str) -> Schedule | None:
-    """In a write transaction the row is ours until its end."""
+    """In a write transaction the row is locked until its end."""
     return record(Schedule, await tx.lock_one(_BY_MODEL, {"model": model}))
 
 

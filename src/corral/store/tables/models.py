@@ -85,7 +85,7 @@ async def put(tx: Transaction, model: Model) -> Model:
 
 
 async def find(tx: Transaction, model_id: str) -> Model | None:
-    """In a write transaction the row is ours until its end."""
+    """In a write transaction the row is locked until its end."""
     return record(Model, await tx.lock_one(_BY_ID, {"id": model_id}))
 
 

@@ -51,7 +51,7 @@ table = Table(
         "processes",
         Json[tuple[ReplicaProcess, ...]](tuple[ReplicaProcess, ...]),
         nullable=False,
-        server_default="[]",  # for those who do not know the column yet
+        server_default="[]",  # for releases that do not know the column yet
     ),
     Column("told_at", Instant, key="reported_at"),
     Column("fingerprint", Text, nullable=False),
@@ -116,12 +116,12 @@ _CHANGED = select(table.c.node_id, table.c.seen_at, table.c.fingerprint).where(
 
 
 async def put(tx: Transaction, inventory: Inventory) -> bool:
-    """The time is the database's. False when a later one is there. Raises `Conflict` when the node is gone."""
+    """The time is the database's. False when a later one is there. Raises `Conflict` when the node was deleted."""
     return (await tx.execute(_PUT, _columns(inventory))).rowcount == 1
 
 
 async def put_all(tx: Transaction, inventories: Iterable[Inventory], *, unless_since: datetime | None = None) -> None:
-    """The same for many, in the order of the key, so that two who do it cannot lock each other out. `unless_since`: one
+    """The same for many, in key order, so that two such transactions cannot deadlock. `unless_since`: one
     that was written after that moment stays."""
     rows = [_columns(row) for row in sorted(inventories, key=lambda row: row.node_id)]
     if unless_since is None:

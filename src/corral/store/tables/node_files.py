@@ -1,5 +1,5 @@
-"""Which model files are on which nodes, as far as anybody knows: they were there when a replica last ran from them. A
-node may have thrown one away since; then it is fetched again, and only the choice of the node was a little worse."""
+"""Which model files are on which nodes: the files were there when a replica last ran from them. A node may have deleted
+a file since; then it is fetched again, and only the choice of the node was less good."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PRUNE = delete_from(table).where(table.c.seen_at < bindparam("before", type_=In
 
 
 async def seen(tx: Transaction, files: Iterable[tuple[str, str]]) -> None:
-    """Pairs of node and digest, as of now. Raises `Conflict` when a node is gone."""
+    """Record pairs of node and digest, seen now. Raises `Conflict` when a node was deleted."""
     await tx.execute_many(_SEEN, [{"node_id": node_id, "digest": digest} for node_id, digest in sorted(set(files))])
 
 

@@ -39,11 +39,11 @@ _ALL = select(table).order_by(table.c.node_id, table.c.key)
 _OF_NODES = _ALL.where(among(table.c.node_id, "node_ids"))
 _DELETE_ALL = delete_from(table).where(table.c.node_id == bindparam("node_id"))
 _DELETE = _DELETE_ALL.where(table.c.key == bindparam("key"))
-_DELETE_TOLD = _DELETE_ALL.where(table.c.origin != "admin")
+_DELETE_REPORTED = _DELETE_ALL.where(table.c.origin != "admin")
 
 
 async def get(tx: Transaction, node_id: str) -> dict[str, str]:
-    """Empty for a node without labels, or none at all."""
+    """Empty for a node without labels, or for an unknown node."""
     return {label.key: label.value for label in await list_(tx, node_id)}
 
 
@@ -61,7 +61,7 @@ async def list_for(tx: Transaction, node_ids: Sequence[str] | None = None) -> di
 
 
 async def merge(tx: Transaction, node_id: str, labels: Mapping[str, str], *, origin: str) -> None:
-    """Set these, keep the others. Raises `Conflict` when there is no such node (any more)."""
+    """Set these labels, keep the others. Raises `Conflict` when the node does not exist."""
     rows = [{"node_id": node_id, "key": key, "value": value, "origin": origin} for key, value in labels.items()]
     await tx.execute_many(_UPSERT, rows)
 
@@ -75,6 +75,6 @@ async def delete(tx: Transaction, node_id: str, key: str) -> bool:
     return (await tx.execute(_DELETE, {"node_id": node_id, "key": key})).rowcount == 1
 
 
-async def delete_told(tx: Transaction, node_id: str) -> None:
-    """What a machine said about itself goes; what people set stays."""
-    await tx.execute(_DELETE_TOLD, {"node_id": node_id})
+async def delete_reported(tx: Transaction, node_id: str) -> None:
+    """Delete the labels that the node reported; the labels that users set stay."""
+    await tx.execute(_DELETE_REPORTED, {"node_id": node_id})

@@ -1,4 +1,4 @@
-"""Deleted nodes, remembered for a while so that their workers can be told to stop asking."""
+"""Deleted nodes, kept for a while so that the controller can tell their workers to stop."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ table = Table(
     _text("version"),
     _text("os"),
     _text("arch"),
-    _text("python", server_default=text("''")),  # for those who do not know the column yet
+    _text("python", server_default=text("''")),  # for releases that do not know the column yet
     *(_text(name, server_default=text("''")) for name in ("backend_user", "backend_user_warning", "backend_user_fix")),
     _text("gpu_vendor"),
     _text("gpu_compute_capability"),

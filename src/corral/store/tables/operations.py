@@ -107,12 +107,12 @@ async def get(tx: Transaction, operation_id: str) -> Operation:
 
 
 async def find(tx: Transaction, operation_id: str) -> Operation | None:
-    """In a write transaction it is ours until its end, and with it, by agreement, its node rows."""
+    """In a write transaction it is locked until its end, and with it, by agreement, its node rows."""
     return record(Operation, await tx.lock_one(_BY_ID, {"id": operation_id}))
 
 
 async def list_for(tx: Transaction, ids: Sequence[str]) -> list[Operation]:
-    """In the order of their ids; in a write transaction ours until its end, as with `find`."""
+    """In the order of their ids; in a write transaction locked until its end, as with `find`."""
     return records(Operation, await tx.fetch_all(_LOCK_OF if tx.writable else _OF, {"ids": ids}))
 
 

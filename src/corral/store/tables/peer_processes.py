@@ -84,7 +84,7 @@ async def find(tx: Transaction, process_id: str) -> PeerProcess | None:
 
 
 async def put(tx: Transaction, rows: Iterable[PeerProcess]) -> None:
-    """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
+    """Whole rows, new or changed. Raises `Conflict` when a node was deleted."""
     await tx.execute_many(_PUT, [columns_of(row) for row in rows])
 
 

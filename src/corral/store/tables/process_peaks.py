@@ -1,5 +1,5 @@
-"""The most memory single processes of models were seen to hold, by the revision of the definition: the next one is
-placed by what the last few came to. Rows go with their model."""
+"""The largest memory use measured per process of a model, by revision of its definition: the next process is placed by
+the last few measurements. Rows are deleted with their model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DELETE = delete_from(table).where(
 
 
 async def put(tx: Transaction, peaks: Iterable[Peak]) -> None:
-    """Raises `Conflict` when a model is gone."""
+    """Raises `Conflict` when a model was deleted."""
     await tx.execute_many(_PUT, [columns_of(peak) for peak in sorted(peaks, key=lambda peak: peak.key)])
 
 

@@ -89,7 +89,7 @@ async def count_running(tx: Transaction, node_ids: Sequence[str] | None = None) 
 
 
 async def put(tx: Transaction, rows: Iterable[DesiredReplica]) -> None:
-    """Whole rows, new or changed. Raises `Conflict` when a node is gone."""
+    """Whole rows, new or changed. Raises `Conflict` when a node was deleted."""
     await tx.execute_many(_PUT, [columns_of(row) for row in rows])
 
 

@@ -1,4 +1,4 @@
-"""Small things the controllers remember together, such as the state of an automation guard: key → JSON."""
+"""Small values that the controllers share, such as the state of an automation guard: key → JSON."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _DELETE = delete_from(table).where(table.c.key == bindparam("key"))
 
 
 async def find(tx: Transaction, key: str, kind: type[T]) -> T | None:
-    """In a write transaction the row is ours until its end. Raises msgspec.ValidationError if it is of another kind."""
+    """In a write transaction the row is locked until its end. Raises msgspec.ValidationError for another type."""
     row = await tx.lock_one(_VALUE, {"key": key})
     return None if row is None else msgspec.convert(row[0], kind)
 
 
 async def put(tx: Transaction, key: str, value: object) -> None:
-    """Anything msgspec can write, but None: that is the absence of the key, see `delete`."""
+    """Store any value that msgspec can encode, except None; see `delete`."""
     if value is None:
         raise ValueError(f"None cannot be stored under {key!r}; delete the key instead")
     await tx.execute(_PUT, {"key": key, "value": value})
