@@ -125,7 +125,7 @@ async def test_roll_back_and_delete_show_their_plan_first(person: Watched, corra
 
     await expect(row.get_by_role("cell").locator(".version")).to_have_text(["2.0", "1.0"])
     await choose("Roll back")
-    await expect(ask.get_by_role("row", name="loft")).to_contain_text("it has this very build")
+    await expect(ask.get_by_role("row", name="loft")).to_contain_text("it has this build already")
     await page.keyboard.press("Escape")
     await expect(ask).to_be_hidden()
     await choose("Delete")

@@ -210,7 +210,7 @@ async def test_neither_backend_nor_uri_is_400(api: Api) -> None:
         answer = await api.post("/api/nodes/barn/backends/install", body)
         assert answer.status == 400, body
         assert answer.json["error"]["type"] == "node_error"
-        assert "say which backend" in answer.json["error"]["message"]
+        assert "name a backend" in answer.json["error"]["message"]
 
 
 async def test_deleting_on_a_node_answers_when_it_is_done(api: Api) -> None:
@@ -334,4 +334,4 @@ async def test_what_cannot_be_read_again_is_told_why(api: Api) -> None:
     status, why = await asked("old-hand", "vllm")
     assert (status, "LocalAI worker" in why) == (409, True)
     await api.fleet.set_node("barn", status="draining")
-    assert await asked("barn", "vllm") == (409, "barn is draining; ask again when it is healthy")
+    assert await asked("barn", "vllm") == (409, "barn is draining; try again when it is healthy")

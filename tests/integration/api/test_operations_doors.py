@@ -201,7 +201,7 @@ async def test_retry_tries_what_fails_whole_or_on_one_node(api: Api) -> None:
     assert whole.json == {"success": True, "message": "tried again now", "jobID": job}
     await api.fleet.until(job, "done")
     nothing = await api.post(f"/api/operations/{job}/retry")
-    assert (nothing.status, nothing.json["error"]) == (400, "nothing of it is failing")
+    assert (nothing.status, nothing.json["error"]) == (400, "no node of the operation is failing")
 
 
 async def test_withdraw_lets_end_what_runs_and_begins_nothing(api: Api) -> None:

@@ -84,8 +84,8 @@ async def test_a_body_larger_than_allowed_is_413(api: Api) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({}, "say which backend"),
-        ({"backend": ""}, "say which backend"),
+        ({}, "name a backend"),
+        ({"backend": ""}, "name a backend"),
         ({"kind": "explode", "backend": "vllm"}, "choose among install, upgrade, delete, rollback"),
         ({"backend": "x" * 256}, "longer than 255"),
         ({"backend": "x" * 100_000}, "longer than 255"),

@@ -215,7 +215,7 @@ def test_upgrade_outdated_asks_for_what_has_something_newer(corral: Corral) -> N
 
 
 UP_TO_DATE = "vllm: nothing newer on any node (1.1 is installed)"
-UNCHANGED = operation("done", on("attic", "skipped", error="it has this very build", version="1.1"), kind="upgrade")
+UNCHANGED = operation("done", on("attic", "skipped", error="it has this build already", version="1.1"), kind="upgrade")
 
 
 def test_an_upgrade_that_finds_nothing_newer_says_so_and_watches_nothing(corral: Corral) -> None:

@@ -114,7 +114,7 @@ def test_success_only_when_the_inventory_shows_it() -> None:
     assert planned(having("sha256:new", intents={"vllm": sent()})) == done()
     refused = planned(doing(NODE, sent(answered=True)))
     assert isinstance(refused, Fail)
-    assert "inventory does not show it" in refused.reason
+    assert "inventory does not show the result" in refused.reason
 
 
 @pytest.mark.parametrize("status", ["offline", "unhealthy", "draining", "pending"])
@@ -369,7 +369,7 @@ def test_the_version_or_digest_that_a_localai_worker_reports_decides() -> None:
 def test_a_localai_worker_that_did_nothing_is_not_said_to_report_another_build() -> None:
     ended = {"vllm": called("upgrade", before="monday", answered=True)}
     silent = planned(having("", "monday", LOCALAI, intents=ended), replace(WANTED, upgraded=True))
-    assert silent == Fail("vllm", "op7", "the node said it was done, but its inventory does not show it")
+    assert silent == Fail("vllm", "op7", "the node reported success, but its inventory does not show the result")
     again = {"vllm": called(before="monday sha256:new", answered=True)}
     same = planned(having("sha256:new", "monday", LOCALAI, intents=again), replace(WANTED, force=True))
     assert same == silent
@@ -430,7 +430,7 @@ def test_an_upgrade_node_by_node_is_fetched_first_then_switched() -> None:
     assert isinstance(planned(replace(old, intents={"vllm": fetching}), rolling), Wait)
     told = structs.replace(fetching, answered=True)
     assert planned(replace(old, intents={"vllm": told}), rolling) == Fail(
-        "vllm", "op7", "the node said it was done, but its inventory does not show it"
+        "vllm", "op7", "the node reported success, but its inventory does not show the result"
     )
     there = replace(old, backends=(structs.replace(old.backends[0], fetched=("sha256:new",)),))
     switch = planned(replace(there, intents={"vllm": told}), rolling)

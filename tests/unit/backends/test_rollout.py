@@ -50,7 +50,7 @@ def test_a_share_or_a_number(text: str, stored: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1", "many", "2.5", "%", "٣"])
 def test_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match="share of the nodes"):
+    with pytest.raises(Invalid, match="is not a number of nodes"):
         parse_max_parallel(text)
 
 

@@ -132,8 +132,8 @@ def test_upgrades_in_the_order_of_their_names() -> None:
         ),
         (
             "install",
-            {"action": "nothing", "version": "1.1", "installed_version": "1.1", "reason": "it has this very build"},
-            ("nothing", "", "1.1", "", "", "", "it has this very build"),
+            {"action": "nothing", "version": "1.1", "installed_version": "1.1", "reason": "it has this build already"},
+            ("nothing", "", "1.1", "", "", "", "it has this build already"),
         ),
         (
             "delete",

@@ -39,7 +39,7 @@ async def read_operation_request(
     """Raises Invalid for what cannot be meant, NotFound for a node that is not there."""
     # With no backend or uri at all there is nothing to look a node up for.
     if not (body.backend or body.id or body.uri):
-        raise Invalid("say which backend: its name, or a uri")
+        raise Invalid("name a backend, or give a uri")
     _check_text("node", body.node, _NODE_MAX)
     _check_text("selector", body.selector, _SELECTOR_MAX)
     scope = await operations.scope(node=body.node, selector=body.selector)

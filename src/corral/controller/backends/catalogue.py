@@ -1,7 +1,7 @@
-"""What the controller needs of the galleries: what exists, what it comes to on one kind of machine, what is newer.
+"""The interface of the backend galleries to the controller: list entries, resolve builds, find upgrades.
 
-`gallery/` knows all this; `main.py` hands in what fits the Protocol. Everything here may wait for the network, so
-nothing of it is called inside a transaction.
+`galleries.py` implements it with `gallery/`. Every method may wait for the network, so none is called inside a
+transaction.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from corral.store.records import BackendRequest, TargetBuild
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """Something that can be installed."""
+    """An entry that can be installed."""
 
-    name: str  # under which it is installed, without a gallery in front
-    hardware_specific: bool = False  # one build for one kind of machine: not for everybody
+    name: str  # the name it is installed by, without a gallery prefix
+    hardware_specific: bool = False  # a build for one kind of machine
     meta_alternative: str = ""  # the entry that chooses among such builds
     request: BackendRequest | None = None  # the request in its normal form
 
 
 class MachineKind(NamedTuple):
-    """What choosing a build goes by. Many nodes are of one kind: what is found out for one holds for all."""
+    """The properties of a node that decide which build fits. Many nodes share one kind and so one build."""
 
     capability: str
-    platform: str = ""  # os/arch; empty: the node does not say
-    python: str = ""  # 3.11, of the interpreter that will run wheels; empty: as ours
+    platform: str = ""  # os/arch; empty: the node does not report it
+    python: str = ""  # version of the interpreter that runs wheels, such as 3.11; empty: the controller's
 
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """What one node has, for the upgrade check."""
+    """The backends of one node, for the upgrade check."""
 
     node_id: str
     node_name: str
@@ -46,33 +46,33 @@ class NodeInventory:
     python: str = ""
 
 
-@runtime_checkable  # the doors' parameters are checked when they are handed out
+@runtime_checkable  # the web framework checks the types of injected parameters
 class Catalogue(Protocol):
     async def look_up(self, request: BackendRequest) -> CatalogueEntry:
-        """Raises NotFound naming what is near, Invalid for a request nobody can serve, Unavailable when no gallery can
-        be asked."""
+        """Raises NotFound with similar names, Invalid for an impossible request, Unavailable if no gallery can be
+        read."""
 
     async def resolve(self, request: BackendRequest, kind: MachineKind, /) -> TargetBuild | NoBuild:
-        """The build for such a machine. Raises Unreachable, Failed or Unavailable when nobody can say now."""
+        """The build for such a machine. Raises Unreachable, Failed or Unavailable if it cannot be resolved now."""
 
     async def manifest(self, request: BackendRequest, kind: MachineKind, /) -> Manifest | None:
-        """How the build for such a machine is run, as galleries say; no registry is asked. None: they do not."""
+        """The manifest of the build for such a machine, from the galleries alone. None: they have none."""
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
         """Entries in LocalAI's form (docs/reference/wire/gallery.md#backend-entry), that a machine of one of these
         kinds can use."""
 
     async def upgrades(self, inventories: Sequence[NodeInventory]) -> dict[str, UpgradeInfo]:
-        """By backend: what the galleries have that the nodes have not."""
+        """By backend: the newer versions in the galleries."""
 
     async def aliases(self, builds: Collection[str], /) -> Mapping[str, str]:
-        """By build, the name it shares with others of its kind. What no gallery knows is left out; never raises."""
+        """By build, its alias. Builds that no gallery lists are absent; never raises."""
 
     async def refresh(self) -> None:
-        """Read the galleries anew, and ask the registries anew."""
+        """Read the galleries and the registries again."""
 
     def forget_sources(self) -> None:
-        """What galleries and registries said of builds lately counts no more: somebody wants what is there now."""
+        """Forget the cached builds of galleries and registries: the next request needs current ones."""
 
     def galleries(self) -> Sequence[dict[str, Any]]:
         """Name, url and mirrors of each, without the built-in gallery."""

@@ -1,5 +1,5 @@
-"""From a world and what was heard to what is written and sent. Pure: `plan` for every node, then what holds between
-nodes (rollouts, free lines), then the intents as they will be."""
+"""Decides what one pass of the reconciler writes and sends, from the world it read and the observations since the last
+pass. Pure: plans every node, applies the limits between nodes (rollouts, open calls), then derives the new intents."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from corral.store.records import BackendIntent, OrderKind
 
 @dataclass(frozen=True)
 class DecisionInputs:
-    """Under what circumstances we decide."""
+    """What a decision depends on besides the world."""
 
-    epoch: int  # of our lease
-    answer_within_s: Callable[[OrderKind], float]  # for workers that answer when they are done
+    epoch: int  # of the lease under which the pass writes
+    answer_within_s: Callable[[OrderKind], float]  # for workers that reply when they have finished
     free_slow_calls: int  # how many more such calls may be opened
     retry: RetryPolicy = DEFAULT_RETRY
 
@@ -34,7 +34,7 @@ class Decided:
     )  # by node and backend, those that changed
     steps: dict[str, list[Step]] = field(default_factory=dict)  # by node
     sends: list[tuple[str, Send]] = field(default_factory=list)
-    stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether what was fetched is kept
+    stops: dict[OrderId, bool] = field(default_factory=dict)  # → whether the worker keeps what it has downloaded
 
 
 def decide(world: World, observations: Sequence[Observation], terms: DecisionInputs) -> Decided:
@@ -75,7 +75,7 @@ def _caught_up(node: NodeWorld, world: World, observations: Sequence[Observation
 def _apply_limits(
     world: World, nodes: dict[str, NodeWorld], steps: dict[str, list[Step]], terms: DecisionInputs
 ) -> None:
-    """Replaces sends that may not go now."""
+    """Replace the sends that have to wait by holds."""
     by_rule: dict[int, dict[str, Send]] = {}
     for node_id, own in steps.items():
         for step in own:
@@ -95,12 +95,12 @@ def _apply_limits(
                 if free > 0:
                     free -= 1
                 else:
-                    reason = "waits for its turn: many nodes are at work"
+                    reason = "waits for its turn: many nodes are busy"
                     own[index] = Hold(step.backend, step.operation, step.kind, HoldCause.TURN, reason)
 
 
 def _current_peer(peer: Peer, nodes: dict[str, NodeWorld], sends: dict[str, Send]) -> Peer:
-    """What has just been heard of it counts."""
+    """The peer with the intent as it is after the observations of this pass."""
     node = nodes.get(peer.node_id)
     if node is None:
         return peer

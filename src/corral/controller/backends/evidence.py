@@ -1,9 +1,9 @@
-"""Whether what a LocalAI worker reports is the build it was asked for. Pure
+"""Compares the build that a LocalAI worker reports with the requested build. Pure
 (docs/reference/wire/README.md#localai-peers).
 
-Such a worker looks the build up itself, in an index that it reads at most once an hour, and answers "success" also when
-it has reinstalled what was there. So the version or the digest that it reports decides. Where it reports neither, only
-the time of the install is left: that shows that something was installed, not what.
+A LocalAI worker looks the build up itself, in an index that it reads at most once an hour, and replies "success" also
+when it reinstalled the same build. So the reported version or digest decides. If the worker reports neither, only the
+time of the install is left: it shows that something was installed, not what.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Evidence(StrEnum):
 def compare(
     there: Installed, digest: str, version: str, *, installed_since: str | None, by_digest: bool = False
 ) -> Evidence:
-    """`digest` and `version` are those of the wanted build. `installed_since`: where it was installed again after the
-    order was sent, the digest it had before; None: it was not. `told`: a Corral worker, which is told the digest."""
+    """`digest` and `version` are those of the wanted build. `installed_since`: the digest before the order, if
+    something was installed after it; else None. `by_digest`: a Corral worker, whose order contains the digest."""
     if there.digest and there.digest == digest:
         return Evidence.MATCHES
     both_digests, both_versions = bool(there.digest and digest), bool(there.version and version)

@@ -1,7 +1,7 @@
-"""What `gallery/` knows, as the controller's parts ask for it (`desired/catalogue.py`); `blobs/` asks the registries.
+"""Implements the `Catalogue` of the controller with `gallery/` and the registry client of `blobs/`.
 
-Nothing is read before somebody asks, and a gallery that cannot be read costs its own entries and nothing else. A
-request may bring galleries of its own; those are read for it alone.
+Galleries are read when they are first needed, and a gallery that cannot be read lacks only its own entries. A request
+may contain galleries of its own; they are read for this request alone.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from corral.store.records import BackendRequest, TargetBuild
 
 log = get_log(__name__)
 
-_OTHERS = 8  # sets of galleries that requests brought and that are remembered
+MAX_REQUEST_RESOLVERS = 8  # resolvers for galleries of requests that are kept
 
 
 class Galleries:
-    """Fits `desired.catalogue.Catalogue`. `reading` makes a resolver over other galleries than ours."""
+    """`reading` makes a resolver for the galleries of a request."""
 
     def __init__(self, resolver: Resolver, reading: Callable[[tuple[Gallery, ...]], Resolver]) -> None:
         self._resolver = resolver
@@ -94,7 +94,7 @@ class Galleries:
         return None if entry is None else entry.manifest
 
     async def available(self, kinds: Collection[tuple[str, str]]) -> Sequence[dict[str, Any]]:
-        """With no machine to choose for, everything there is."""
+        """Without a kind of machine: all entries."""
         catalogue = await self._resolver.library.catalogue()
         wanted = {(capability or DEFAULT, platform) for capability, platform in kinds} or {(DISABLED, "")}
         return [_shown(entry) for entry in catalogue.search(capabilities=wanted)]
@@ -110,7 +110,7 @@ class Galleries:
             for row in inventories
         ]
         if not any(row.backends for row in nodes):
-            return {}  # nobody need be asked about nothing
+            return {}
         catalogue = await self._resolver.library.catalogue()
         digests = await self._resolver.available(rules.digests_to_look_up(nodes, catalogue))
         return rules.upgrades(nodes, catalogue, digests)
@@ -131,7 +131,7 @@ class Galleries:
             resolver.invalidate()
 
     def galleries(self) -> Sequence[dict[str, Any]]:
-        """Without ours, which nobody else could read."""
+        """Without the built-in gallery, which only Corral can read."""
         return [msgspec.to_builtins(gallery) for gallery in self._resolver.library.galleries if gallery != BUILT_IN]
 
     async def galleries_with(self, request: BackendRequest) -> Sequence[dict[str, Any]]:
@@ -188,14 +188,14 @@ class Galleries:
         try:
             brought = parse_galleries(request.galleries)
         except Invalid as error:
-            log.warning("galleries of a request are ignored", error=error.message)  # as the contract has it
+            log.warning("galleries of a request are ignored", error=error.message)  # as LocalAI does
             brought = ()
         if not brought:
             return self._resolver
         found = self._others.get(brought) or self._reading(brought)
         self._others[brought] = found
         self._others.move_to_end(brought)
-        while len(self._others) > _OTHERS:
+        while len(self._others) > MAX_REQUEST_RESOLVERS:
             self._others.popitem(last=False)
         return found
 
@@ -215,7 +215,7 @@ async def open_galleries(
 
 
 def gallery_folder(data: Path, chosen: Path | None) -> Path:
-    """Where galleries that are files must be."""
+    """The folder that galleries with file URLs must be in."""
     return (chosen or data / "galleries").expanduser()
 
 
@@ -242,7 +242,7 @@ def _build(found: ResolvedBackend) -> TargetBuild:
 
 
 def _not_found(unknown: UnknownBackend, gallery: str) -> NotFound | Unavailable:
-    """Where a gallery could not be read and nothing we know comes near, it may well be in there."""
+    """If a gallery could not be read and no known name is similar, the backend may be in that gallery."""
     hopeful = unknown.unread and (gallery or not unknown.nearest)
     return Unavailable(unknown.reason) if hopeful else NotFound(unknown.reason)
 

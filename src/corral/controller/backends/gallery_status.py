@@ -1,4 +1,4 @@
-"""Which galleries can be read: for `GET /api/galleries`, `corral doctor` and the page."""
+"""The state of each gallery: for `GET /api/galleries`, `corral doctor` and the web page."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ class GalleryIndex(Protocol):
 
 class GalleryStatus:
     def __init__(self, libraries: Mapping[str, GalleryIndex]) -> None:
-        """`libraries` by what they list: `backends` and `models`."""
+        """`libraries` by the kind of their entries: `backends` and `models`."""
         self._libraries = dict(libraries)
 
     async def read(self) -> list[GalleryView]:
-        """Every gallery but the built-in ones, read if that is due: another controller may have been asked before."""
+        """Every gallery except the built-in ones; reads those whose copy is too old."""
         return [_view(kind, state) for kind, library in self._libraries.items() for state in await library.check()]
 
     def notices(self, kind: str = "") -> Sequence[str]:
-        """One sentence per gallery that could not be read when this controller tried last. A gallery of the same name
-        and trouble in both kinds is told once."""
+        """One sentence per gallery that this controller could not read the last time; equal sentences only once."""
         found = (
             state.notice
             for each, library in self._libraries.items()

@@ -1,4 +1,5 @@
-"""What becomes of an intent that is sent, accepted, fails or is done. Pure: `plan.py` says when, `reconcile` acts."""
+"""The state transitions of an intent: sent, accepted, failed, done. Pure: `plan.py` decides when, `reconcile.py`
+acts."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from corral.controller.orders.observations import (
 from corral.controller.orders.order import OrderId, Send
 from corral.store.records import BackendIntent, IntentStage, OrderKind
 
-ASK_AGAIN = timedelta(seconds=5)  # after no answer to the question whether an order is accepted
+ASK_AGAIN = timedelta(seconds=5)  # after an order whose acceptance was not confirmed
+STILL_RUNNING = "no reply yet: the worker is still working on it"
 NOT_SENT_WAIT = timedelta(seconds=2)  # after the controller itself could not send an order
 _BEFORE_THE_SWITCH = frozenset({Phase.RESOLVING, Phase.DOWNLOADING, Phase.VERIFYING, Phase.EXTRACTING})
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The pauses between tries: doubling, and for ever."""
+    """The pauses between attempts: they double up to `last`, and attempts never end."""
 
     first: timedelta = timedelta(seconds=30)
     last: timedelta = timedelta(minutes=15)
@@ -80,18 +82,17 @@ def accepted(intent: BackendIntent, boot_id: str, now: datetime) -> BackendInten
 
 
 def unsure(intent: BackendIntent, now: datetime) -> BackendIntent:
-    """Nobody said whether the order was accepted: the same one will be sent once more."""
+    """The worker did not confirm the order: the same order will be sent again."""
     return replace(intent, next_try_at=now + ASK_AGAIN, updated_at=now)
 
 
 def still_running(intent: BackendIntent, now: datetime, timeout: timedelta) -> BackendIntent:
-    """A worker that answers when it is done did not in time. No failure: it most likely is still at it."""
-    reason = "no answer yet: the worker is still at it"
-    return replace(intent, running=True, reason=reason, next_try_at=now + timeout, updated_at=now)
+    """A LocalAI worker did not reply in time. That is no failure: it most likely still works on the order."""
+    return replace(intent, running=True, reason=STILL_RUNNING, next_try_at=now + timeout, updated_at=now)
 
 
 def answered(intent: BackendIntent, now: datetime) -> BackendIntent:
-    """It says it is done. Whether it is, the inventory tells."""
+    """The worker reported success; the inventory has to prove it."""
     return replace(intent, answered=True, updated_at=now)
 
 
@@ -120,17 +121,17 @@ def failed(
 
 
 def not_sent(intent: BackendIntent, reason: str, now: datetime, wait: timedelta) -> BackendIntent:
-    """Something of ours was in the way; the node had no part in it."""
+    """The controller could not send the order; the node had no part in that."""
     return replace(intent, stage=IntentStage.WAITING, reason=reason, next_try_at=now + wait, updated_at=now)
 
 
 def ended(
     intent: BackendIntent, result: OrderEnded, now: datetime, retry: RetryPolicy = DEFAULT_RETRY
 ) -> BackendIntent:
-    """What a worker reports of an order it accepted."""
+    """A worker reported the end of the order."""
     if result.success:
         return answered(intent, now)
-    if result.cancelled:  # on our word; if it is wanted after all, it is sent anew
+    if result.cancelled:  # by this controller; if a rule still requires it, a new order is sent
         return replace(
             intent, stage=IntentStage.WAITING, reason="cancelled", next_try_at=None, accepted_at=None, updated_at=now
         )
@@ -169,14 +170,14 @@ def dropped(intent: BackendIntent, now: datetime) -> BackendIntent:
 
 
 def over(intent: BackendIntent, now: datetime) -> BackendIntent:
-    """The worker does not know the order (any more): whatever came of it, it is not under way."""
+    """The worker does not know the order, or no longer: it does not run."""
     return replace(intent, stage=IntentStage.WAITING, next_try_at=None, accepted_at=None, running=False, updated_at=now)
 
 
 def catch_up(
     node: NodeWorld, results: dict[tuple[str, int], BackendResult], now: datetime, retry: RetryPolicy = DEFAULT_RETRY
 ) -> dict[str, BackendIntent]:
-    """Intents whose outcome stands in the node's last heartbeat: the event that told it was lost."""
+    """The intents whose outcome the node's last heartbeat lists: their result events were lost."""
     found = {}
     for backend, intent in node.intents.items():
         result = results.get((intent.operation_id, intent.attempt))
@@ -194,7 +195,8 @@ def catch_up(
 def apply(
     intent: BackendIntent, observation: Observation, now: datetime, retry: RetryPolicy = DEFAULT_RETRY
 ) -> BackendIntent:
-    """The intent after the observation; one about an order that is no longer the last says nothing."""
+    """The intent after the observation. An observation about an order that is no longer the last one changes
+    nothing."""
     order = observation.order
     if intent.stage is not IntentStage.SENT or (intent.operation_id, intent.attempt) != (
         order.operation,

@@ -1,8 +1,8 @@
-"""From what should be and what is to what to do next, per node and backend. Pure (docs/explanation/design.md#intents).
+"""Plans the next step for each backend of one node: compares the desired with the actual state. Pure
+(docs/explanation/design.md#intents).
 
-`plan` looks at one node's world and says what comes next for each backend that is not as it should be. It never counts
-on having been called before: an intent in the world tells what was already tried, the inventory tells what came of it.
-Which of several nodes may go first is `rollout.py`'s; what an answer makes of an intent is `outcomes.py`'s.
+`plan` keeps no state between calls: the intents of the node record what was tried, and the inventory shows the result.
+`rollout.py` decides which of several nodes goes first, `outcomes.py` how an observation changes an intent.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from corral.controller.inventory.installed import Installed, find_installed
 from corral.controller.orders.order import Build, Send
 from corral.store.records import BackendIntent, IntentStage, OrderKind
 
-# A heartbeat that was on its way may still show the world before our order: what differs from what was just reached
-# counts only after so long.
+# A heartbeat sent before an order ended still lists the old state: a difference from a state that was just reached
+# counts only after this time.
 STALE_INVENTORY = timedelta(seconds=30)
-# A worker that has sent heartbeats for so long and never lists an order it accepted does not have it.
+# A worker that has sent heartbeats for this time without listing an accepted order does not have the order.
 FORGOTTEN = timedelta(seconds=60)
 
-# An order may be on its way for so long, also to a worker that is not the one it was meant for: what a node told before
-# that says nothing about what comes of it.
+# An order may be in transit for this time, even to a worker that has been replaced: an inventory reported earlier
+# shows nothing about the order's result.
 ARRIVED = timedelta(seconds=5)
 
-# A call of ours whose time is over by so much was given up, whatever became of the word about it.
+# A call whose timeout passed this long ago has ended, even if its observation was lost.
 OVERDUE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
 class NoBuild:
-    """Time does not cure this: only another gallery, node or rule does."""
+    """No build fits the node. Waiting does not change that; another gallery, node or rule does."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class NotLookedUp:
-    """Nobody has been able to say yet."""
+    """The build is not known yet."""
 
     reason: str = "its build is being looked up"
-    until: datetime | None = None  # when that is tried again, after it failed
+    until: datetime | None = None  # time of the next attempt, after a failed lookup
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,20 @@ class NodeWorld:
     id: str
     name: str
     status: str
-    accepts: bool = True  # answers orders at once and reports later; LocalAI workers answer when they are done
+    accepts: bool = True  # the worker replies at once and reports later; LocalAI workers reply when they have finished
     bus_down: bool = False
     boot_id: str = ""
-    reported_at: datetime | None = None  # when it last told its orders; of one that tells none, what it has
-    known: bool = True  # False: its inventory has not been read since it started
-    just_read: bool = False  # it was read just now, after what was heard of its orders
+    reported_at: datetime | None = None  # when the node last listed its orders; for a LocalAI worker, its backends
+    known: bool = True  # False: the worker has not reported an inventory since it started
+    just_read: bool = False  # the inventory was read after the observations of this pass
     backends: tuple[NodeBackend, ...] = ()
-    orders: frozenset[tuple[str, int]] = frozenset()  # (operation, attempt) it says it is at, or has just ended
-    cured: frozenset[tuple[str, int]] = frozenset()  # of them, those it refused for a reason that is gone by now
+    orders: frozenset[tuple[str, int]] = (
+        frozenset()
+    )  # (operation, attempt) that the node lists as running or just ended
+    cured: frozenset[tuple[str, int]] = frozenset()  # of these, the refused ones whose reason no longer holds
     intents: Mapping[str, BackendIntent] = field(default_factory=dict)
-    stopping: frozenset[str] = frozenset()  # operations whose bytes are to stop
-    keeping: frozenset[str] = frozenset()  # those of them that were paused: what came stays
+    stopping: frozenset[str] = frozenset()  # cancelled operations whose orders have to stop
+    keeping: frozenset[str] = frozenset()  # of these, the paused ones: the node keeps what it has downloaded
 
     def find(self, backend: str, variant: str = "") -> Installed | None:
         return find_installed(self.backends, backend, variant)
@@ -72,7 +74,7 @@ class NodeWorld:
 
 @dataclass(frozen=True)
 class Done:
-    """The inventory shows it: the only proof there is."""
+    """The inventory shows the desired state, which is the only proof of success."""
 
     backend: str
     operation: str
@@ -80,7 +82,7 @@ class Done:
     kind: OrderKind = OrderKind.INSTALL
     digest: str = ""
     version: str = ""  # as the node reports it
-    note: str = ""  # what to know of this success
+    note: str = ""  # a reservation about this success, for users
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,16 @@ class Skip:
 
 
 class HoldCause(StrEnum):
-    NODE = "node"  # it is away: nothing happens before it returns
+    NODE = "node"  # the node is not reachable
     TURN = "turn"  # something else comes first
-    STOPPED = "stopped"  # another node failed, so this one is left as it is
-    RETRY = "retry"  # it failed; `until` says when it is tried again
-    PARKED = "parked"  # it failed in a way that time does not cure
+    STOPPED = "stopped"  # another node failed to switch, so this one does not switch
+    RETRY = "retry"  # the last attempt failed; `until` is the time of the next one
+    PARKED = "parked"  # the last attempt failed for a reason that another attempt does not cure
 
 
 @dataclass(frozen=True)
 class Hold:
-    """It will be done, not now."""
+    """The order is due, but cannot be sent now."""
 
     backend: str
     operation: str
@@ -112,17 +114,17 @@ class Hold:
 
 @dataclass(frozen=True)
 class Wait:
-    """The worker is at it, as far as we know."""
+    """The worker works on the order, as far as the controller knows."""
 
     backend: str
     operation: str
     kind: OrderKind
-    running: bool = False  # it has not answered in time
+    running: bool = False  # the worker did not reply in time
 
 
 @dataclass(frozen=True)
 class Fail:
-    """It says it is done, and it is not."""
+    """The worker reported success, but the inventory does not show the result."""
 
     backend: str
     operation: str
@@ -131,17 +133,17 @@ class Fail:
 
 @dataclass(frozen=True)
 class Stop:
-    """An order under way that nobody wants any more."""
+    """Cancel an order that is no longer required."""
 
     backend: str
     operation: str
     attempt: int
-    keep: bool = False  # what was fetched: it was only paused
+    keep: bool = False  # the operation was paused: the worker keeps what it has downloaded
 
 
 @dataclass(frozen=True)
 class Drop:
-    """An intent nobody wants any more."""
+    """Close an intent that no rule requires any more."""
 
     backend: str
 
@@ -158,8 +160,8 @@ def plan(
     *,
     epoch: int = 0,
 ) -> list[Step]:
-    """`wanted`: the folded rules. `builds`: for each wanted backend, the build that fits this node. `epoch`: of our
-    lease; an order sent under another was sent by a controller that can no longer hear the answer."""
+    """`wanted`: the folded rules. `builds`: for each wanted backend, the build that fits this node. `epoch`: of the
+    current lease; the controller that sent an order under an older epoch can no longer receive the reply."""
     steps: list[Step] = []
     for backend in sorted(wanted.keys() | node.intents.keys()):
         steps.extend(_Backend(node, backend, node.intents.get(backend), now, epoch).steps(wanted, builds))
@@ -167,7 +169,7 @@ def plan(
 
 
 class _Backend:
-    """One backend on one node: the question `plan` asks for each."""
+    """Plans one backend on one node."""
 
     def __init__(self, node: NodeWorld, name: str, intent: BackendIntent | None, now: datetime, epoch: int) -> None:
         self.node = node
@@ -197,13 +199,13 @@ class _Backend:
         return [] if settled else [Drop(self.name)]
 
     def _older_order(self, want: Wanted | Unwanted | None, build: BuildOrNot) -> list[Step]:
-        """Orders for one backend are serial: one under way ends first, unless there is no sense in it any more."""
+        """The orders for one backend are serial: the running one ends first, or is stopped if it has become useless."""
         assert self.intent is not None
         steps: list[Step] = []
         cancelled = self._is_to_be_stopped()
         useful = isinstance(want, Wanted) and isinstance(build, Build) and build.digest == self.intent.digest
         reachable = self.node.status == "healthy" and not self.node.bus_down
-        # Whether one that nobody answered is under way at all, the answer to a stop tells too.
+        # The reply to a stop also shows whether an unconfirmed order runs at all.
         senseless = want is not None and (not useful or self._is_unsure(self.intent))
         if self.node.accepts and reachable and (cancelled or senseless):
             paused = self.intent.operation_id in self.node.keeping
@@ -244,8 +246,8 @@ class _Backend:
         return self._send_or_hold(want, order)
 
     def _kind(self, want: Wanted, build: Build, there: Installed | None, *, fetched: bool) -> OrderKind:
-        """What goes node by node is fetched everywhere at once first, so that a turn is short. Where no digest is known
-        beforehand nobody could tell that it is there."""
+        """Before a node-by-node upgrade all nodes download the build at once, so that each switch is short. Without a
+        digest the inventory could not show that the download is complete."""
         if there is None or want.force:
             return OrderKind.INSTALL
         in_two = bool(want.max_parallel) and self.node.accepts and bool(build.digest)
@@ -262,25 +264,28 @@ class _Backend:
         return self._send_or_hold(want, Send(self.name, OrderKind.DELETE, None, want.generation, want.operation, 0))
 
     def _is_proof(self, want: Wanted | Unwanted) -> bool:
-        """Whether what is on file was told after the last order can have done anything. One of our own rule brings
-        about what is looked for; one of an earlier rule may have undone it since."""
+        """Whether the stored inventory is recent enough to prove the desired state. An order of this rule only brings
+        that state about; an order of an earlier rule may have undone it after the inventory was reported."""
         intent = self.intent
         if intent is None or intent.sent_at is None or self._is_mine(want) or self.node.just_read:
             return True
-        if (intent.operation_id, intent.attempt) in self.node.orders:  # told in the same breath
+        if (
+            intent.operation_id,
+            intent.attempt,
+        ) in self.node.orders:  # the same heartbeat lists the order and the inventory
             return True
         if self.node.reported_at is None:
             return False
-        # Who answers only when it is done has the call itself in its hands, or nobody has.
+        # A LocalAI worker has received the call at once, or not at all.
         in_transit = ARRIVED if self.node.accepts else timedelta()
         return self.node.reported_at - intent.sent_at > in_transit
 
     def _is_it(self, there: Installed, build: Build, want: Wanted) -> bool:
         intent = self.intent if self._is_mine(want) else None
         if intent is not None and intent.stage is IntentStage.DONE:
-            return there.digest == intent.digest  # still what was found then
+            return there.digest == intent.digest  # unchanged since it was found
         if not self.node.accepts and self.intent is not None and self.intent.generation > want.generation:
-            return True  # an earlier rule holds again, and there is no way back there: it would fetch the newest anew
+            return True  # an earlier rule holds again, but a LocalAI worker cannot go back: it would install the newest
         fetched = self._digest_before(there, want) is not None
         if want.force and not fetched:
             return False
@@ -288,7 +293,7 @@ class _Backend:
             return evidence is Evidence.MATCHES
         if there.system and self.node.accepts and build.digest:
             return False
-        # Nothing to compare: an upgrade shows by its date, an install by being there at all.
+        # There is nothing to compare: the install date proves an upgrade, the presence proves an install.
         upgrading = want.upgraded or (intent is not None and intent.kind is OrderKind.UPGRADE)
         return fetched if upgrading else True
 
@@ -297,7 +302,7 @@ class _Backend:
         return compare(there, build.digest, build.version, installed_since=since, by_digest=self.node.accepts)
 
     def _digest_before(self, there: Installed, want: Wanted) -> str | None:
-        """Of what was there when this rule's order was sent; None where nothing was installed since."""
+        """The digest that was installed when this rule's order was sent; None if nothing was installed since."""
         intent = self.intent if self._is_mine(want) else None
         return there.digest_before(intent.before) if intent is not None and intent.stage is IntentStage.SENT else None
 
@@ -317,7 +322,7 @@ class _Backend:
     def _send_or_hold(self, want: Wanted | Unwanted, order: Send) -> Step | None:
         intent = self.intent if self._is_mine(want) else None
         if (away := self._away(want, order.kind)) is not None:
-            # Only the bus is gone, and the node still heard of: it goes on with what it was told over it.
+            # Only the bus connection is lost: the worker goes on with the order it received.
             if intent is not None and self.node.status == "healthy" and self.node.bus_down and self._may_be_running():
                 return Wait(self.name, want.operation, intent.kind, intent.running)
             return away
@@ -332,7 +337,7 @@ class _Backend:
                 return fresh if settled else None
             case IntentStage.PARKED:
                 if intent.boot_id and self.node.boot_id != intent.boot_id:
-                    return fresh  # another worker by now: it may know better
+                    return fresh  # the worker has restarted: the reason may be gone
                 return self._hold(want, order.kind, HoldCause.PARKED, intent.reason)
             case IntentStage.WAITING:
                 if intent.next_try_at is not None and intent.next_try_at > self.now:
@@ -352,7 +357,7 @@ class _Backend:
         if not self.node.accepts:
             if self._is_our_open_call(intent):
                 return waiting
-            if not self._has_time(intent):  # it had its time and has nothing to show: asked anew
+            if not self._has_time(intent):  # its time is over and the inventory shows nothing: send a new order
                 return replace(order, attempt=intent.attempt + 1)
             return replace(waiting, running=True)
         if intent.accepted_at is None and (intent.operation_id, intent.attempt) not in self.node.orders:
@@ -360,7 +365,7 @@ class _Backend:
         return again if self._was_lost(intent) else waiting
 
     def _is_cured(self, intent: BackendIntent) -> bool:
-        """It failed, and the node says that what it lacked then is there now."""
+        """The order failed, and the node reports that the reason no longer holds."""
         failed = intent.stage in (IntentStage.PARKED, IntentStage.WAITING) and intent.failures > 0
         return failed and (intent.operation_id, intent.attempt) in self.node.cured
 
@@ -369,11 +374,11 @@ class _Backend:
             there = self.node.find(self.name, build.variant)
             if there is not None and self._evidence(there, build, want) is Evidence.DIFFERS:
                 return why_not(there, build.digest, build.version)
-        return "the node said it was done, but its inventory does not show it"
+        return "the node reported success, but its inventory does not show the result"
 
     def _was_lost(self, intent: BackendIntent) -> bool:
-        """Sent to a worker that has restarted since, or does not have it for another reason: that it never arrived, or
-        that its end was too long ago to be told."""
+        """The worker does not have the order: it restarted, never received the order, or ended it too long ago to list
+        it."""
         if (intent.operation_id, intent.attempt) in self.node.orders:
             return False
         if self.node.known and intent.boot_id and self.node.boot_id != intent.boot_id:
@@ -382,24 +387,24 @@ class _Backend:
         return reported is not None and since is not None and reported - since > FORGOTTEN
 
     def _is_to_be_stopped(self) -> bool:
-        """Cancelled, and it may run: a controller that died may have sent it without hearing that it was accepted."""
+        """The order was cancelled and may still run: a controller may have died between the send and the reply."""
         intent = self.intent
         if intent is None or intent.stage is not IntentStage.SENT or intent.answered or not self.node.accepts:
             return False
         return intent.operation_id in self.node.stopping and not self._was_lost(intent)
 
     def _is_our_open_call(self, intent: BackendIntent) -> bool:
-        """Somebody here still waits for the answer, and will say how it went."""
+        """This controller still waits for the reply to its call."""
         open_until = intent.next_try_at + OVERDUE if intent.next_try_at is not None else self.now
         return intent.epoch == self.epoch and not intent.running and self.now < open_until
 
     def _has_time(self, intent: BackendIntent) -> bool:
-        """A worker that answers when it is done may still be at it. An order without a time was given to one that
-        accepts first, which this one is no more."""
+        """A LocalAI worker may still work on the order. An order without a deadline was sent when the node ran a Corral
+        worker."""
         return intent.next_try_at is not None and intent.next_try_at > self.now
 
     def _may_be_running(self) -> bool:
-        """Whether an order may be running on the node, whoever asked for it."""
+        """Whether an order for this backend, of any rule, may be running on the node."""
         intent = self.intent
         if intent is None or intent.stage is not IntentStage.SENT or intent.answered:
             return False
@@ -408,12 +413,12 @@ class _Backend:
         return not self._was_lost(intent)
 
     def _may_have_changed(self, intent: BackendIntent) -> bool:
-        """Its time is over and nobody heard how it ended: what is on file is from before that."""
+        """The order's time is over without a reply, and the stored inventory is older than that."""
         reported, until = self.node.reported_at, intent.next_try_at
         return until is not None and (reported is None or reported <= until)
 
     def _is_unsure(self, intent: BackendIntent) -> bool:
-        """Nobody heard whether it was accepted, and nobody waits for that any more."""
+        """The worker has not confirmed the order, and no call waits for the confirmation any more."""
         if intent.accepted_at is not None or (intent.operation_id, intent.attempt) in self.node.orders:
             return False
         due = intent.next_try_at is not None and intent.next_try_at <= self.now

@@ -1,10 +1,10 @@
-"""Brings about what the rules say: reads the world, asks `decide`, writes, and sends
+"""Reconciles the backends of all nodes with the rules: reads the world, calls `decide`, writes, and sends orders
 (docs/explanation/design.md#rules).
 
-One controller does it at a time, under a lease; every write is fenced by it. A pass is one transaction: what was heard
-since the last one, what it changes, and the claims of the orders that follow. The orders go out after the commit; if we
-die in between, whoever holds the lease next finds them claimed under an older epoch and sends them again, as the same
-attempt. Safe to call at any time, any number of times, for any reason.
+One controller reconciles at a time, under a lease that fences every write. A pass is one transaction: it applies the
+observations since the last pass, and claims the orders that follow from them. The orders are sent after the commit. If
+the controller dies in between, the next leader finds them claimed under an older epoch and sends them again, as the
+same attempts. A pass is safe at any time, any number of times.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from corral.store.tables import backend_intents, node_backends, nodes, operation
 log = get_log(__name__)
 
 LEASE = "reconcile"
-_OVERLAP = timedelta(seconds=2)  # a change is stamped a little before it is committed
+_OVERLAP = timedelta(seconds=2)  # the timestamp of a change is a little older than its commit
 
 
 @dataclass(frozen=True)
 class ReconcileIntervals:
-    every_s: float = 30.0  # every node is looked at, whatever was heard
-    renew_s: float = 5.0  # the lease
-    rest_s: float = 0.05  # between two passes, so that what comes together is handled together
+    every_s: float = 30.0  # between two passes over all nodes
+    renew_s: float = 5.0  # between two renewals of the lease
+    rest_s: float = 0.05  # after a pass: what arrives in this time is handled together
     first_retry_s: float = 30.0
     last_retry_s: float = 900.0
 
@@ -57,8 +57,8 @@ class ReconcileIntervals:
         return RetryPolicy(timedelta(seconds=self.first_retry_s), timedelta(seconds=self.last_retry_s))
 
 
-# In the reconciler's transaction; True if anything changed that users see. The operations do it: they know of us, not
-# we of them.
+# Called in the reconciler's transaction; True if anything changed that users see. `controller/operations` implements
+# it: that package imports this one.
 RecordSteps = Callable[
     [Transaction, World, Mapping[str, Sequence[Step]], Mapping[tuple[str, str], BackendIntent]], Awaitable[bool]
 ]
@@ -82,7 +82,7 @@ class Reconciler:
         pace: ReconcileIntervals | None = None,
         limits: CallLimits | None = None,
     ) -> None:
-        """`record_steps` writes what the steps mean for the operations that users watch."""
+        """`record_steps` applies the steps to the operations that users watch."""
         self._store = store
         self._record_steps = record_steps
         self._bus = bus
@@ -98,24 +98,26 @@ class Reconciler:
         self._nodes_changed = True
         self._all_reconciled_at: datetime | None = None
         self._reconciled_at: datetime | None = None
-        self._versions: dict[tuple[str, str], object] = {}  # what changed lately, as it was when we looked
-        self._rolling: frozenset[str] = frozenset()  # operations that go node by node
+        self._versions: dict[
+            tuple[str, str], object
+        ] = {}  # of nodes and inventories that changed lately, as of the last pass
+        self._rolling: frozenset[str] = frozenset()  # operations that switch node by node
         self._timer: asyncio.TimerHandle | None = None
         self.leading = False
         self.dispatch = Dispatch(
             calls, on_observation=self.on_observation, on_unreachable=changes.mark_unreachable, limits=limits
         )
-        self.targets = TargetResolver(store, catalogue, clock, found=self.reconcile_all, retry=self._pace.retry)
+        self.targets = TargetResolver(store, catalogue, clock, on_found=self.reconcile_all, retry=self._pace.retry)
 
-    # Who may wake us.
+    # Triggers.
 
     def reconcile_all(self) -> None:
-        """A rule is new, a build was found, time has passed."""
+        """Wake the loop for all nodes: there is a new rule or a new build, or the bus connection changed."""
         self._all_due = True
         self._wake.set()
 
     def reconcile_changed(self) -> None:
-        """A node or an inventory changed; the store knows which."""
+        """Wake the loop: a node or an inventory changed, and the store knows which."""
         self._nodes_changed = True
         self._wake.set()
 
@@ -151,11 +153,11 @@ class Reconciler:
     async def reconcile_once(self) -> None:
         self.leading = await self._leadership.lead(LEASE)
         if not self.leading:
-            self._observations.clear()  # whoever leads finds it out from the heartbeats
+            self._observations.clear()  # the leader learns the outcomes from heartbeats
             self._inventories.clear()
             self._all_due = True
             return
-        if self._bus.connected:  # without it nothing could be ordered, and everything would look as if it had failed
+        if self._bus.connected:  # otherwise every order would fail
             await self._pass()
 
     async def _pass(self) -> None:
@@ -174,7 +176,7 @@ class Reconciler:
             return
         if decided.sends:
             first, count = decided.sends[0][1], len(decided.sends)
-            log.info("orders go out", count=count, first=f"{first.kind} {first.backend}", operation=first.operation)
+            log.info("sending orders", count=count, first=f"{first.kind} {first.backend}", operation=first.operation)
         for node_id, send in decided.sends:
             target = world.target_of(node_id, send.backend)
             node = world.nodes[node_id]
@@ -241,11 +243,11 @@ class Reconciler:
         all_nodes: bool,
         versions: dict[tuple[str, str], object],
     ) -> list[str] | None:
-        """Nodes something may have happened to; None = all."""
-        long_ago = self._all_reconciled_at is None or now - self._all_reconciled_at >= timedelta(
+        """The nodes that something may have happened to; None = all."""
+        overdue = self._all_reconciled_at is None or now - self._all_reconciled_at >= timedelta(
             seconds=self._pace.every_s
         )
-        if all_nodes or long_ago or self._reconciled_at is None:
+        if all_nodes or overdue or self._reconciled_at is None:
             return None
         found = {observation.order.node_id for observation in observations}
         found.update(await backend_intents.list_due(tx, now))
@@ -257,18 +259,22 @@ class Reconciler:
         return sorted(found)
 
     async def _read_versions(self, tx: Transaction) -> dict[tuple[str, str], object]:
-        """Of nodes and inventories, since a little before we last looked; the same again is no news."""
+        """The versions of nodes and inventories that changed since shortly before the last pass. The overlap lists some
+        changes twice; the caller compares the versions."""
         if self._reconciled_at is None:
             return {}
         since = self._reconciled_at - _OVERLAP
-        changed = (("node", await nodes.list_changed(tx, since)), ("told", await node_backends.list_changed(tx, since)))
+        changed = (
+            ("node", await nodes.list_changed(tx, since)),
+            ("inventory", await node_backends.list_changed(tx, since)),
+        )
         return {(what, node_id): version for what, found in changed for node_id, version in found.items()}
 
     async def _store_inventories(self, tx: Transaction, inventories: Iterable[InventoryRead]) -> None:
         await node_backends.put_all(tx, await complete_inventories(tx, list(inventories)))
 
     async def _set_timer(self, tx: Transaction, now: datetime) -> None:
-        """Wake when the next try is due, by the database's clock."""
+        """Wake the loop when the next attempt is due, by the database's clock."""
         due = await backend_intents.next_due(tx, now)
         waits = [(due - now).total_seconds()] if due is not None else []
         retry_s = self.targets.next_try_s()

@@ -1,7 +1,8 @@
 """How the processes of a backend are replaced when its version changes (docs/explanation/design.md#upgrades). Pure.
 
-Where memory holds both, the new one starts beside the old one and nobody notices. Where it does not, the old one has to
-end first. What a process needs is what was reserved for it; one of which nobody said is taken to need nothing.
+If the memory holds both, the new process starts beside the old one and requests are not interrupted. Otherwise the old
+process ends first. A process needs the memory that was reserved for it; without a reservation it counts as needing
+none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from corral.controller.inventory.installed import concrete_name
 def processes_of(
     processes: Iterable[ReplicaProcess], rows: Sequence[NodeBackend], backend: str
 ) -> list[ReplicaProcess]:
-    """What runs of a backend, under any of its names there: its own, its alias, the metas that stand for it."""
+    """The processes of a backend, under any of its names on the node: its own, its alias, its meta entries."""
     build = concrete_name(rows, backend)
     metas = {row.name for row in rows if row.is_meta and row.meta_backend_for == build}
     aliases = {row.alias for row in rows if row.name == build and row.alias}
@@ -26,7 +27,7 @@ def processes_of(
 
 
 def fits_beside(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram: int) -> bool:
-    """Whether a successor for each fits beside them all: a worker starts all of them before it ends the first."""
+    """Whether a successor of each process fits beside all of them: a worker starts all before it ends the first."""
     vram = ram = 0
     for process in processes:
         if process.devices:
@@ -37,7 +38,7 @@ def fits_beside(processes: Iterable[ReplicaProcess], *, free_vram: int, free_ram
 
 
 def start_took_s(process: ReplicaProcess) -> float | None:
-    """How long this one took from its start until it served: what its successor will take, as far as anybody knows."""
+    """How long the process took from its start until it was ready: the estimate for its successor."""
     try:
         began, served = datetime.fromisoformat(process.started_at), datetime.fromisoformat(process.ready_at)
     except ValueError:

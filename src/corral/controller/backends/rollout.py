@@ -1,8 +1,8 @@
-"""Which nodes of an upgrade may switch now. Pure (docs/explanation/design.md#upgrades).
+"""Decides which nodes of an upgrade may switch now. Pure (docs/explanation/design.md#upgrades).
 
-All fetch at once. Then one node per variant switches first; when it has what it should, the others follow, so many at a
-time. The first switch that fails stops the rest (the node itself went back to what it had); when it is tried again and
-succeeds, they go on. Failures to fetch stop nobody else.
+All nodes download the build at once. Then one node per variant switches first; when it has succeeded, the others
+follow, as many at once as the rule allows. The first failed switch stops the rest (the failed node itself rolls back);
+when a retry succeeds, the rest goes on. A failed download stops no other node.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ def parse_max_parallel(text: str) -> str:
     word = text.strip()
     number, percent = word.removesuffix("%"), word.endswith("%")
     if not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= (100 if percent else 100_000):
-        raise Invalid(f"{text[:20]!r} is no share of the nodes: write 25%, or a number such as 3")
+        raise Invalid(f"{text[:20]!r} is not a number of nodes: write a share such as 25%, or a number such as 3")
     return f"{int(number)}{'%' if percent else ''}"
 
 
 def allowed_at_once(max_parallel: str, nodes: int) -> int:
-    """At least one, or nothing would ever move."""
+    """At least one, or the rollout would never proceed."""
     if max_parallel.endswith("%"):
         return max(1, nodes * int(max_parallel[:-1]) // 100)
     return max(1, int(max_parallel))
 
 
 def gate(sends: Mapping[str, Send], peers: Iterable[Peer], nodes: int) -> dict[str, Hold]:
-    """The sends that have to wait, and why. `sends` are those of one rule, by node id; `peers` every intent under it;
-    `nodes` how many nodes it concerns."""
+    """The sends that have to wait, and why. `sends` are those of one rule, by node id; `peers` are all intents of the
+    rule; `nodes` is the number of nodes that the rule covers."""
     others = list(peers)
     broken = next((peer for peer in others if _has_failed(peer.intent)), None)
     proven = {peer.intent.variant for peer in others if peer.intent.stage is IntentStage.DONE}
-    # One that is to be sent anew has had its time: it must not wait for itself.
+    # The previous order of a node that gets a new one has ended: the node must not wait for itself.
     anew = {node for node, send in sends.items() if not send.again}
     busy = [peer.intent.variant for peer in others if _is_switching(peer.intent) and peer.node_id not in anew]
     held = {}

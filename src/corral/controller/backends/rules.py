@@ -1,7 +1,8 @@
-"""Rules: what people want, for all nodes, some, or one. Pure (docs/explanation/design.md#rules).
+"""Folds the rules that users make for all nodes, some or one into the desired backends of one node. Pure
+(docs/explanation/design.md#rules).
 
-A rule never changes; a later one says otherwise, or it is withdrawn. What holds on a node is found by folding the rules
-that match it in the order they were made. So a node that was off for a month, or joins tomorrow, comes to the same.
+A rule never changes: a later rule overrides it, or a user withdraws it. The desired state of a node is the fold of the
+rules that match it, in the order of their generations; so a node that joins later reaches the same state.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from corral.store.records import BackendRule, Origin, ScopeKind, Want
 
 @dataclass(frozen=True)
 class Wanted:
-    """The backend should be there, as the target says. `generation` is the rule that decided."""
+    """The backend should be installed, with the build of the target. `generation` is that of the deciding rule."""
 
     target: str
     generation: int
     operation: str
     force: bool = False
-    upgraded: bool = False  # what is there must have been fetched for this rule, or be the very build
+    upgraded: bool = False  # the installed build must have been installed for this rule, or be the same build
     max_parallel: str = ""
 
 
@@ -35,9 +36,10 @@ class Unwanted:
 def fold(
     rules: Iterable[BackendRule], *, node_id: str, labels: Mapping[str, str], installed: frozenset[str] = frozenset()
 ) -> dict[str, Wanted | Unwanted]:
-    """What holds for each backend some rule names; the rest is unmanaged and none of our business.
+    """The desired state of each backend that a rule names; all other backends are unmanaged.
 
-    `installed`: what the node reports. An upgrade changes only what is wanted or installed: it never installs."""
+    `installed`: the names that the node reports. An upgrade changes only wanted or installed backends; it never
+    installs one."""
     result: dict[str, Wanted | Unwanted] = {}
     for rule in sorted(rules, key=lambda rule: rule.generation):
         if not rule.covers(node_id, labels):
@@ -46,7 +48,7 @@ def fold(
         match rule.want:
             case Want.PRESENT:
                 if isinstance(before, Unwanted) and rule.origin is Origin.LOAD:
-                    continue  # where a person said no, a load does not say yes
+                    continue  # a load does not override what a user decided
                 result[rule.backend] = _wanted(rule)
             case Want.ABSENT:
                 result[rule.backend] = Unwanted(rule.generation, rule.operation_id)
@@ -58,15 +60,15 @@ def fold(
 
 
 def without_overruled(rules: Iterable[BackendRule]) -> list[BackendRule]:
-    """Rules without those that cannot decide anything any more: a word for every node ends all earlier ones about the
-    same backend. They are needed again when that word is withdrawn, so they are only left out here, not forgotten."""
+    """The rules that can still decide something: a rule for all nodes overrides all earlier ones of the same backend.
+    The overridden rules stay stored, because they hold again when the later rule is withdrawn."""
     kept: list[BackendRule] = []
     ended: set[str] = set()
     for rule in sorted(rules, key=lambda rule: rule.generation, reverse=True):
         if rule.backend in ended:
             continue
         kept.append(rule)
-        # A load may be overruled by an earlier no, so it ends nothing; an upgrade only changes what went before.
+        # An earlier rule may override one of a load, and an upgrade needs the earlier rules: these end nothing.
         whole = rule.scope_kind is ScopeKind.ALL and not rule.excluded and rule.origin is Origin.PERSON
         if whole and rule.want in (Want.PRESENT, Want.ABSENT):
             ended.add(rule.backend)
@@ -85,8 +87,8 @@ def _wanted(rule: BackendRule) -> Wanted:
 
 
 def has_to_go(rows: Sequence[NodeBackend], name: str, wanted: Mapping[str, Wanted | Unwanted]) -> bool:
-    """Whether something is there by a name that is not wanted. A build that only goes by it too, and is wanted by its
-    own, does not count: removed, it would be brought back."""
+    """Whether a backend with this unwanted name is installed. A build that has the name only as an alias, and is wanted
+    by its own name, does not count: the next pass would install it again."""
     called_so = only_called(rows, name)
     if called_so and all(isinstance(wanted.get(build), Wanted) for build in called_so):
         return False

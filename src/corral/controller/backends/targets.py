@@ -1,7 +1,7 @@
-"""Finds out what a target comes to on each kind of machine, once, and keeps it (docs/explanation/design.md#rules).
+"""Resolves a target to one build per kind of machine, once, and stores the result (docs/explanation/design.md#rules).
 
-Usually that happens when a request is accepted. What nobody could say then (a registry that was away, a kind of machine
-that joined later) is looked up here, again and again with growing pauses, and told to people meanwhile.
+Usually that happens when a request is accepted. Builds that could not be resolved then (a registry was unreachable, or
+a kind of machine joined later) are looked up in the background with growing pauses; users see the reason meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Failing:
 
 
 class TargetResolver:
-    """`async with` it. `found` is called when a build was found that was missing."""
+    """`async with` it. `on_found` is called after each lookup."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class TargetResolver:
         catalogue: Catalogue,
         clock: Clock,
         *,
-        found: Callable[[], None],
+        on_found: Callable[[], None],
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._clock = clock
-        self._found = found
+        self._on_found = on_found
         self._retry = retry
         self._in_progress: set[TargetKey] = set()
         self._failing: dict[TargetKey, _Failing] = {}
@@ -74,13 +74,13 @@ class TargetResolver:
             await tasks.__aexit__(kind, error, trace)
 
     def lookup_state(self, key: TargetKey) -> NotLookedUp:
-        """How far the search is, for people."""
+        """The state of the lookup, for users."""
         failing = self._failing.get(key)
         return NotLookedUp() if failing is None else NotLookedUp(failing.reason, failing.until)
 
     def look_up(self, missing: Mapping[TargetKey, BackendRequest], *, whole: bool) -> None:
-        """Start looking for these, those that failed lately and those being looked for apart. `whole`: nobody needs any
-        other, so those that failed before are not tried again."""
+        """Start the lookups of these builds, except those in progress and those that failed lately. `whole`: these are
+        all missing builds, so the failures of others are forgotten."""
         if whole:
             self._failing = {key: failing for key, failing in self._failing.items() if key in missing}
         for key, request in missing.items():
@@ -94,21 +94,22 @@ class TargetResolver:
                 task.add_done_callback(self._running.discard)
 
     def next_try_s(self) -> float | None:
-        """How long until something that failed is due again."""
+        """How long until a failed lookup is due again."""
         due = [failing.until for failing in self._failing.values()]
         return max(0.0, (min(due) - self._clock.now()).total_seconds()) if due else None
 
     async def resolve(
         self, request: BackendRequest, kinds: Collection[MachineKind], *, budget_s: float
     ) -> dict[MachineKind, TargetBuild | NoBuild]:
-        """What can be said within the budget, at the moment a request is accepted. The rest is looked up later."""
+        """The builds that can be resolved within the budget, while a request is accepted. The others are looked up
+        later."""
         found: dict[MachineKind, TargetBuild | NoBuild] = {}
 
         async def one(kind: MachineKind) -> None:
             try:
                 found[kind] = await self._resolved(request, kind)
             except CorralError as error:
-                log.warning("build not found out yet", backend=request.backend, kind=kind, error=error.message)
+                log.warning("build not resolved yet", backend=request.backend, kind=kind, error=error.message)
 
         try:
             async with asyncio.timeout(budget_s), asyncio.TaskGroup() as tasks:
@@ -120,7 +121,7 @@ class TargetResolver:
 
     async def _resolved(self, request: BackendRequest, kind: MachineKind) -> TargetBuild | NoBuild:
         if request.pinned:
-            return NoBuild(f"nobody knows a build of this version for {kind.platform or kind.capability}")
+            return NoBuild(f"no build of this version is known for {kind.platform or kind.capability}")
         try:
             return await self._catalogue.resolve(request, kind)
         except (NotFound, Invalid) as error:
@@ -137,23 +138,23 @@ class TargetResolver:
             self._failed(key, request, error.message)
         except Exception:
             log.exception("looking up a build failed", backend=request.backend)
-            self._failed(key, request, "something went wrong here; the log has the details")
+            self._failed(key, request, "the controller failed; its log has the details")
         else:
             self._failing.pop(key, None)
         finally:
             self._in_progress.discard(key)
-        self._found()
+        self._on_found()
 
     def _failed(self, key: TargetKey, request: BackendRequest, reason: str) -> None:
         before = self._failing.get(key)
         failures = before.failures + 1 if before is not None else 1
         wait = self._retry.delay(failures)
-        self._failing[key] = _Failing(f"its build could not be found out: {reason}", failures, self._clock.now() + wait)
-        log.warning("build could not be found out", backend=request.backend, reason=reason, again_in=str(wait))
+        self._failing[key] = _Failing(f"its build could not be resolved: {reason}", failures, self._clock.now() + wait)
+        log.warning("build could not be resolved", backend=request.backend, reason=reason, again_in=str(wait))
 
 
 async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBuild) -> None:
-    """One variant is one build within a target: a node of another kind that comes later gets what the others got."""
+    """Within a target each variant is one build: a node of another kind that joins later gets the same build."""
     now = await tx.now()
     if isinstance(build, NoBuild):
         row = _target(key, now, reason=build.reason)
@@ -162,7 +163,7 @@ async def add_target(tx: Transaction, key: TargetKey, build: TargetBuild | NoBui
             machine = (known.platform, known.python) == (key.kind.platform, key.kind.python)
             same = known.build is not None and known.build.variant == build.variant and machine
             if same and known.build is not None:
-                build = msgspec.structs.replace(known.build, note=build.note)  # why, differs by kind of machine
+                build = msgspec.structs.replace(known.build, note=build.note)  # the note differs by kind of machine
         row = _target(key, now, build=build)
     await backend_targets.add(tx, [row])
 

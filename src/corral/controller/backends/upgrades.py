@@ -1,9 +1,8 @@
-"""Which installed backends have something newer (docs/reference/wire/http-backends.md#upgradeinfo): every few hours, on
-demand, after changes.
+"""Checks which installed backends have a newer version in the galleries
+(docs/reference/wire/http-backends.md#upgradeinfo): every few hours, on demand, and after changes.
 
-What counts as newer is the galleries' word, given what the nodes report. One controller asks and writes the answer
-down; all show it. With `auto_upgrade` the answer is also acted on, as if a person had asked; but not where the only
-difference is a digest that a node does not report.
+One controller checks and stores the report; all controllers show it. With `auto_upgrade` the controller also requests
+the upgrades, except where the only difference is a digest that a node does not report.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _INVENTORY = "inventory"
 class UpgradeReport(msgspec.Struct, frozen=True):
     checked_at: str = ""
     upgrades: dict[str, UpgradeInfo] = {}
-    inventory: int = 0  # the counters as they were then
+    inventory: int = 0  # the counters at the time of the check
     requested: int = msgspec.field(default=0, name="asked")  # so stored by earlier releases
 
 
@@ -58,8 +57,8 @@ class UpgradeCheck:
         poll_s: float = 60.0,
         upgrade: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """`rest_s`: what changes within it is looked at together. `look_s`: so often each controller looks whether a
-        check is due. `upgrade`: asked for each that has something newer; None = people decide."""
+        """`rest_s`: changes within this time lead to one check. `poll_s`: how often each controller tests whether a
+        check is due. `upgrade`: called with each backend that has a newer version; None = users decide."""
         self._store = store
         self._catalogue = catalogue
         self._leadership = leadership
@@ -72,11 +71,11 @@ class UpgradeCheck:
         self._poll_s = min(interval_s, poll_s)
 
     def check_soon(self) -> None:
-        """Something changed; the store knows whether it matters."""
+        """Wake the loop: something changed, and the store knows whether a check is due."""
         self._wake.set()
 
     async def request_check(self) -> None:
-        """A person wants to know now: whichever controller checks reads the galleries anew."""
+        """Request a check with fresh galleries; the controller that leads runs it."""
         async with self._store.write() as tx:
             await revisions.bump(tx, _REQUESTED)
         self._feed.notify(_REQUESTED)
@@ -92,21 +91,21 @@ class UpgradeCheck:
         await self._clock.sleep(self._rest_s)
 
     async def run_once(self) -> None:
-        """Whether a check is due is on file, not in memory: who takes over from a controller that died knows, too."""
+        """Check if that is due. The time of the last check is stored, so the next leader knows it, too."""
         if not await self._leadership.lead(_LEASE):
             return
         async with self._store.read() as tx:
             last, counters, now = await _last(tx), await revisions.read_all(tx), await tx.now()
         requested = counters.get(_REQUESTED, 0) != last.requested
-        long_ago = not last.checked_at or _age_s(last, now) >= self._interval_s
-        if requested or long_ago:
+        overdue = not last.checked_at or _age_s(last, now) >= self._interval_s
+        if requested or overdue:
             await self.check(refresh=True)
         elif counters.get(_INVENTORY, 0) != last.inventory:
             await self.check()
 
     async def check(self, *, refresh: bool = False) -> dict[str, UpgradeInfo]:
-        """`refresh`: read the galleries anew."""
-        async with self._store.read() as tx:  # first: what is said or changes from here on is another check's
+        """`refresh`: read the galleries again."""
+        async with self._store.read() as tx:  # first, so that later changes lead to another check
             last, counters = await _last(tx), await revisions.read_all(tx)
         if refresh:
             await self._catalogue.refresh()
@@ -125,19 +124,19 @@ class UpgradeCheck:
         return found
 
     async def read(self) -> UpgradeReport:
-        """As it was last found."""
+        """The last report."""
         async with self._store.read() as tx:
             return await _last(tx)
 
     async def _look_again_for_missing(self) -> None:
-        """A gallery that was read anew may have a build where there was none."""
+        """A gallery that was read again may have a build that was missing."""
         async with self._store.write() as tx:
             if await backend_targets.forget_missing(tx):
                 await revisions.bump(tx, "rules")
         self._feed.notify("rules")
 
     async def _act_on(self, found: dict[str, UpgradeInfo]) -> None:
-        """Only on what reports prove: a node that reports no digest would be upgraded after every check."""
+        """Only upgrades that reports prove: a node that reports no digest would be upgraded after every check."""
         if self._upgrade is None:
             return
         for backend in sorted(name for name, info in found.items() if is_proven(info)):
@@ -156,7 +155,7 @@ def _age_s(checked: UpgradeReport, now: datetime) -> float:
 
 
 async def read_inventories(tx: Transaction) -> list[NodeInventory]:
-    """Of every node that takes backends and has told, in name order."""
+    """Of every node that takes backends and has reported an inventory, in name order."""
     inventories = {row.node_id: row for row in await node_backends.list_(tx)}
     return [
         NodeInventory(outline.id, outline.name, *kind_of(outline)[:2], inventories[outline.id].backends, outline.python)

@@ -1,6 +1,6 @@
-"""Reads from the store what `plan` looks at: nodes with their inventories and intents, and what the rules say of them.
+"""Reads the world that `decide` works on: nodes with their inventories and intents, and the desired backends of each.
 
-Called in the transaction that will also write what was decided: an intent that was read is ours until then.
+The reconciler reads it in the transaction that also writes the decision: no other writer changes the intents between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from corral.store.tables import (
 from corral.store.tables.node_backends import Inventory
 from corral.store.tables.nodes import NodeOutline
 
-PAUSED = "paused: what was fetched is kept"  # why a row was cancelled; what stops the bytes tells the node so
+PAUSED = "paused: what was fetched is kept"  # the reason in a stored row: earlier releases compare it, too
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class World:
     outlines: dict[str, NodeOutline] = field(default_factory=dict)
     wanted: dict[str, dict[str, Wanted | Unwanted]] = field(default_factory=dict)  # by node, then backend
     builds: dict[str, dict[str, BuildOrNot]] = field(default_factory=dict)
-    processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node, what runs there
+    processes: dict[str, tuple[ReplicaProcess, ...]] = field(default_factory=dict)  # by node
     results: dict[str, dict[tuple[str, int], BackendResult]] = field(default_factory=dict)  # from heartbeats, by node
     targets: dict[TargetKey, BackendTarget] = field(default_factory=dict)
     requests: dict[int, BackendRequest] = field(default_factory=dict)  # by generation
-    missing: dict[TargetKey, BackendRequest] = field(default_factory=dict)  # builds somebody has to look up
-    peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that go node by node
-    concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule is about
+    missing: dict[TargetKey, BackendRequest] = field(default_factory=dict)  # builds that have to be looked up
+    peers: dict[int, list[Peer]] = field(default_factory=dict)  # of rules that switch node by node
+    concerned: dict[int, int] = field(default_factory=dict)  # how many nodes such a rule covers
 
     def target_of(self, node_id: str, backend: str) -> BackendTarget | None:
         want, outline = self.wanted[node_id].get(backend), self.outlines[node_id]
@@ -74,7 +74,7 @@ class World:
         return self.targets.get(TargetKey(want.target, kind_of(outline)))
 
     def ends_first(self, node_id: str, backend: str) -> bool:
-        """Whether what runs of it there has to end before its successor can start."""
+        """Whether the running processes have to end before their successors can start."""
         outline = self.outlines[node_id]
         running = processes_of(self.processes[node_id], self.nodes[node_id].backends, backend)
         return not fits_beside(running, free_vram=outline.available_vram, free_ram=outline.available_ram)
@@ -86,8 +86,8 @@ LookupState = Callable[[TargetKey], NotLookedUp]
 async def read_world(
     tx: Transaction, node_ids: Sequence[str] | None, lookup_state: LookupState, just_read: Collection[str] = ()
 ) -> World:
-    """Of these nodes, or all. `looking` says how far the search for a build is that is not on file; `looked` are those
-    whose inventory was read just now."""
+    """Of these nodes, or all. `lookup_state` returns the state of a lookup whose build is not stored; `just_read` are
+    the nodes whose inventory was read after the observations of this pass."""
     world = World(await tx.now())
     rules = await backend_rules.list_live(tx)
     world.requests = {rule.generation: rule.request for rule in rules}
@@ -149,14 +149,14 @@ def _node_world(
 
 
 def _reported_at(outline: NodeOutline, inventory: Inventory | None) -> datetime | None:
-    """A worker that tells no orders is asked, and shows what came of them."""
+    """A LocalAI worker does not list its orders; its inventory shows their results."""
     if inventory is None:
         return None
     return inventory.reported_at if outline.protocol >= 1 else inventory.seen_at
 
 
 def _installed(node: NodeWorld) -> frozenset[str]:
-    """Also what an upgrade is just replacing: a worker in the middle of it may not list it."""
+    """Includes backends that are being upgraded: a worker may not list a backend while it replaces it."""
     upgrading = (
         backend
         for backend, intent in node.intents.items()
@@ -179,7 +179,7 @@ def _results(inventory: Inventory | None) -> dict[tuple[str, int], BackendResult
 async def _stopping(
     tx: Transaction, intents: dict[str, dict[str, BackendIntent]]
 ) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
-    """By node, the operations that were cancelled, as a whole or there; and which of them were only paused."""
+    """By node, the operations that were cancelled, entirely or on the node; and which of these were only paused."""
     sent = {
         node_id: {intent.operation_id for intent in own.values() if intent.stage is IntentStage.SENT}
         for node_id, own in intents.items()
@@ -243,5 +243,5 @@ def kind_of(outline: NodeOutline) -> MachineKind:
 
 
 def kinds_of(outlines: Iterable[NodeOutline]) -> set[MachineKind]:
-    """The kinds of machine among them, as builds are chosen by."""
+    """The kinds of machine among the nodes; builds are chosen by kind."""
     return {kind_of(outline) for outline in outlines}

@@ -1,7 +1,7 @@
-"""Which processes have requests under way, as the nodes' ingresses tell (`nodes.{node}.load`).
+"""Tracks the requests in flight per process, from the load events of the nodes' ingresses (`nodes.{node}.load`).
 
-A node with requests under way tells so every two seconds, one that has none falls silent. So a process is known to be
-idle only once we have listened for a while: a controller that has just come must not take silence for it.
+A node with requests in flight publishes an event every two seconds; a node without publishes none. So a process counts
+as idle only after the controller has been subscribed for a while.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from corral.contract.messages.replicas import NODE_LOAD, NodeLoad
 from corral.controller.inventory.records import ProcessActivity
 from corral.kit.clock import Clock
 
-FRESH_S = 7.0  # three times as far apart as a busy node's words
-# Whoever leads writes down when a process was last used; others need to know it for as long as nobody leads.
+FRESH_S = 7.0  # more than three intervals of a busy node's events
+# The leader stores when a process was last used; the other controllers keep that until one of them leads.
 KEPT_S = 3600.0
 
 
@@ -34,7 +34,7 @@ class ActivityTracker:
         self._fresh_s = fresh_s
         self._subscribed_since: float | None = None
         self._nodes: dict[str, _Node] = {}
-        self._used: dict[str, float] = {}  # by process: when it was last heard of
+        self._used: dict[str, float] = {}  # by process: time of the last event with requests
         self._pruned_at = 0.0
 
     async def listen(self) -> None:
@@ -43,16 +43,16 @@ class ActivityTracker:
         self._bus_changed(self._bus.connected)
 
     def _bus_changed(self, connected: bool) -> None:
-        """What was said while we were away was not heard."""
+        """Events were lost while the bus was disconnected."""
         self._subscribed_since = self._clock.monotonic() if connected else None
 
     async def on_load(self, load: NodeLoad, tokens: Tokens) -> None:
         self._prune()
         node = self._nodes.setdefault(tokens["node"], _Node())
         if load.boot_id == node.boot_id and load.seq <= node.seq:
-            return  # overtaken
+            return  # a later event has arrived already
         now = self._clock.monotonic()
-        # One that had some and has none now was in use until a moment ago.
+        # A process whose last request has just ended was in use until now.
         for process_id in {*load.in_flight, *node.in_flight}:
             self._used[process_id] = now
         node.boot_id, node.seq, node.in_flight, node.reported_at = load.boot_id, load.seq, dict(load.in_flight), now
@@ -62,7 +62,7 @@ class ActivityTracker:
         return ProcessActivity(count, count > 0 or self._is_sure())
 
     def of_node(self, node_id: str) -> tuple[int, bool]:
-        """All requests under way on the node, and whether we have listened for long enough to know."""
+        """The requests in flight on the node, and whether the subscription is old enough to know."""
         return sum(self._in_flight(node_id).values()), self._is_sure()
 
     def _in_flight(self, node_id: str) -> Mapping[str, int]:
@@ -75,7 +75,7 @@ class ActivityTracker:
         )
 
     def used_s_ago(self, process_id: str) -> float | None:
-        """None: not while we listened."""
+        """None: not since the controller subscribed."""
         at = self._used.get(process_id)
         return self._clock.monotonic() - at if at is not None else None
 
@@ -83,7 +83,7 @@ class ActivityTracker:
         self._used = {process_id: at for process_id, at in self._used.items() if process_id in process_ids}
 
     def _prune(self) -> None:
-        """A controller that never leads hears of processes, too, and of nodes that are long gone."""
+        """A controller that never leads also receives events, and nodes may have been deleted."""
         now = self._clock.monotonic()
         if now - self._pruned_at < KEPT_S:
             return

@@ -1,8 +1,8 @@
-"""Keeps what the nodes say they have: from heartbeats of Corral workers, by asking LocalAI workers
+"""Collects the inventories of nodes: from the heartbeats of Corral workers, and by list calls to LocalAI workers
 (docs/reference/wire/nodes.md#bus-heartbeat).
 
-Most heartbeats bring nothing new; what does is written, and raises the counter that wakes the reconciler wherever it
-runs. A LocalAI worker is asked every minute; a Corral worker only if it has never told.
+Only a changed inventory is stored; that raises the counter which wakes the reconciler on any controller. A LocalAI
+worker is called every minute, a Corral worker only if it has not reported an inventory.
 """
 
 from __future__ import annotations
@@ -64,16 +64,18 @@ class InventoryCollector:
         self._flush_s = flush_s
         self._read_every = timedelta(seconds=read_every_s)
         self._poll_s = poll_s
-        self._waiting: dict[str, tuple[float, Inventory]] = {}  # with our second at which it was heard
-        self._routing: dict[str, frozenset[object]] = {}  # by node: what gateways would notice, as last heard
+        self._waiting: dict[str, tuple[float, Inventory]] = {}  # with the time of its arrival, by the monotonic clock
+        self._routing: dict[
+            str, frozenset[object]
+        ] = {}  # by node: the facts that matter to gateways, as of the last heartbeat
         self._dates: dict[
             str, tuple[float, datetime]
-        ] = {}  # by node: when it was last heard, by our clock and by SQL's
+        ] = {}  # by node: time of the last heartbeat, by the monotonic clock and by the database's
         self._soon = Wake()
         self.wake = Wake()
 
     def on_heartbeat(self, node_id: str, beat: BusHeartbeat) -> None:
-        """The last of each node counts."""
+        """Keep the inventory of the heartbeat until the next flush; the last one of each node counts."""
         if beat.inventory is None or (len(self._waiting) >= _KEEP and node_id not in self._waiting):
             return
         boot_id, seq = sanitize_text(beat.boot_id) or "", max(0, min(beat.inventory_seq, 2**62))
@@ -87,7 +89,7 @@ class InventoryCollector:
             processes=beat.processes or (),
         )
         self._waiting[node_id] = (self._clock.monotonic(), inventories)
-        # A replica that has just become ready, or is no more, is what requests wait for: it does not.
+        # Requests may wait for a replica that has just become ready: flush at once.
         routing = routing_facts(inventories.processes)
         if self._routing.get(node_id, frozenset()) != routing:
             self._routing[node_id] = routing
@@ -122,7 +124,7 @@ class InventoryCollector:
             same = [
                 row for row in inventories if row.node_id in at_work and known.get(row.node_id) == fingerprint_of(row)
             ]
-            if same:  # what is not in there is known not to be: an order may have been lost
+            if same:  # the time of the report matters: an order that it does not list may be lost
                 async with self._store.write() as tx:
                     await node_backends.still_so(tx, same)
         except CorralError:
@@ -130,20 +132,20 @@ class InventoryCollector:
             raise
 
     def _dated(self, received_at: float, inventories: Inventory, now: datetime) -> Inventory:
-        """By the database's clock. It may have waited here for long, and was no younger for that. What was heard later
-        is told later, though asking for the time took longer the first time: else it would look overtaken."""
+        """With the time of its arrival by the database's clock. Later heartbeats get later times, even if reading the
+        database's clock took longer for an earlier one."""
         at = now - timedelta(seconds=self._clock.monotonic() - received_at)
         before_received, before_at = self._dates.get(inventories.node_id, (received_at, at))
         if received_at > before_received:
             at = max(at, before_at + timedelta(microseconds=1))
         elif received_at == before_received:
-            at = before_at  # the same beat once more: its writing failed
+            at = before_at  # the same heartbeat again: its write failed
         if len(self._dates) < _KEEP or inventories.node_id in self._dates:
             self._dates[inventories.node_id] = (received_at, at)
         return msgspec.structs.replace(inventories, reported_at=at)
 
     async def read_due(self) -> None:
-        """One controller asks, and those only who would not tell by themselves."""
+        """Read the inventories of nodes that do not report them. One controller does that."""
         if not await self._leadership.lead(_LEASE, every_s=self._poll_s):
             return
         async with self._store.read() as tx:
@@ -159,7 +161,7 @@ class InventoryCollector:
         boots, turn = {outline.id: outline.boot_id for outline in due}, asyncio.Semaphore(_AT_ONCE)
         reading = [asyncio.create_task(self._read(outline, turn)) for outline in due]
         try:
-            while reading:  # no answer waits for those of others: it would be old news by then
+            while reading:  # each reply is stored at once, before it is out of date
                 await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
                 answers = [read for task in reading if task.done() and (read := task.result()) is not None]
                 reading = [task for task in reading if not task.done()]
@@ -177,7 +179,7 @@ class InventoryCollector:
                 listed = await self._calls.list_backends(node_id, accepts=outline.protocol >= 1)
         except Unreachable:
             await self._on_unreachable(node_id)
-        except CorralError as error:  # no answer says nothing about what is there
+        except CorralError as error:  # without a reply the stored inventory stays
             log.warning("inventory could not be read", node_id=node_id, error=error.message)
         else:
             return InventoryRead(node_id, listed.backends, listed.seq)
@@ -193,7 +195,7 @@ class InventoryCollector:
     async def _write_answers(
         self, answers: list[InventoryRead], boots: Mapping[str, str], requested_at: datetime
     ) -> None:
-        """Not those of workers that were started again since; what was written since may be later than they are."""
+        """Except the replies of workers that restarted since, and of nodes whose inventory was stored since."""
         async with self._store.write() as tx:
             inventories = await complete_inventories(tx, answers)
             routing_changed = await self._put(
@@ -202,7 +204,7 @@ class InventoryCollector:
         self._notify(routing_changed)
 
     async def _put(self, tx: Transaction, changed: list[Inventory], *, unless_since: datetime | None = None) -> bool:
-        """Whether gateways would notice."""
+        """Whether the routing of gateways changes."""
         outlines = {
             each.id: each for each in await nodes.list_outlines(tx, [inventories.node_id for inventories in changed])
         }
@@ -211,7 +213,7 @@ class InventoryCollector:
         ran = await node_backends.list_processes(tx, list(outlines))
         await node_backends.put_all(tx, kept, unless_since=unless_since)
         now = await node_backends.list_boots(tx, list(outlines))
-        # A worker that follows the one on file would look restarted until its heartbeat itself is written.
+        # Otherwise a restarted worker would not match its stored boot id until its heartbeat is stored.
         await nodes.set_boot_ids(
             tx, {id: boot for id, boot in now.items() if outlines[id].boot_id in ("", before.get(id))}
         )
@@ -233,7 +235,8 @@ class InventoryCollector:
 
 
 async def complete_inventories(tx: Transaction, answers: Sequence[InventoryRead]) -> list[Inventory]:
-    """Answers tell no boot, orders or processes: the node has its own, and told those. None for nodes that are gone."""
+    """Complete the replies, which contain no boot id, orders or processes, from the stored rows. Replies of deleted
+    nodes are dropped."""
     ids = [read.node_id for read in answers]
     outlines = {outline.id: outline for outline in await nodes.list_outlines(tx, ids)}
     inventories = {row.node_id: row for row in await node_backends.list_(tx, ids)}
@@ -250,10 +253,10 @@ def _completed(read: InventoryRead, outline: NodeOutline, before: Inventory | No
     if before is None:
         return answer
     if not is_current(before, outline):
-        # It says nothing of what runs, and a worker that was started again has most likely adopted it: until it tells,
-        # which shows by its having told something, what ran before is the best that is known.
+        # A restarted worker has most likely adopted its processes: until it reports them, the stored ones are the best
+        # information.
         return msgspec.structs.replace(answer, processes=before.processes)
-    if outline.protocol == 0:  # names come from galleries, and those may not have answered this time
+    if outline.protocol == 0:  # aliases come from galleries, which may be unreadable this time
         named = {row.name: row.alias for row in before.backends}
         rows = [msgspec.structs.replace(row, alias=row.alias or named.get(row.name, "")) for row in answer.backends]
         answer = msgspec.structs.replace(answer, backends=tuple(rows))

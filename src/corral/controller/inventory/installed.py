@@ -1,8 +1,8 @@
-"""What a node's inventory says about one backend. Pure (docs/reference/wire/backends.md#list).
+"""Finds one backend in a node's inventory. Pure (docs/reference/wire/backends.md#list).
 
-A backend may be there under its own name, as the build a meta entry stands for, or by its alias. A LocalAI worker does
-not say which build its meta rows stand for; then the build we resolved for it is looked for, and the meta row itself
-counts when the worker chose another. Nor does it tell aliases: those were added when it was asked.
+A backend may be installed under its own name, as the build of a meta entry, or by its alias. A LocalAI worker does not
+report which build its meta rows stand for: then the resolved build is looked up, and the meta row itself counts if the
+worker chose another. Nor does it report aliases: the inventory collector adds them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from corral.contract.messages.backends import NodeBackend
 
 @dataclass(frozen=True)
 class Installed:
-    digest: str = ""  # empty: the worker does not tell
+    digest: str = ""  # empty: the worker does not report it
     installed_at: str = ""
     version: str = ""
-    system: bool = False  # read-only: it can be used, not changed
-    beside: tuple[str, ...] = ()  # digests of other versions that are there, too
-    problem: str = ""  # why nothing of it can run there now
+    system: bool = False  # read-only: it can be used, but not changed
+    beside: tuple[str, ...] = ()  # digests of other stored versions
+    problem: str = ""  # why it cannot run on the node now
 
     @property
     def mark(self) -> str:
-        """When it was installed, and its digest: what an order remembers of the state before it."""
+        """The install time and the digest: an order stores the mark of the state before it."""
         return f"{self.installed_at} {self.digest}".rstrip()
 
     def digest_before(self, mark: str) -> str | None:
-        """The digest in a mark, where this was installed after the mark was made; None: it was not."""
+        """The digest in the mark, if this was installed after the mark was made; else None."""
         installed_at, _, digest = mark.partition(" ")
         return digest if installed_at != self.installed_at else None
 
 
 def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "") -> Installed | None:
-    """`variant`: the concrete build we mean by `backend` on this node."""
+    """`variant`: the name of the resolved build of `backend` for this node."""
     row = _named(rows, backend) or _by_alias(rows, backend, variant)
     if row is None:
         return None
@@ -47,17 +47,17 @@ def find_installed(rows: Sequence[NodeBackend], backend: str, variant: str = "")
         digest, problem = concrete.digest or row.digest, concrete.problem
         return Installed(digest, installed_at, version, beside=_beside(concrete), problem=problem)
     if row.meta_backend_for:
-        return None  # what it stands for is gone, so it stands for nothing
+        return None  # its build is not installed
     return Installed(row.digest, row.installed_at, row.version)
 
 
 def names_in(rows: Iterable[NodeBackend]) -> frozenset[str]:
-    """Every name under which something is installed."""
+    """All names and aliases of installed backends."""
     return frozenset(name for row in rows for name in (row.name, row.alias) if name)
 
 
 def only_called(rows: Iterable[NodeBackend], name: str) -> frozenset[str]:
-    """The builds a name may mean here, where it is nobody's own but another name for them."""
+    """The builds that have the name only as an alias; empty if a backend has it as its own name."""
     found = [row for row in rows if name and name in (row.name, row.alias)]
     if any(row.name == name for row in found):
         return frozenset()
@@ -65,7 +65,7 @@ def only_called(rows: Iterable[NodeBackend], name: str) -> frozenset[str]:
 
 
 def previous_digests(rows: Sequence[NodeBackend], backend: str) -> tuple[str, ...]:
-    """Versions the node still keeps beside the current one, the newest first."""
+    """The digests of earlier versions that the node keeps, the newest first."""
     row = _named(rows, backend) or _by_alias(rows, backend)
     if row is not None and row.is_meta:
         row = _named(rows, row.meta_backend_for) or row
@@ -73,7 +73,7 @@ def previous_digests(rows: Sequence[NodeBackend], backend: str) -> tuple[str, ..
 
 
 def concrete_name(rows: Sequence[NodeBackend], backend: str) -> str:
-    """The build's own name, where the node tells; else the name itself."""
+    """The name of the build, if the node reports it; else the given name."""
     row = _named(rows, backend) or _by_alias(rows, backend)
     return (row.meta_backend_for or row.name) if row is not None else backend
 

@@ -1,4 +1,4 @@
-"""Which nodes have an inventory, and whether the one on file is of the worker that runs now. Pure."""
+"""Which nodes have an inventory, and whether the stored one is current. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from corral.store.tables.nodes import NodeOutline
 
 
 def takes_backends(outline: NodeOutline) -> bool:
-    """Agents do not, and a node nobody approved does not yet."""
+    """Agent nodes do not, nor does a node before its approval."""
     return outline.approved and outline.node_type in ("", NodeType.BACKEND)
 
 
 def is_current(inventory: Inventory | None, outline: NodeOutline) -> bool:
-    """Whether it was told by the worker that runs now: after a restart, or on another machine, it must be told anew."""
+    """Whether the worker that runs now reported it: a restarted worker has to report it again."""
     return inventory is not None and inventory.boot_id in ("", outline.boot_id)

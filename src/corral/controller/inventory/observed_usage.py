@@ -1,9 +1,7 @@
-"""Learns from what runs: the most memory the last processes of a model were seen to hold, and on which nodes its files
-are.
+"""Records observed usage: the peak memory of a model's last processes, and the nodes that have its files.
 
-Both make the next placement better and neither is needed for it. Only what is new is written: most looks write nothing.
-What a model took once counts for as long as it is among its last loads: so one that ran away does not make it large for
-ever, and one that nobody used does not make it small.
+Both improve the next placement, and neither is required for it. Only changes are written: most passes write nothing.
+The peaks of the last loads count: so neither one excessive nor one unused process decides for ever.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from corral.store.tables.process_peaks import Peak
 log = get_log(__name__)
 
 _LEASE = "learning"
-# A node that lies, or counts wrong, must not make a model impossible to place for ever.
+# A node that reports wrong numbers must not make a model impossible to place.
 MAX_BYTES = 1 << 46
 LAST_LOADS = 5  # of each revision
-_OTHER_REVISIONS_FOR = timedelta(days=30)  # an edit may be taken back
-_SEEN_COUNTS = timedelta(hours=1)  # that a file is there is written down no finer than this
-_FORGET_AFTER = timedelta(days=7)  # as workers do with files nobody uses
+_OTHER_REVISIONS_FOR = timedelta(days=30)  # an edit may be reverted
+_SEEN_COUNTS = timedelta(hours=1)  # the resolution of the time at which a file was last seen
+_FORGET_AFTER = timedelta(days=7)  # as workers do with unused files
 
 
 class UsageRecorder:
@@ -70,7 +68,7 @@ class UsageRecorder:
             await node_files.prune(tx, now - _FORGET_AFTER)
         for peak in peaks:
             log.info(
-                "learned what a model takes",
+                "memory peak of a model recorded",
                 model=peak.model,
                 ram_bytes=peak.ram_bytes,
                 device_bytes=peak.device_bytes,
@@ -84,7 +82,7 @@ def new_peaks(
     revisions: Mapping[str, str],
     now: datetime,
 ) -> tuple[list[Peak], list[Peak]]:
-    """What to write down, and what to forget: all but the last loads of each revision, and revisions that are over."""
+    """The peaks to store, and those to delete: all but the last loads of each revision, and old revisions."""
     rows = {peak.key: peak for peak in known}
     put = []
     for process in (process for processes in processes_by_node for process in processes):
@@ -105,7 +103,7 @@ def new_peaks(
 
 
 def _raised(before: Peak | None, process: ReplicaProcess, now: datetime) -> Peak:
-    """Of one process it only rises."""
+    """The peak of one process only rises."""
     fresh = before or Peak(model=process.model, revision=process.revision, process_id=process.process_id, seen_at=now)
     on_devices = [_believable(size) for size in process.device_peak_bytes]
     return replace(
@@ -126,7 +124,7 @@ def new_files(
     known: Iterable[NodeFile],
     now: datetime,
 ) -> list[tuple[str, str]]:
-    """By node and digest: what processes that serve were started from, unless that was written down lately."""
+    """By node and digest: the files of ready processes, unless they were stored lately."""
     lately = {(file.node_id, file.digest) for file in known if file.seen_at > now - _SEEN_COUNTS}
     serving = {
         (node_id, process.model, process.replica, process.revision)

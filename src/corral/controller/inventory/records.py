@@ -1,4 +1,4 @@
-"""What is known of running processes, as deciding modules see it. Records only."""
+"""The activity of processes, for deciding modules. Records only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProcessActivity:
-    """What is known of the requests one process has under way."""
+    """The requests in flight of one process, as far as they are known."""
 
     in_flight: int = 0
-    known: bool = False  # we have listened for long enough that a busy one would have been heard
+    known: bool = False  # the controller has been subscribed for long enough to have heard of a busy process

@@ -1,7 +1,7 @@
-"""Which processes gateways may send requests to. Pure.
+"""Decides which processes gateways may send requests to. Pure.
 
-Only what a node itself lists as ready, of the revision that answers for its model now. After an edit that is the former
-one until a process of the present one is ready; from then on nothing of the former one is ever shown again.
+Only processes that their node lists as ready, of the revision that currently serves the model. After an edit that is
+the previous revision until a process of the new one is ready; from then on the previous one is never routed to again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from corral.contract.view import ViewReplica
 
 @dataclass(frozen=True)
 class Listing:
-    """What one node says it runs."""
+    """The processes that one node reports."""
 
     node_id: str
     status: str
     processes: tuple[ReplicaProcess, ...]
-    current: bool = True  # told by the worker that runs there now
+    current: bool = True  # reported by the worker that runs now
 
 
 @dataclass(frozen=True)
 class Served:
-    """What may answer for one model, the best first."""
+    """The revisions that may serve one model, the best first."""
 
     present: str
     previous_revisions: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ Key = tuple[str, str, int]
 def routable(
     listings: Iterable[Listing], models: Mapping[str, Served], leaving: Collection[Key]
 ) -> tuple[tuple[ViewReplica, ...], dict[str, str]]:
-    """What gateways may ask, and by model the revision that answers where it is not the present one."""
+    """The routable processes, and by model the serving revision where it is not the current one."""
     candidates = [
         _shown(listing, process)
         for listing in listings
@@ -51,7 +51,7 @@ def routable(
     for replica in candidates:
         by_model.setdefault(replica.model, set()).add(replica.revision)
     answering = {name: _answering(models[name], revisions) for name, revisions in by_model.items()}
-    # While a process takes the place of another both may be ready for a moment: the later one is asked, and only that.
+    # While a process replaces another, both may be ready for a moment: only the later one gets requests.
     latest = {
         (replica.node_id, replica.model, replica.replica): replica
         for replica in candidates
@@ -75,13 +75,13 @@ def _shown(listing: Listing, process: ReplicaProcess) -> ViewReplica:
         revision=process.revision,
         slots=max(1, process.slots),
         digest=process.digest,
-        # A node that is being emptied serves until others can; one that did not answer lately, when no other can.
+        # A draining node serves until others can; an unhealthy one only if no other can.
         last_resort=listing.status != "healthy" or not listing.current,
     )
 
 
 def routing_facts(processes: Iterable[ReplicaProcess]) -> frozenset[tuple[str, str, int, str, int]]:
-    """Of a node's list, what gateways would notice: the same before and after means there is nothing to tell them."""
+    """The facts of a node's processes that matter to gateways: if they are unchanged, gateways need no update."""
     return frozenset(
         (process.process_id, process.model, process.replica, process.revision, process.slots)
         for process in processes

@@ -1,4 +1,8 @@
-"""Reads what gateways may ask, for the view and for whoever wants to know whether a model answers."""
+"""Reads the routable processes, for the gateways' view and for checks whether a model is served.
+
+After an edit the previous revision serves until the current one is ready, and never again after that: not even if the
+first process of the current revision ends before the replica reconciler has run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from corral.store.tables.nodes import NodeOutline
 
 
 async def read_routing(tx: Transaction, model: str = "") -> tuple[tuple[ViewReplica, ...], dict[str, str]]:
-    """Of one model or all: the processes, and by model the revision that answers where it is not the present one."""
+    """Of one model or all: the processes, and by model the serving revision where it is not the current one."""
     listed = await node_backends.list_processes(tx)
     if not any(process.model for listing_of in listed.values() for process in listing_of.processes):
         return (), {}
@@ -39,7 +43,7 @@ def _is_current(boot_id: str, outline: NodeOutline) -> bool:
 
 
 async def forget_previous_revisions(tx: Transaction, processes: Iterable[ReplicaProcess]) -> None:
-    """In the transaction in which these were written down: from its end on gateways are shown what it says."""
+    """Call it in the transaction that stores these processes: gateways see them from its commit on."""
     ready = {process.model for process in processes if process.state == ReplicaState.READY and process.model}
     if not ready:
         return

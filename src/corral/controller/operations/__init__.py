@@ -1,1 +1,1 @@
-"""Long work that people watch: what was asked, how far each node is, and how it ends."""
+"""Operations: long-running work that users start, watch, cancel and retry."""

@@ -1,6 +1,6 @@
 """Accepts what people ask for: operation, rule and node rows in one transaction. From then on a crash loses nothing.
 
-The same wish again, while it is being fulfilled, is the same operation.
+An equal request, while the operation runs, joins that operation.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ log = get_log(__name__)
 @dataclass(frozen=True)
 class AcceptedOperation:
     operation_id: str
-    joined: bool = False  # the same was already being done
-    unchanged: str = ""  # of an upgrade or a rollback that finds its build on every node, and so has ended: a sentence
+    joined: bool = False  # an equal operation was already running
+    unchanged: str = ""  # a sentence, if an upgrade or rollback found its build on every node and so has ended
 
 
 class OperationAcceptor:
@@ -53,7 +53,7 @@ class OperationAcceptor:
         self._feed = feed
 
     async def plan(self, request: OperationRequest) -> PlanView:
-        """What it would do. Nothing is stored, nothing is sent."""
+        """Preview the request without storing or sending anything."""
         resolved = await self._resolver.resolve(request)
         notes, nodes = list(resolved.notes), preview(resolved)
         if changes_nothing(resolved, nodes):
@@ -109,7 +109,7 @@ class OperationAcceptor:
         )
         await operations.insert(tx, operation)
         await backend_rules.insert(tx, _rule(resolved, operation, target))
-        rows = await _rows(tx, resolved, operation)  # after the rule: what nodes should have counts with it
+        rows = await _rows(tx, resolved, operation)  # after the rule, which the preview of the rows needs
         await operation_nodes.put(tx, rows)
         await finish_or_reopen(tx, [operation], now)
         return operation, rows
@@ -117,7 +117,7 @@ class OperationAcceptor:
 
 def _rule(resolved: ResolvedRequest, operation: Operation, target: str) -> BackendRule:
     request = resolved.request
-    # Those who cannot be told which version to run would run to the newest instead.
+    # A LocalAI worker would install the newest version instead of the earlier one.
     rollback = request.kind is OperationKind.ROLLBACK
     excluded = [row.outline.id for row in resolved.candidates if rollback and row.outline.protocol == 0]
     return BackendRule(
@@ -138,7 +138,7 @@ def _rule(resolved: ResolvedRequest, operation: Operation, target: str) -> Backe
 
 
 async def _rows(tx: Transaction, resolved: ResolvedRequest, operation: Operation) -> list[OperationNode]:
-    """One per node, as of this transaction: who joined or left while we prepared is seen."""
+    """One per node, as of this transaction: nodes may have joined or left since the request was resolved."""
     chosen = {candidate.outline.id for candidate in resolved.candidates}
     everybody = resolved.want in (Want.PRESENT, Want.ABSENT)
     present = [row for row in await read_candidates(tx, resolved.request) if everybody or row.outline.id in chosen]
@@ -152,7 +152,7 @@ async def _rows(tx: Transaction, resolved: ResolvedRequest, operation: Operation
 
 
 async def _nodes_with_orders(tx: Transaction, backend: str, node_ids: list[str]) -> set[str]:
-    """Nodes that still have something to do for the backend: what they report now may not be what they end with."""
+    """The nodes with an open order for the backend: their inventory may change."""
     intents = await backend_intents.list_(tx, node_ids)
     return {
         row.node_id
@@ -178,8 +178,8 @@ def _row(operation: Operation, node: PlanNode, candidate: Candidate, want: Want,
 
 
 def _is_over(candidate: Candidate, want: Want, *, ordered: bool) -> bool:
-    """Whether a node with nothing to do is done with the operation at once. An install that finds its build there is a
-    success, as the inventory shows; an upgrade that changes nothing is not called one."""
+    """Whether the row of a node with nothing to do ends as skipped. An install that finds its build is a success, as
+    the inventory shows; an upgrade that changes nothing is not."""
     match want:
         case Want.ABSENT:
             return True
@@ -196,7 +196,7 @@ def _unchanged(resolved: ResolvedRequest, rows: Sequence[OperationNode]) -> str:
 
 
 async def _same_operation(tx: Transaction, resolved: ResolvedRequest) -> str | None:
-    """The operation that is doing just this, if there is one. Forcing means once more, so that is never the same."""
+    """The id of a running operation with an equal request. A forced request never equals another."""
     request = resolved.request
     rules = await backend_rules.list_live(tx, resolved.backend)
     if not rules or request.force:

@@ -1,4 +1,4 @@
-"""What the galleries have, as lists and pages show it: with what is installed and what is under way
+"""The entries of the galleries for lists and pages, with their installed nodes and running operations
 (docs/reference/wire/http-backends.md#routes). Pure."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def available_entries(entries: Sequence[Entry], installed: Sequence[Entry]) -> l
 
 
 def known_entries(entries: Sequence[Entry], installed: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Names once each, with what is installed though no gallery lists it."""
+    """Each name once, including installed backends that no gallery lists."""
     there = _by_name(installed)
     known: dict[str, dict[str, Any]] = {}
     for entry in entries:
@@ -59,7 +59,7 @@ def page_of(
     galleries: Sequence[Entry],
     query: Query,
 ) -> dict[str, Any]:
-    """One page, and what stands around it."""
+    """One page of entries, with its navigation."""
     if query.sort not in SORTS:
         raise Invalid(f"cannot sort by {query.sort[:40]!r}; choose among {', '.join(SORTS[1:])}")
     if query.order not in ORDERS:
@@ -135,6 +135,6 @@ def _by_name(installed: Sequence[Entry]) -> dict[str, Entry]:
 
 
 def _nodes(entry: Entry, there: Mapping[str, Entry]) -> list[dict[str, Any]] | None:
-    """Where it is installed; None = nowhere."""
+    """The nodes on which it is installed; None = none."""
     found = there.get(str(entry["name"]))
     return list(found["nodes"]) if found is not None else None

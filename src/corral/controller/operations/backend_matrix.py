@@ -1,4 +1,4 @@
-"""Backends × nodes: which version is where, what is newer, who differs, and what is still to be done. Pure."""
+"""The matrix of backends and nodes: installed and available versions, drift, and pending work. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Pending = Mapping[str, Mapping[str, MatrixIntent]]  # by node id, then backend
 def pending_of(
     operations: Sequence[Operation], rows: Mapping[str, Sequence[OperationNode]], intents: Sequence[BackendIntent]
 ) -> Pending:
-    """What is still to be done where: as the operations show it, which have rows also for nodes that are away; and as
-    the intents do, for what no operation shows any more."""
+    """The pending work by node: from the rows of operations, which include unreachable nodes; and from intents, for
+    work whose operation is no longer stored."""
     found: dict[str, dict[str, MatrixIntent]] = {}
     for intent in intents:
         if intent.stage in _OPEN:
@@ -52,8 +52,7 @@ def pending_deletes(
     inventories: Mapping[str, Inventory],
     rules: Sequence[BackendRule],
 ) -> Pending:
-    """What has to go from nodes that are away now. Of those that are here it stands in the intents; of these nothing
-    is written before they are back."""
+    """The pending deletes of unreachable nodes: the reconciler writes intents only for reachable ones."""
     found: dict[str, dict[str, MatrixIntent]] = {}
     for outline in outlines:
         inventory = inventories.get(outline.id)
@@ -90,8 +89,7 @@ def matrix_of(
     newer: Mapping[str, UpgradeInfo],
     checked_at: str = "",
 ) -> BackendMatrix:
-    """`outlines` in name order. One row per name a person would use: builds that stand behind another name are told
-    there."""
+    """`outlines` in name order. One row per name that users use: the builds of a meta backend appear in its row."""
     drifting = {name: {node.node_id for node in info.node_drift} for name, info in newer.items()}
     cells: dict[str, dict[str, MatrixCell]] = {}
     builds: dict[str, set[str]] = {}
@@ -147,7 +145,7 @@ def _cell(
 
 
 def _is_old(version: str, digest: str, newer: UpgradeInfo) -> bool:
-    """The check is about most nodes; one that has been upgraded since, or differs, is judged by what it has."""
+    """Compare with the node's own version: the report covers most nodes, and this one may have been upgraded since."""
     if newer.available_digest:
         return digest != newer.available_digest
     return bool(newer.available_version) and version != newer.available_version

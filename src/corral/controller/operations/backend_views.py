@@ -1,4 +1,5 @@
-"""What is installed where, in LocalAI's form (docs/reference/wire/http-backends.md#installed-backends)."""
+"""Lists installed backends by node or by backend, in LocalAI's form
+(docs/reference/wire/http-backends.md#installed-backends)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class BackendViews:
         self._upgrades = upgrades
 
     async def on_node(self, id_or_name: str) -> list[dict[str, Any]]:
-        """The node's own list, and beside each what is still to be done for it."""
+        """The backends of one node, each with its pending work."""
         async with self._store.read() as tx:
             outlines = {row.id: row for row in await nodes.list_outlines(tx)}
             chosen = outlines.get(id_or_name) or next(
@@ -56,7 +57,7 @@ class BackendViews:
         return rows
 
     async def everywhere(self) -> list[dict[str, Any]]:
-        """By backend, in name order; the top-level metadata is that of the first node that has it."""
+        """All backends in name order; the metadata is that of the first node with the backend."""
         async with self._store.read() as tx:
             inventories = {row.node_id: row for row in await node_backends.list_(tx)}
             outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row) and row.id in inventories]
@@ -72,7 +73,7 @@ class BackendViews:
         return [found[name] for name in sorted(found)]
 
     async def matrix(self) -> BackendMatrix:
-        """Backends × nodes."""
+        """The matrix of backends and nodes."""
         async with self._store.read() as tx:
             outlines = [row for row in await nodes.list_outlines(tx) if takes_backends(row)]
             inventories = {row.node_id: row for row in await node_backends.list_(tx)}
@@ -99,7 +100,7 @@ class BackendViews:
         return pending_deletes(away, await node_labels.list_for(tx, [row.id for row in away]), inventories, rules)
 
     async def kinds(self) -> set[tuple[str, str]]:
-        """Kinds of machine among the healthy nodes: what can be installed is what one of them can use."""
+        """The kinds of machine among the healthy nodes: a backend is available if one of them can use it."""
         async with self._store.read() as tx:
             outlines = await nodes.list_outlines(tx)
         return {(row.capability, row.platform) for row in outlines if takes_backends(row) and row.status == "healthy"}
@@ -124,7 +125,7 @@ def _entry(row: NodeBackend) -> dict[str, Any]:
     }
     return {
         "Name": row.name,
-        "RunFile": "",  # it lies on the nodes, not here
+        "RunFile": "",  # the file is on the nodes
         "IsMeta": row.is_meta,
         "IsSystem": row.is_system,
         "Metadata": {key: value for key, value in metadata.items() if value},

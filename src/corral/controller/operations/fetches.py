@@ -1,7 +1,7 @@
-"""Fetching a model's files to the controller, as an operation people watch and steer like any other.
+"""Operations that fetch the files of a model to the controller; users watch and cancel them like any other.
 
-It has one row, which stands for the controllers: whichever of them loads models does the work
-(`controller/files/fetches.py`). There is no rule behind it; the row says it all. What a row becomes is pure.
+Such an operation has one row, which stands for the controllers: the one that leads the replicas does the work
+(`controller/files/fetches.py`). It has no rule. The transitions of the row are pure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _SHOWN_REVISION = 12
 
 
 def version_of(revision: str) -> str:
-    """As a row names the revision of the model whose files it is about."""
+    """The revision of the model, as the row shows it."""
     return revision[:_SHOWN_REVISION]
 
 
 def begun(row: OperationNode, revision: str) -> OperationNode:
-    """The next attempt; what came in an earlier one is found on the disk, and counted again."""
+    """The row at the start of the next attempt; downloaded parts are found on the disk and counted again."""
     return replace(
         row,
         status=OperationNodeStatus.DOWNLOADING,
@@ -65,7 +65,7 @@ def fetched(row: OperationNode, size_bytes: int) -> OperationNode:
 
 
 def failed(row: OperationNode, error: CorralError, now: datetime, *, first_s: float, cap_s: float) -> OperationNode:
-    """Tried again later and later, for ever; but what only a person can mend waits for one."""
+    """The row after a failure. Retries never end, with growing pauses, unless only a user can fix the cause."""
     failures = row.failures + 1
     wait_s = min(cap_s, first_s * 2.0 ** min(failures - 1, 32))
     parked = is_final(error) or isinstance(error, Denied)
@@ -74,7 +74,7 @@ def failed(row: OperationNode, error: CorralError, now: datetime, *, first_s: fl
 
 
 def is_due(row: OperationNode, revision: str, now: datetime) -> bool:
-    """Whether somebody should be at it. An edit of the model may have mended what failed."""
+    """Whether the fetch should run now. An edit of the model may have fixed the cause of a failure."""
     if row.status in ENDED:
         return False
     if row.status is not OperationNodeStatus.ERROR or row.version != version_of(revision):
@@ -83,8 +83,8 @@ def is_due(row: OperationNode, revision: str, now: datetime) -> bool:
 
 
 async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
-    """The one that is under way, or a new one. Whoever calls it holds the counter of rules, as all do who write
-    operations, and tells others afterwards."""
+    """The running fetch, or a new one. The caller holds the counter of rules, as every writer of operations does, and
+    notifies the change feed after the commit."""
     last = await operations.find_last(tx, kind=KIND, backend=model.id)
     if last is not None and last.finished_at is None:
         return last
@@ -108,7 +108,7 @@ async def open_fetch(tx: Transaction, model: Model, by: str = "") -> Operation:
 
 
 async def find_taken_back(tx: Transaction, model: Model) -> Operation | None:
-    """The last fetch for this very revision, if a person cancelled it: nothing automatic fetches it then."""
+    """The last fetch for this revision, if a user cancelled it: automatic loads do not start another then."""
     last = await operations.find_last(tx, kind=KIND, backend=model.id)
     if last is None or last.outcome != "cancelled":
         return None

@@ -1,4 +1,4 @@
-"""What a request comes to on each node: shown with `?plan=true`, and what its rows begin with. Pure."""
+"""Previews what a request does on each node: for `?plan=true`, and for the first state of its rows. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from corral.controller.operations.requests import OperationKind
 from corral.controller.operations.resolve import Candidate, ResolvedRequest
 from corral.store.records import OperationNode, ScopeKind, TargetBuild, Want
 
-SAME_BUILD = "it has this very build"
+SAME_BUILD = "it has this build already"
 CANNOT_CHOOSE = "a LocalAI worker cannot be told which version to run"
-NOTHING = "nothing"  # the action of a node that is as it should be
+NOTHING = "nothing"  # the action of a node that needs no change
 BESIDE, IN_PLACE, STOP = "beside", "in_place", "stop"
-# What was fetched stays packed in the cache beside what is unpacked, which is no smaller.
+# The downloaded archive stays in the cache beside the unpacked files, which are at least as large.
 _DISK_PER_BYTE = 2
 _DIGEST_SHOWN = len("sha256:") + 12
 
@@ -30,7 +30,7 @@ def preview(resolved: ResolvedRequest) -> tuple[PlanNode, ...]:
 
 
 def changes_nothing(resolved: ResolvedRequest, nodes: Sequence[PlanNode]) -> bool:
-    """An upgrade or a rollback whose build every node has. An install is a success then, not nothing."""
+    """Whether every node has the build of an upgrade or rollback already. (An install is a success then.)"""
     return resolved.want is Want.UPGRADED and bool(nodes) and all(node.action == NOTHING for node in nodes)
 
 
@@ -62,7 +62,7 @@ def _node(resolved: ResolvedRequest, candidate: Candidate) -> PlanNode:
     match build:
         case None:
             action = "upgrade" if there is not None else "install"
-            return PlanNode(**(known | {"action": action, "reason": "its build is looked up"}))
+            return PlanNode(**(known | {"action": action, "reason": "its build is being looked up"}))
         case NoBuild(reason):
             return _left_alone(known, "skip", reason)
         case TargetBuild():

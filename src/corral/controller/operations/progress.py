@@ -32,9 +32,9 @@ from corral.store.records import OperationNode
 from corral.store.tables import operation_nodes, operations, revisions
 from corral.store.tables.operations import Operation
 
-_PER_NODE = 16  # operations one node is at, at most: what a node makes up costs nobody else
+MAX_OPERATIONS_PER_NODE = 16  # a limit on the memory that one node can claim
 _IDLE_S = 60.0
-_SHOWN_FOR = timedelta(minutes=5)  # an operation that has ended is still told about for so long
+_SHOWN_FOR = timedelta(minutes=5)  # subscribers still receive an operation for this time after its end
 
 
 class ProgressCollector:
@@ -80,19 +80,19 @@ class ProgressCollector:
                 tasks.create_task(run_every(name, _IDLE_S, paced, clock=self._clock, wake=wake, max_wait_s=rest_s))
 
     async def _paced(self, step: Callable[[], Awaitable[None]], rest_s: float) -> None:
-        """Events only make it start: what is heard in the pause after it is handled together."""
+        """Rest after the step, so that the events of that time are handled together."""
         await step()
         await self._clock.sleep(rest_s)
 
     async def on_progress(self, event: InstallProgress, tokens: Tokens) -> None:
-        # Whose subject it came on is certain; what it says of itself is not.
+        # Only this node may publish on the subject; a node id inside the message would prove nothing.
         own = self._events.setdefault(tokens["node"], OrderedDict())
         read = _read_event(event, self._clock)
         before = own.get(event.op_id)
         if before is None or (read.attempt, read.seq) > (before.attempt, before.seq):
             own[event.op_id] = read
             own.move_to_end(event.op_id)
-            while len(own) > _PER_NODE:
+            while len(own) > MAX_OPERATIONS_PER_NODE:
                 own.popitem(last=False)
             self._unpublished.add(event.op_id)
             self._unwritten.add(event.op_id)
@@ -100,7 +100,7 @@ class ProgressCollector:
             self._to_write.set()
 
     def merge(self, operation_id: str, rows: Sequence[OperationNode]) -> list[OperationNode]:
-        """Rows with what was heard since they were written."""
+        """The rows with the progress received since they were stored."""
         result = []
         for row in rows:
             own = self._events.get(row.node_id)
@@ -127,7 +127,7 @@ class ProgressCollector:
         return operation_view(operation, self.merge(operation.id, rows), scope_name=name)
 
     async def publish(self) -> None:
-        """At most four times a second, and only while somebody follows."""
+        """Publish the changed operations to the subscribers of the change feed, if there are any."""
         unpublished, self._unpublished = self._unpublished, set()
         if not self._feed.subscribers:
             return
@@ -136,7 +136,7 @@ class ProgressCollector:
             self._feed.publish(self.event, operation_id, self.view(operation, rows))
 
     async def write(self) -> None:
-        """The one that reconciles writes; the others only remember."""
+        """Store the progress if this controller leads the reconciler; the others only keep it in memory."""
         unwritten, self._unwritten = self._unwritten, set()
         if not unwritten or not self._leadership.epoch(LEASE):
             return

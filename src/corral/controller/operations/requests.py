@@ -1,4 +1,4 @@
-"""What people may ask of backends, checked. Pure but for the one function that looks a node up."""
+"""Checks requests for operations on backends. Pure, except for the function that looks up a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corral.store.tables import nodes
 
 _NAME_MAX = 255
 _URI_MAX = 4096
-_OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")  # it becomes a folder's name
+_OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")  # it becomes the name of a folder
 
 
 class OperationKind(StrEnum):
@@ -28,7 +28,7 @@ class OperationKind(StrEnum):
 
 
 class ConcreteNeedsTarget(Conflict):
-    """One build for one kind of machine was asked for on all of them."""
+    """A build for one kind of machine was requested for all nodes."""
 
     code = "concrete_backend_requires_target"
 
@@ -58,9 +58,9 @@ def parse_request(
     by: str = "",
     origin: Origin = Origin.PERSON,
 ) -> OperationRequest:
-    """Raises Invalid for what cannot be meant."""
+    """Raises Invalid for a request that makes no sense."""
     if not backend_request.backend and not backend_request.uri:
-        raise Invalid("say which backend: its name, or a uri")
+        raise Invalid("name a backend, or give a uri")
     for text, most in (
         (backend_request.backend, _NAME_MAX),
         (backend_request.alias, _NAME_MAX),
@@ -104,8 +104,8 @@ async def find_scope(tx: Transaction, *, node: str = "", selector: str = "") -> 
             terms = parse_selector(selector).terms
         except ValueError as error:
             raise Invalid(str(error)) from error
-        if not terms:  # somebody's empty variable: what was meant for a few must not reach all
-            raise Invalid(f"the selector {selector!r} names no label; leave it out where every node is meant")
+        if not terms:  # an empty shell variable, perhaps: a request for a few nodes must not reach all
+            raise Invalid(f"the selector {selector!r} names no label; leave it out to select every node")
         return Scope(ScopeKind.SELECTOR, selector)
     if not node:
         return Scope(ScopeKind.ALL)

@@ -1,6 +1,6 @@
-"""What a request is about, found out before anything is stored: to accept it, or to show what it would do.
+"""Resolves a request into nodes and builds before anything is stored, to accept it or to preview it.
 
-Reading and asking the galleries happens here; what it comes to on each node is `preview.py`'s.
+This module reads the store and the galleries; `preview.py` decides what happens on each node.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Builds = Mapping[MachineKind, TargetBuild | NoBuild]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node the request is about, and what it has."""
+    """A node that the request covers, with its inventory."""
 
     outline: NodeOutline
     inventory: Inventory | None
-    want: Wanted | Unwanted | None  # what the rules so far say of the backend
+    want: Wanted | Unwanted | None  # the desired state by the rules so far
 
     @property
     def kind(self) -> MachineKind:
@@ -74,7 +74,7 @@ class ResolvedRequest:
     want: Want
     candidates: tuple[Candidate, ...]
     builds: Builds = field(default_factory=dict)
-    target: str = ""  # an earlier target that is taken as it is; empty = a new one from `builds`
+    target: str = ""  # id of an earlier target to use; empty = a new one from `builds`
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,14 +84,14 @@ class ResolvedRequest:
 
 class RequestResolver:
     def __init__(self, store: Store, catalogue: Catalogue, targets: TargetResolver, *, budget_s: float = 5.0) -> None:
-        """`budget_s`: how long a request may wait for galleries and registries; the rest is found out later."""
+        """`budget_s`: how long a request may wait for galleries and registries; the rest is resolved later."""
         self._store = store
         self._catalogue = catalogue
         self._targets = targets
         self._budget_s = budget_s
 
     async def resolve(self, request: OperationRequest) -> ResolvedRequest:
-        """Raises NotFound, Invalid or Conflict for what would make no sense: then nothing is stored."""
+        """Raises NotFound, Invalid or Conflict for a request that cannot be served."""
         match request.kind:
             case OperationKind.INSTALL:
                 return await self._install(request)
@@ -114,7 +114,7 @@ class RequestResolver:
         async with self._store.read() as tx:
             candidates = await read_candidates(tx, request)
         builds = await self._targets.resolve(backend_request, _kinds(candidates), budget_s=self._budget_s)
-        if backend_request.uri:  # no gallery will ever have another build of it
+        if backend_request.uri:  # no other source can provide a build
             _refuse_hopeless(builds, candidates)
         return ResolvedRequest(request, Want.PRESENT, candidates, builds)
 
@@ -127,7 +127,7 @@ class RequestResolver:
         if not any(candidate.find(request.backend_request.backend) for candidate in candidates):
             raise NotFound(_not_installed(request, candidates))
         request = replace(request, backend_request=_earlier_request(rules) or request.backend_request)
-        self._catalogue.forget_sources()  # who asks for an upgrade may have published it a moment ago
+        self._catalogue.forget_sources()  # the new version may have been published a moment ago
         builds = await self._targets.resolve(request.backend_request, _kinds(concerned), budget_s=self._budget_s)
         _refuse_hopeless(builds, concerned)
         return ResolvedRequest(request, Want.UPGRADED, concerned, builds)
@@ -140,8 +140,8 @@ class RequestResolver:
         inventories = [candidate.inventory.backends for candidate in candidates if candidate.inventory is not None]
         shared = [found for rows in inventories if len(found := only_called(rows, backend)) > 1]
         if several := frozenset[str]().union(*shared):
-            # A node would remove one of them, and what is left would still go by that name.
-            raise Conflict(f"{backend} is another name of {', '.join(sorted(several))}: say which of them")
+            # A node would remove one of them, and the others would still have that name.
+            raise Conflict(f"{backend} is an alias of {', '.join(sorted(several))}: name one of them")
         there = [candidate.find(backend) for candidate in candidates if candidate.find(backend)]
         wanted = any(isinstance(candidate.want, Wanted) for candidate in candidates)
         if candidates and not there and not wanted and all(candidate.known for candidate in candidates):
@@ -177,7 +177,7 @@ class RequestResolver:
 
 
 async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[Candidate, ...]:
-    """The nodes the wish is about, in name order."""
+    """The nodes that the request covers, in name order."""
     outlines = [outline for outline in await nodes.list_outlines(tx) if takes_backends(outline)]
     labels = await node_labels.list_for(tx)
     covered = [row for row in outlines if request.scope.matches(row.id, labels.get(row.id, {}))]
@@ -192,7 +192,7 @@ async def read_candidates(tx: Transaction, request: OperationRequest) -> tuple[C
 
 
 def kept_versions(candidates: Sequence[Candidate], backend: str) -> dict[MachineKind, TargetBuild | NoBuild]:
-    """Per kind of machine, the version most nodes keep beside the current one. Pure."""
+    """Per kind of machine, the version that most nodes keep beside the current one. Pure."""
     kept: dict[MachineKind, Counter[tuple[str, str]]] = {}
     for candidate in candidates:
         rows = candidate.inventory.backends if candidate.inventory is not None else ()
@@ -214,9 +214,9 @@ def _candidate(
 
 
 async def _as_rules_call_it(tx: Transaction, request: OperationRequest) -> OperationRequest:
-    """The build a meta backend stands for, where a rule asks for the meta, or for its alias, which is all that the list
-    of a LocalAI worker lets us know: two rules about one thing under two names would never agree. A gallery in front of
-    the name says nothing about what is installed."""
+    """The request by the name that rules use: if a rule names the meta backend or the alias of a build, the request for
+    the build is about the same backend, and two rules for it under two names would conflict. The prefix of a gallery
+    says nothing about the installed backend and is dropped."""
     name = request.backend_request.backend.rpartition("@")[2]
     ruled = {rule.backend for rule in await backend_rules.list_live(tx)}
     if name not in ruled:
@@ -229,8 +229,8 @@ async def _as_rules_call_it(tx: Transaction, request: OperationRequest) -> Opera
 
 
 async def _users_of(tx: Transaction, request: OperationRequest, candidates: Sequence[Candidate]) -> Sequence[str]:
-    """Models that could not answer any more: those that name the backend, where it goes everywhere; those that are
-    wanted on one of the nodes, where it goes from there only."""
+    """The models that could no longer be served: if the backend is deleted on all nodes, every model that names it;
+    otherwise the models with a replica on one of the nodes."""
     backend = request.backend_request.backend
     if request.scope.kind is ScopeKind.ALL:
         named = ((row.id, definition_of(row)) for row in await models.list_(tx))
@@ -244,7 +244,7 @@ async def _users_of(tx: Transaction, request: OperationRequest, candidates: Sequ
 
 
 def _concerned(candidates: Sequence[Candidate], backend: str) -> tuple[Candidate, ...]:
-    """An upgrade is for those who have it, or are about to."""
+    """The nodes that an upgrade is about: those where the backend is installed or wanted."""
     return tuple(row for row in candidates if row.find(backend) or isinstance(row.want, Wanted))
 
 
@@ -253,7 +253,7 @@ def _kinds(candidates: Sequence[Candidate]) -> set[MachineKind]:
 
 
 def _earlier_request(rules: Sequence[BackendRule]) -> BackendRequest | None:
-    """A backend from a uri is upgraded from that uri, one from a certain gallery from that gallery."""
+    """The earlier request, if it named a uri or a gallery: an upgrade uses the same source."""
     backend_request = next((rule.request for rule in reversed(rules) if rule.want != Want.ABSENT), None)
     special = backend_request is not None and (
         backend_request.uri or backend_request.gallery or backend_request.galleries
@@ -262,7 +262,7 @@ def _earlier_request(rules: Sequence[BackendRule]) -> BackendRequest | None:
 
 
 async def _earlier_target(tx: Transaction, rules: Sequence[BackendRule]) -> tuple[BackendRule, Builds] | None:
-    """The last rule whose builds differ from those that hold now."""
+    """The last rule whose builds differ from the current ones."""
     chain = [rule for rule in rules if rule.want != Want.ABSENT and rule.target]
     builds: dict[str, dict[MachineKind, TargetBuild | NoBuild]] = {}
     for row in await backend_targets.list_for(tx, sorted({rule.target for rule in chain})):
@@ -283,7 +283,7 @@ def _digests(builds: Builds) -> dict[MachineKind, str]:
 
 
 def _refuse_hopeless(builds: Builds, candidates: Sequence[Candidate]) -> None:
-    """Nothing is stored when no node could ever get it."""
+    """Raises Invalid if no node could ever get a build."""
     if builds and len(builds) == len(_kinds(candidates)):
         reasons = [build.reason for build in builds.values() if isinstance(build, NoBuild)]
         if len(reasons) == len(builds):

@@ -1,7 +1,6 @@
-"""Operations as people steer them: look, cancel, retry, withdraw, dismiss, history
-(docs/explanation/design.md#operations).
+"""The service for operations: list, cancel, retry, withdraw, dismiss, history (docs/explanation/design.md#operations).
 
-What is said here is only written down; the reconciler carries it out. So a cancel survives the controller that took it.
+Each action is only stored; the reconciler carries it out. So a cancel survives the controller that accepted it.
 """
 
 from __future__ import annotations
@@ -69,15 +68,16 @@ class Operations:
     async def list_views(
         self, *, everything: bool = False, limit: int = _SHOWN, after: str = "", rows: bool = True
     ) -> list[OperationView]:
-        """Those that have not ended and were not dismissed, in the contract's order. Or all, the newest first, from the
-        one that follows `after`. Without `rows` only what each comes to, which for those that have ended is quick."""
+        """The operations that have not ended and were not dismissed, in LocalAI's order. With `everything` all of them,
+        the newest first, from the one that follows `after`. Without `rows` only the summary of each, which is quick for
+        those that have ended."""
         async with self._store.read() as tx:
             if everything:
                 last = await operations.get(tx, after) if after else None
                 chosen = await operations.list_(tx, limit=limit, after=last)
             else:
                 chosen = await operations.list_shown(tx, finished_since=await tx.now() + timedelta(days=1), limit=limit)
-            # One about a single node has one row, which knows the node's name.
+            # The only row of an operation about one node contains the name of that node.
             whole = [row for row in chosen if rows or row.finished_at is None or row.scope_kind == ScopeKind.NODE]
             found = {operation.id: own for operation, own in await self._progress.read_rows(tx, whole)}
             counts = await operation_nodes.count_for(tx, [row.id for row in chosen if row.id not in found])
@@ -110,7 +110,7 @@ class Operations:
         return self._progress.view(operation, rows) if operation is not None else None
 
     async def wait_settled(self, operation_id: str, *, timeout_s: float) -> OperationView:
-        """Until nothing moves any more, or the time is over: for calls of the contract that answer when all is done."""
+        """Wait until the operation makes no more progress, or the timeout: for LocalAI routes that reply at the end."""
         moved = asyncio.Event()
         self._feed.on("operations", moved.set)  # also raised by another controller
         try:
@@ -130,41 +130,41 @@ class Operations:
             self._feed.off("operations", moved.set)
 
     async def cancel(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
-        """Takes the rule back and stops the bytes; of one node only, takes that node out of the rule. Returns what
-        holds again now, in words."""
-        return await self._take_back(operation_id, OperationNodeStatus.CANCELLED, "cancelled", node=node)
+        """Withdraw the rule and stop its orders; for one node, take that node out of the rule. Returns sentences about
+        the earlier rules that hold again."""
+        return await self._withdraw_rule(operation_id, OperationNodeStatus.CANCELLED, "cancelled", node=node)
 
     async def pause(self, operation_id: str, *, node: str = "") -> tuple[str, ...]:
-        """The same, but nodes keep the bytes that came: whoever asks again goes on from there."""
-        return await self._take_back(operation_id, OperationNodeStatus.CANCELLED, PAUSED, node=node)
+        """The same, but nodes keep what they have downloaded: a later request continues from there."""
+        return await self._withdraw_rule(operation_id, OperationNodeStatus.CANCELLED, PAUSED, node=node)
 
     async def withdraw(self, operation_id: str) -> tuple[str, ...]:
-        """Takes the rule back; what runs may end."""
-        return await self._take_back(operation_id, OperationNodeStatus.WITHDRAWN, "the rule was withdrawn")
+        """Withdraw the rule; running orders may finish."""
+        return await self._withdraw_rule(operation_id, OperationNodeStatus.WITHDRAWN, "the rule was withdrawn")
 
     async def retry(self, operation_id: str, *, node: str = "", by: str = "") -> AcceptedOperation:
-        """Try again now what is failing. One that was cancelled or withdrawn is asked for anew."""
+        """Retry the failing nodes now. A cancelled or withdrawn operation is requested again."""
         async with self._store.write() as tx:
             await revisions.hold(tx, RULES)
             intents = await backend_intents.lock_operation(tx, operation_id)
             operation = await operations.get(tx, operation_id)
-            taken_back = operation.cancelled_at is not None or operation.withdrawn_at is not None
-            if taken_back and operation.kind == FETCH:
+            withdrawn = operation.cancelled_at is not None or operation.withdrawn_at is not None
+            if withdrawn and operation.kind == FETCH:
                 request = None
                 operation_id = (await open_fetch(tx, await models.get(tx, operation.backend), by)).id
-            elif taken_back:
+            elif withdrawn:
                 request = _request_again(operation, by)
             else:
                 request = None
                 rows = await self._rows(tx, operation_id, node)
                 waiting = [row for row in intents if row.stage in (IntentStage.WAITING, IntentStage.PARKED)]
-                # A rule that decides again because a later one was withdrawn can fail where its row has ended long ago.
+                # A rule that holds again after a withdrawal can fail on a node whose row ended long ago.
                 stuck = {row.node_id for row in waiting if row.failures}
                 failing = {
                     row.node_id for row in rows if row.status is OperationNodeStatus.ERROR or row.node_id in stuck
                 }
                 if not failing:
-                    raise Invalid("nothing of it is failing")
+                    raise Invalid("no node of the operation is failing")
                 now = await tx.now()
                 due = [row for row in waiting if row.node_id in failing]
                 await backend_intents.put(
@@ -178,9 +178,9 @@ class Operations:
         return AcceptedOperation(operation_id)
 
     async def dismiss(self, operation_id: str) -> None:
-        """Nobody wants to see it any more; what it asked for goes on. What is not there needs no dismissing."""
+        """Hide the operation; its work goes on. An unknown operation is ignored."""
         async with self._store.write() as tx:
-            await revisions.hold(tx, RULES)  # or the reconciler, about to write its end, would not see it
+            await revisions.hold(tx, RULES)  # or the reconciler could overwrite the change
             operation = await operations.find(tx, operation_id)
             if operation is None or operation.dismissed:
                 return
@@ -201,7 +201,7 @@ class Operations:
             await revisions.bump(tx, "operations")
         self._feed.notify("operations")
 
-    async def _take_back(
+    async def _withdraw_rule(
         self, operation_id: str, status: OperationNodeStatus, reason: str, *, node: str = ""
     ) -> tuple[str, ...]:
         async with self._store.write() as tx:
@@ -217,7 +217,7 @@ class Operations:
             if node and operation.kind != FETCH:
                 await backend_rules.exclude(tx, operation.generation, rows[0].node_id)
             else:
-                if operation.kind != FETCH:  # which has no rule: its row says it all
+                if operation.kind != FETCH:  # which has no rule
                     await backend_rules.withdraw(tx, operation.generation)
                 field = "cancelled_at" if status is OperationNodeStatus.CANCELLED else "withdrawn_at"
                 operation = msgspec.structs.replace(operation, **{field: now})
@@ -225,13 +225,13 @@ class Operations:
             await self._write(tx, operation, [settle(row, status, reason) for row in rows], now)
             notes = await describe_restored_rules(tx, operation, before) if before else ()
         log.info(
-            "operation taken back", operation=operation_id, how=status.value, node=rows[0].node_name if node else ""
+            "operation withdrawn", operation=operation_id, how=status.value, node=rows[0].node_name if node else ""
         )
         self._notify(operation_id)
         return notes
 
     async def _rows(self, tx: Transaction, operation_id: str, node: str) -> list[OperationNode]:
-        """With what was heard since they were written, so that nothing of it is lost; of one node when it is named."""
+        """The stored rows merged with later progress; of one node if it is named."""
         rows = self._progress.merge(operation_id, await operation_nodes.list_(tx, operation_id))
         if not node:
             return rows
@@ -265,7 +265,7 @@ def _request_again(operation: Operation, by: str) -> OperationRequest:
 
 
 async def _forget_missing(tx: Transaction, operation: Operation) -> None:
-    """Where there was no build, there may be one now."""
+    """Forget that there was no build: there may be one now."""
     rule = await backend_rules.find_for_operation(tx, operation.id)
     if rule is not None and rule.target:
         await backend_targets.forget_missing(tx, rule.target)
@@ -273,7 +273,7 @@ async def _forget_missing(tx: Transaction, operation: Operation) -> None:
 
 def _waiting_again(rows: list[OperationNode], failing: set[str]) -> list[OperationNode]:
     return [
-        replace(row, status=OperationNodeStatus.QUEUED, reason="will be tried again now", next_try_at=None)
+        replace(row, status=OperationNodeStatus.QUEUED, reason="will be retried now", next_try_at=None)
         for row in rows
         if row.node_id in failing and row.status not in ENDED
     ]

@@ -1,4 +1,4 @@
-"""An operation's state is a function of its node rows. Pure (docs/explanation/design.md#operations)."""
+"""The state of an operation is a function of its node rows. Pure (docs/explanation/design.md#operations)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _AT_REST = ENDED | {OperationNodeStatus.ERROR}
 _UNCOUNTED = frozenset({OperationNodeStatus.SKIPPED, OperationNodeStatus.WITHDRAWN, OperationNodeStatus.SUPERSEDED})
 
 
-# No event of an attempt comes after this one: whatever still arrives of it is late.
+# The number after which no event of an attempt counts: events that still arrive are late.
 LAST_OF_ATTEMPT = 2**62
 
 
 class ProgressEvent(Struct, frozen=True):
     """One progress event, as a worker sent it."""
 
-    attempt: int  # 0: the worker does not number; it means the order that is under way
+    attempt: int  # 0: the worker does not number its attempts; it means the current one
     seq: int
     phase: str
     file_name: str
@@ -39,14 +39,14 @@ class OperationState(StrEnum):
 
 
 def merge_progress(row: OperationNode, event: ProgressEvent) -> OperationNode:
-    """Progress never goes backwards, and an end is an end: late and doubled events are dropped here."""
+    """Progress never goes backwards, and a row that has ended does not change: late and repeated events are dropped."""
     attempt = event.attempt or row.attempt
     if row.status in ENDED or (attempt, event.seq) <= (row.attempt, row.seq):
         return row
     fresh = attempt > row.attempt
     late = (
         row.status is OperationNodeStatus.RUNNING_ON_WORKER and not fresh
-    )  # it moves, but its answer is still overdue
+    )  # the worker reports progress, but its reply is still overdue
     return replace(
         row,
         status=row.status if late else OperationNodeStatus.DOWNLOADING,
@@ -65,7 +65,7 @@ def merge_progress(row: OperationNode, event: ProgressEvent) -> OperationNode:
 
 
 def settle(row: OperationNode, status: OperationNodeStatus, reason: str = "") -> OperationNode:
-    """A row's end, or the next thing said of it; a row that has ended stays as it ended."""
+    """The row with another status; a row that has ended does not change."""
     if row.status in ENDED:
         return row
     percentage = 100.0 if status is OperationNodeStatus.SUCCESS else row.percentage
@@ -76,17 +76,17 @@ def settle(row: OperationNode, status: OperationNodeStatus, reason: str = "") ->
 
 
 class Summary(Struct, frozen=True):
-    """What the rows of an operation come to together."""
+    """The summary of the rows of an operation."""
 
     outcome: OperationState
-    settled: bool  # nothing is moving: a watcher may go home; what waits for a node or a retry lives on without them
-    processed: bool  # the contract's word: every node was called and has answered, failed, or is known to take longer
-    progress: float  # one bar over all: the mean of the rows that count, 100 only when every one has ended
+    settled: bool  # nothing makes progress now: rows wait for a node or a retry, so a client may stop watching
+    processed: bool  # LocalAI's term: every node was called and has replied, failed, or is known to take longer
+    progress: float  # in percent: the mean of the rows that count, 100 only when every row has ended
     counts: dict[OperationNodeStatus, int]
 
 
 def summarize(rows: Sequence[OperationNode]) -> Summary:
-    """In one pass: lists show thousands of rows."""
+    """In one pass over the rows: lists show thousands of them."""
     counts: dict[OperationNodeStatus, int] = {}
     settled = processed = True
     total = counted = 0.0
@@ -108,7 +108,7 @@ def summarize(rows: Sequence[OperationNode]) -> Summary:
 def _outcome(
     counts: Mapping[OperationNodeStatus, int], *, ended: bool, settled: bool, processed: bool
 ) -> OperationState:
-    """Once every node was called, a hard error outranks one that is still running, and both outrank waiting."""
+    """Once every node was called, an error takes precedence over a running node, and both over a waiting one."""
     if ended:
         return OperationState.DONE
     if processed and OperationNodeStatus.ERROR in counts:
@@ -123,5 +123,5 @@ def error_text(rows: Sequence[OperationNode]) -> str:
 
 
 def running_text(rows: Sequence[OperationNode]) -> str:
-    """The nodes that are still at it though their answer is overdue."""
+    """The names of the nodes that still work although their reply is overdue."""
     return ", ".join(sorted(row.node_name for row in rows if row.status is OperationNodeStatus.RUNNING_ON_WORKER))

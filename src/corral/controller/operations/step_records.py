@@ -1,7 +1,7 @@
-"""Writes down, in the reconciler's own transaction, what its steps mean for the operations people watch.
+"""Records the reconciler's steps in the rows of operations that users watch, in the reconciler's own transaction.
 
-Rows follow the steps; a row whose rule no longer decides on its node ends; an operation without open rows is finished,
-and open again when a node that joined later gets its order. Nothing here is decided: that is `rows.py` and `state.py`.
+Rows follow the steps; a row ends when its rule no longer decides about its node. An operation without open rows is
+finished, and is reopened when a node that joined later gets its order. `steps.py` and `state.py` decide.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from corral.store.tables import operation_nodes, operations
 from corral.store.tables.operations import Operation
 
 SUPERSEDED = "a later operation decides about this node"
-NO_RULE = "no rule asks for it on this node any more"
+NO_RULE = "no rule requires it on this node any more"
 NODE_GONE = "the node was deleted"
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """What the plan says about one backend on one node."""
+    """The plan for one backend on one node."""
 
     want: Wanted | Unwanted | None
     step: Step | None
@@ -52,7 +52,7 @@ def new_row(operation_id: str, node_id: str, node_name: str, now: datetime) -> O
 async def record_steps(
     tx: Transaction, world: World, steps: Mapping[str, Sequence[Step]], intents: Mapping[tuple[str, str], BackendIntent]
 ) -> bool:
-    """True if anything changed that people can see. `intents`: those that changed in this pass."""
+    """True if anything changed that users can see. `intents`: those that changed in this pass."""
     rows = await operation_nodes.list_open(tx, list(world.nodes))
     orphans = await operation_nodes.list_orphans(tx)
     sends = [(node_id, step) for node_id, own in steps.items() for step in own if isinstance(step, Send)]
@@ -86,7 +86,7 @@ async def finish_or_reopen(tx: Transaction, touched: Iterable[Operation], now: d
 
 
 async def _was_cancelled_everywhere(tx: Transaction, operation_id: str) -> bool:
-    """Whether it was cancelled node by node, on all of them."""
+    """Whether users cancelled it node by node, on all nodes."""
     counts = (await operation_nodes.count_for(tx, [operation_id])).get(operation_id, {})
     return set(counts) == {OperationNodeStatus.CANCELLED}
 
@@ -116,7 +116,7 @@ def _after(
 
 
 def _with_note(step: Shown, target: BackendTarget | None) -> Shown:
-    """A success also tells why it is not the machine's own kind of build."""
+    """A success also notes why the build is not the preferred one for the machine."""
     note = target.build.note if target is not None and target.build is not None else ""
     if not note or not isinstance(step, Done):
         return step
@@ -148,7 +148,7 @@ def _late_rows(
     shown: set[tuple[str, str]],
     known: Mapping[str, Operation],
 ) -> list[OperationNode]:
-    """Of nodes that came under the rule after it was made. One whose row has ended keeps it: an end is an end."""
+    """The rows of nodes that the rule covered only later. A row that has ended stays as it is."""
     rows = []
     for node_id, send in sends:
         if send.operation in known and (send.operation, node_id) not in shown:

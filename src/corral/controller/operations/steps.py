@@ -1,4 +1,4 @@
-"""What each step of the plan means for the row people watch. Pure."""
+"""Applies the steps of the plan to the rows of operations that users watch. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from corral.contract.messages.backends import Phase
+from corral.controller.backends.outcomes import STILL_RUNNING
 from corral.controller.backends.plan import Done, Fail, Hold, HoldCause, Skip, Wait
 from corral.controller.operations.state import settle
 from corral.controller.orders.order import Send
 from corral.store.records import ENDED, OperationNode, OperationNodeStatus, OrderKind
 
 DELETING = "deleting"  # the phase shown for a delete: nothing is downloaded then
-RUNNING = "no answer yet: the worker is still at it"
 
 Shown = Send | Done | Skip | Hold | Wait | Fail
 
 
 def after_step(row: OperationNode, step: Shown) -> OperationNode:
-    """The row once the step is taken. One that has ended stays as it ended."""
+    """The row after the step. A row that has ended does not change."""
     if row.status in ENDED:
         return row
     match step:
@@ -43,7 +43,7 @@ def after_step(row: OperationNode, step: Shown) -> OperationNode:
 def _sent(row: OperationNode, step: Send) -> OperationNode:
     if step.again and step.attempt == row.attempt:
         return _at_work(row, Wait(step.backend, step.operation, step.kind))
-    if step.fetched:  # its bar has been filled by fetching, and stays so while it switches
+    if step.fetched:  # the download has filled the progress bar; it stays full during the switch
         return replace(
             row,
             status=OperationNodeStatus.DOWNLOADING,
@@ -92,7 +92,12 @@ def _held(row: OperationNode, step: Hold) -> OperationNode:
 def _at_work(row: OperationNode, step: Wait) -> OperationNode:
     if step.running:
         return replace(
-            row, status=OperationNodeStatus.RUNNING_ON_WORKER, reason=RUNNING, rate=0.0, next_try_at=None, waits=False
+            row,
+            status=OperationNodeStatus.RUNNING_ON_WORKER,
+            reason=STILL_RUNNING,
+            rate=0.0,
+            next_try_at=None,
+            waits=False,
         )
     if row.status is OperationNodeStatus.DOWNLOADING:
         return row

@@ -1,4 +1,4 @@
-"""Whether what is installed on a node is still what was unpacked there: the node reads it all again, on demand."""
+"""Verifies an installed backend on demand: the node compares every file with the unpacked archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BackendVerifier:
         self._calls = calls
 
     async def verify(self, id_or_name: str, backend: str) -> BackendVerified:
-        """Raises NotFound, Conflict for a node that cannot be asked now, and what a call raises."""
+        """Raises NotFound, Conflict for a node that cannot verify now, and the errors of a call."""
         async with self._store.read() as tx:
             node = await nodes.find(tx, id_or_name) or await nodes.find_by_name(tx, id_or_name)
             if node is None:
@@ -27,9 +27,11 @@ class BackendVerifier:
         if backend not in there:
             raise NotFound(f"{backend!r} is not installed on {node.name}{did_you_mean(backend, there)}")
         if not node.protocol:
-            raise Conflict(f"{node.name} runs a LocalAI worker, which cannot check what it has; install with force")
+            raise Conflict(
+                f"{node.name} runs a LocalAI worker, which cannot verify a backend; install it with force instead"
+            )
         if node.status != "healthy":
-            raise Conflict(f"{node.name} is {node.status}; ask again when it is healthy")
+            raise Conflict(f"{node.name} is {node.status}; try again when it is healthy")
         reply = await self._calls.verify(node.id, backend)
         if not reply.success:
             raise Failed(f"{node.name}: {reply.error}")

@@ -1,4 +1,4 @@
-"""Operations as people see them: LocalAI's shapes from stored rows (docs/reference/wire/operations.md). Pure."""
+"""Views of operations for users, in LocalAI's form, from stored rows (docs/reference/wire/operations.md). Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STILL_AT_IT = "worker still installing in background"
 
 
 def human_size(size_bytes: int) -> str:
-    """As the contract writes sizes: `17 B`, `412.0 MiB`."""
+    """As LocalAI writes sizes: `17 B`, `412.0 MiB`."""
     if size_bytes < 1024:
         return f"{size_bytes} B"
     size = float(size_bytes)
@@ -28,7 +28,7 @@ def human_size(size_bytes: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """The same read back, as good as it goes; 0 for what cannot be read. Workers of old send nothing better."""
+    """Parse such a size; 0 if that fails. Old workers report sizes only as text."""
     number, _, unit = text.strip().partition(" ")
     try:
         power: int = ("B", *_UNITS).index(unit or "B")
@@ -48,8 +48,8 @@ def operation_view(
     scope_name: str = "",
     counts: Mapping[str, int] | None = None,
 ) -> OperationView:
-    """`rows` in name order. `scope_name`: of the node, for an operation about one. `counts`: of one that has ended and
-    is shown without its rows; they add nothing else to it then."""
+    """`rows` in name order. `scope_name`: of the node, if the operation is about one. `counts`: the statuses of an
+    ended operation that is shown without its rows."""
     summary = summarize(rows)
     latest = _latest(rows)
     deletion = operation.kind == "delete"

@@ -1,6 +1,6 @@
-"""What holds again once an operation is taken back, so that nobody is surprised: rules do not forget earlier ones.
+"""Describes which earlier rules hold again when an operation is cancelled or withdrawn.
 
-The fold is `desired/rules.py`'s; here it is asked twice, with the rule and without, and the difference is put in words.
+It folds the rules (`backends/rules.py`) with and without the withdrawn one, and describes the difference to the user.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from corral.store.records import BackendRule, ScopeKind
 from corral.store.tables import backend_rules, node_backends, node_labels, nodes
 from corral.store.tables.operations import Operation
 
-_NAMED = 3  # so many nodes are told by name
+MAX_NAMED = 3  # nodes that a sentence lists by name
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node as far as it matters here."""
+    """The facts of a node that the fold needs."""
 
     id: str
     name: str
@@ -33,7 +33,7 @@ class NodeFacts:
 async def describe_restored_rules(
     tx: Transaction, operation: Operation, before: Sequence[BackendRule]
 ) -> tuple[str, ...]:
-    """A sentence for each earlier operation that decides again. `before`: the backend's rules until a moment ago."""
+    """A sentence for each earlier operation that decides again. `before`: the backend's rules before the withdrawal."""
     after = await backend_rules.list_live(tx, operation.backend)
     if not any(rule.generation < operation.generation for rule in after):
         return ()
@@ -81,4 +81,4 @@ def _becomes(want: Wanted | Unwanted, node: NodeFacts, operation: Operation) -> 
 
 
 def _where(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} nodes"
+    return ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} nodes"

@@ -150,7 +150,7 @@ async def test_retry_of_what_was_cancelled_asks_anew(fleet: Fleet) -> None:
     assert again.operation_id != operation
     await fleet.until(again.operation_id, "done")
     assert barn.orders("install")[-1]["uri"] == "oci://registry.test/mine:1"
-    with pytest.raises(Invalid, match="nothing of it is failing"):
+    with pytest.raises(Invalid, match="no node of the operation is failing"):
         await fleet.operations.retry(again.operation_id)
 
 

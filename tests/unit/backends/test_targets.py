@@ -24,7 +24,7 @@ async def test_what_nobody_needs_any_more_is_not_due_for_ever() -> None:
 
     clock, catalogue = ManualClock(), SimpleNamespace(resolve=away)
     store: Any = None
-    targets = TargetResolver(store, catalogue, clock, found=lambda: None)
+    targets = TargetResolver(store, catalogue, clock, on_found=lambda: None)
     async with targets:
         targets.look_up({KEY: BackendRequest("vllm"), OTHER: BackendRequest("piper")}, whole=True)
         for _ in range(5):

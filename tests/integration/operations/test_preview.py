@@ -84,7 +84,7 @@ async def test_who_has_it_already_has_nothing_to_do(fleet: Fleet) -> None:
     await fleet.until(await fleet.install(), "done")
     await fleet.corral("shed")
     nodes = await planned(fleet, "install")
-    assert (nodes["barn"].action, nodes["barn"].reason) == ("nothing", "it has this very build")
+    assert (nodes["barn"].action, nodes["barn"].reason) == ("nothing", "it has this build already")
     assert nodes["shed"].action == "install"
     assert (await planned(fleet, "install", force=True))["barn"].action == "reinstall"
 
@@ -99,7 +99,7 @@ async def test_an_upgrade_that_changes_no_node_says_so_and_orders_nothing(fleet:
     assert accepted.unchanged == "vllm: nothing newer on barn (1.0 is installed)"
     view = await fleet.view(accepted.operation_id)  # at once, not when the reconciler has looked
     assert (view.state, view.outcome, view.counts) == ("done", "completed", {"skipped": 1})
-    assert [row.error for row in view.nodes] == ["it has this very build"]
+    assert [row.error for row in view.nodes] == ["it has this build already"]
     await fleet.quiet()
     assert len(barn.orders()) == before
     fleet.catalogue.publish("vllm", "sha256:2")
@@ -202,9 +202,9 @@ async def test_what_nobody_can_say_in_time_is_said_to_be_looked_up(fleet: Fleet)
     await fleet.corral("barn")
     fleet.catalogue.builds["vllm"]["*"] = Unavailable("the registry is away")
     nodes = await planned(fleet, "install")
-    assert (nodes["barn"].action, nodes["barn"].reason) == ("install", "its build is looked up")
+    assert (nodes["barn"].action, nodes["barn"].reason) == ("install", "its build is being looked up")
     fleet.catalogue.slow = asyncio.Event()
-    assert (await planned(fleet, "install"))["barn"].reason == "its build is looked up"
+    assert (await planned(fleet, "install"))["barn"].reason == "its build is being looked up"
 
 
 async def test_what_makes_no_sense_is_refused_as_it_would_be(fleet: Fleet) -> None:

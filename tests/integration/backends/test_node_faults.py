@@ -150,7 +150,7 @@ async def test_a_success_that_did_not_happen_is_no_success(fleet: Fleet) -> None
     barn.script.lie = True
     operation = await fleet.install()
     row = await fleet.until_row(operation, "barn", "error")
-    assert "inventory does not show it" in row.error
+    assert "inventory does not show the result" in row.error
     barn.script.lie = False
     await fleet.time_passes("barn")
     await fleet.until(operation, "done")

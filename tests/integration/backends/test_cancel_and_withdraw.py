@@ -103,7 +103,7 @@ async def test_a_name_that_several_share_is_not_deleted_by_chance(fleet: Fleet) 
         barn.put(name, alias="shared", digest=f"sha256:{name}")
     await barn.beat()
     await until(lambda: _lists(fleet, "barn", ["one", "two"]))
-    with pytest.raises(Conflict, match="shared is another name of one, two: say which of them"):
+    with pytest.raises(Conflict, match="shared is an alias of one, two: name one of them"):
         await fleet.ask("delete", "shared")
     await fleet.until(await fleet.ask("delete", "one"), "done")
     assert list(barn.installed) == ["two"]
